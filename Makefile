@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
-.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs clean
+.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -34,6 +34,8 @@ help:
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make fire       200 cells under random kills, held against an undisturbed sweep (results/fire/; FIRE=--help)"
+	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
+	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
@@ -158,8 +160,11 @@ compare: setup
 	$(RUN) analysis/compare.py $(COMPARE_TO)
 	$(RUN) tools/docs/pages.py
 
+# The proofs that are no part of the product: each explains itself, $(VALIDATE) NAME --help.
+VALIDATE = $(RUN) -m validation
+
 published: setup
-	$(RUN) -m zerobench published --out results/published/published.csv --out results/published/published.md
+	$(VALIDATE) published $(PUBLISHED)
 	$(RUN) tools/docs/pages.py
 
 # A plan that is there is not made again: remove results/largest_model/*.json first.
@@ -187,7 +192,7 @@ largest-model: setup
 
 # Cells that results/table1 has already are not executed again: TABLE1=--rerun, or TABLE1="--only 7.5B N=64 --rerun".
 table1: setup
-	$(RUN) -m zerobench table1 $(TABLE1)
+	$(VALIDATE) table1 $(TABLE1)
 	$(RUN) analysis/table1.py
 	$(RUN) tools/docs/pages.py
 
@@ -211,32 +216,51 @@ report: setup
 OUT ?= results/runs/gpu-suite
 
 gpu-suite: setup
-	$(RUN) -m zerobench gpu-suite --out $(OUT) $(FLAGS)
-
-PUBLISHED := results/published_runs
+	$(VALIDATE) gpu-suite --out $(OUT) $(FLAGS)
 
 published-runs: setup
-	$(RUN) -m zerobench estimate --published $(PUBLISHED)/training.csv --out $(PUBLISHED)/errors.csv
+	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
 	$(RUN) tools/docs/pages.py
 
 peers: setup
 	$(RUN) -m pip install setuptools wheel
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(RUN) -m pip install -c constraints.txt --no-build-isolation deepspeed
 
+# EQUALITY= goes on where a call was stopped.
+EQUALITY ?= --rerun
+
 fake-equality: setup
-	$(RUN) -m tests.equality --out results/fake_equality
+	$(VALIDATE) fake-equality $(EQUALITY)
 
 # Two calls with a commit between them: the predictions of a seed are written first, and then held against real worlds.
 SEED ?= 1
 
 blind: setup
-	$(RUN) -m tests.blind --seed $(SEED)
+	$(VALIDATE) blind --seed $(SEED) $(BLIND)
 
 # A campaign that is stopped is taken up where it was, from build/fire: FIRE="--seed 1 --kinds local,submitit_slurm --every 12"
 FIRE ?=
 
 fire: setup
-	$(RUN) -m tests.fire $(FIRE)
+	$(VALIDATE) fire $(FIRE)
+
+# Releases of torch, each in an environment that is made once. VERSIONS="--loops fsdp2"; without a network
+# PIP="--no-index --find-links DIR"; Pythons that are there: TORCH= VERSIONS="--python old/bin/python=before".
+TORCH ?= 2.11.0 2.12.1 2.13.0
+RELEASES = build/releases
+
+versions: setup
+	for one in $(TORCH); do \
+	  test -f $(RELEASES)/$$one/installed || { $(PYTHON) -m venv --clear $(RELEASES)/$$one && \
+	    $(RELEASES)/$$one/bin/python -m pip install --quiet $(PIP) . torch==$$one && touch $(RELEASES)/$$one/installed; } || exit 1; \
+	done
+	$(VALIDATE) versions $(foreach one,$(TORCH),--python $(RELEASES)/$(one)/bin/python="torch $(one)") $(VERSIONS)
+
+# CODES="--steps 20 model=gpt_tiny" for other cells, --out FILE for the rows
+CODES ?= --steps 50 model=gpt_tiny precision=bf16
+
+codes: setup
+	$(VALIDATE) codes $(CODES)
 
 budget: setup
 	$(RUN) -m zerobench budget check results_dir=results/runs/budget

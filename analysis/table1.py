@@ -1,4 +1,4 @@
-"""Table 1 and figure 1 of the ZeRO paper: formula, executed and printed, from `zerobench table1`.
+"""Table 1 and figure 1 of the ZeRO paper: formula, executed and printed, from `make table1`.
 
     python analysis/table1.py [FOLDER] --out DIR
 
@@ -38,7 +38,7 @@ def load(folder: Path) -> pd.DataFrame:
     """Returns the executed cells. Raises ValueError where there are none."""
     file = folder / "cells.csv"
     if not file.is_file():
-        raise ValueError(f"{file}: is not there; `zerobench table1 --out {folder}` writes it")
+        raise ValueError(f"{file}: is not there; `make table1` writes it")
     return pd.read_csv(file, keep_default_na=False, dtype={"printed_gb": str})
 
 

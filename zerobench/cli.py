@@ -47,28 +47,23 @@ A sweeper of Hydra's proposes the cells, told the objective of those before (pip
 What a command line composes to, without running it:
   zerobench strategy=zero3 --cfg job
 
-Verbs:
+Verbs, in the order of the work:
+  zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           what fits, what binds, which strategy to take
   zerobench estimate KEY=VALUE ... [--device-memory "80 GiB"]          peak and traffic before any run, without a GPU
-  zerobench published [--only megatron,offload]                        the papers' figures: formula, executed, printed
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
+  zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
+  zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
+  zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
   zerobench replay [RUNS] --out step.html                              the recorded step as a page that moves, or a film
   zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
   zerobench export [RUNS] --format tensorboard|wandb|perfetto --out X  scalars for other programs; a trace of all ranks
-  zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
-  zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
   zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
-  zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
-  zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
-  zerobench versions --packages torch==2.12.1,2.13.0                   bytes and volume of DDP, FSDP2, ZeRO by release
-  zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           what fits, what binds, which strategy to take
+  zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
-  zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
-  zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
-  zerobench table1 [--only 7.5B N=64]                                  the ZeRO paper's table 1, executed up to 1T
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
@@ -91,36 +86,35 @@ Tab completion: eval "$(zerobench -sc install=bash)"
 """
 
 VERBS = {
+    "plan": "plan.command",
     "estimate": "estimate.command",
     "status": "status",
     "show": "show",
-    "replay": "replay.command",
-    "export": "export.command",
+    "compare": "compare",
     "report": "report.command",
     "plot": "plot",
+    "replay": "replay.command",
+    "export": "export.command",
     "columns": "columns",
-    "compare": "compare",
-    "noise": "noise",
-    "versions": "versions.command",
     "budget": "budget",
-    "published": "published",
+    "noise": "noise",
+    "calibrate": "calibrate",
     "prune": "prune",
-    "plan": "plan.command",
-    "calibrate": "calibrate.command",
-    "codes": "quantization_error",
-    "gpu-suite": "gpu_suite.command",
-    "table1": "table1.command",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
 
-REPLACED = {
-    "bisect": "git bisect run zerobench budget check FILE finds the commit; docs/how-to/bisect-and-trends.md",
-    "history": "zerobench budget check --benchmark-json FILE writes figures for a trend tool; "
-    "docs/how-to/bisect-and-trends.md",
-    "sync": "rsync -a FROM/ TO/ merges results folders, whose runs have names of their own; "
-    "docs/how-to/shared-folders.md",
+REMOVED = {
+    "table1": "make table1",
+    "published": "make published",
+    "estimate --published": "make published-runs",
+    "versions": "make versions",
+    "codes": "make codes",
+    "gpu-suite": "make gpu-suite",
+    "bisect": "git bisect run zerobench budget check FILE",
+    "history": "zerobench budget check --benchmark-json FILE",
+    "sync": "rsync -a FROM/ TO/",
 }
-"""Verb of earlier versions -> its replacement."""
+"""Verb, or flag of one, that is gone -> the command that does it now; `make` in a checkout of the project."""
 
 QUIET = ("--quiet", "-q")
 
@@ -201,8 +195,8 @@ def _run(arguments: list[str]) -> int:
 
         with quiet():
             return _run([word for word in arguments[:end] if word not in QUIET] + arguments[end:])
-    if arguments and arguments[0] in REPLACED:
-        print(f"zerobench {arguments[0]}: no verb any more: {REPLACED[arguments[0]]}", file=sys.stderr)
+    if instead := _instead(arguments[:end]):
+        print(f"zerobench {instead}", file=sys.stderr)
         return 2
     if arguments and arguments[0] in VERBS:
         from importlib import import_module
@@ -217,6 +211,15 @@ def _run(arguments: list[str]) -> int:
             return 2
         return code
     return _sweep(arguments)
+
+
+def _instead(arguments: list[str]) -> str:
+    """Returns the error message for a verb, or a flag of one, that is gone; empty if there is none."""
+    for name, command in REMOVED.items():
+        verb, *flags = name.split()
+        if arguments[:1] == [verb] and {flag.partition("=")[0] for flag in arguments} >= set(flags):
+            return f"{name}: removed; use `{command}`" + " in a checkout of the project" * command.startswith("make ")
+    return ""
 
 
 def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of
+from zerobench.theory.closed_forms import floor_bytes
 from zerobench.theory.replay.states import Prediction, predict_states
-from zerobench.theory.states import floor_bytes
 from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 

@@ -17,7 +17,7 @@ from zerobench.config.schema_training import Bf16, Fp16
 from zerobench.launch.start_ranks import launch
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
-from zerobench.theory.formula import from_json
+from zerobench.theory.closed_forms import from_json
 from zerobench.worker import RankJob, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
@@ -110,8 +110,9 @@ def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     assert results.memory["rank"].nunique() == 1
     formulas = from_json(row.formulas)
     assert formulas["states"].value == row.floor_states_bytes
-    assert formulas["states"].least <= row.states_bytes <= formulas["states"].most
-    assert formulas["volume"].least <= row.volume_psi * row.psi <= formulas["volume"].most
+    wholes = {name: one.value + sum(term.size for term in one.beyond) for name, one in formulas.items()}
+    assert wholes["states"] == row.predicted_states_bytes
+    assert wholes["volume"] == pytest.approx(row.volume_psi * row.psi, rel=1e-12)
 
 
 def ran_deterministic(job: RankJob, tell: Any) -> bool:

@@ -14,10 +14,10 @@ from zerobench.config.schema import Measure
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import MemoryRow
 from zerobench.strategies import shape_of
+from zerobench.theory.closed_forms import floor_bytes
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import Prediction, predict_states
 from zerobench.theory.replay.traffic import predict_volume
-from zerobench.theory.states import floor_bytes
 
 STEADY, FROM_THE_START = Measure(steps=1, warmup=2), Measure(steps=1, warmup=0)
 """The measured step: a step once the optimizer's states exist, or construction and the very first step."""

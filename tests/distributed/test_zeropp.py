@@ -13,8 +13,8 @@ from tests import zoo
 from tests.distributed import training
 from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
+from validation import quantization_error
 from zerobench.zero import Zeropp, initialize
-from zerobench.zero.comm import quantization_error
 from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.quantize import LEVELS, Codec
 from zerobench.zero.comm.streams import Handle

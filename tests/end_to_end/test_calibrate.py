@@ -16,9 +16,8 @@ import pytest
 import zerobench as package
 from analysis import calibration as figure
 from tests.end_to_end.command import heed_ctrl_c, zerobench
-from zerobench.calibrate.collectives import fit_all
-from zerobench.calibrate.collectives_rank import TRANSFERS, evenly
-from zerobench.commands.calibrate.command import calibrate, slowest
+from zerobench.calibrate.collectives import TRANSFERS, evenly, fit_all
+from zerobench.commands.calibrate import calibrate, slowest
 
 
 def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 import zerobench as package
 from analysis import disk as figure
 from tests.end_to_end.command import zerobench
-from zerobench.calibrate import disk_rank
+from zerobench.calibrate import disk
 from zerobench.calibrate.disk import rates_of
-from zerobench.commands.calibrate.command import calibrate
+from zerobench.commands.calibrate import calibrate
 
 SMALL = ["--file", "1MiB", "--blocks", "64KiB,256KiB", "--depths", "1,3", "--repetitions", "3"]
 
@@ -78,20 +78,20 @@ def test_all_ways_move_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("preadv", "pwritev"):
         monkeypatch.setattr(os, name, counted(name))
     seen = {}
-    real_round = disk_rank._round
+    real_round = disk._round
 
     def one_way(plan, ways, *more):
         for via, way in ways.items():
-            for kind, kinds in disk_rank.KINDS.items():
+            for kind, kinds in disk.KINDS.items():
                 way.prepare()
                 moved.clear()
                 way.carry(kinds)
                 seen[via, kind] = {name: sum(n for what, n in moved if what == name) for name in ("preadv", "pwritev")}
         return real_round(plan, ways, *more)
 
-    monkeypatch.setattr(disk_rank, "_round", one_way)
+    monkeypatch.setattr(disk, "_round", one_way)
     size = 2**20
-    disk_rank.measure(disk_rank.DiskPlan(tmp_path, size, (2**16,), (3,), 0, direct), lambda _: None)
+    disk.measure(disk.DiskPlan(tmp_path, size, (2**16,), (3,), 0, direct), lambda _: None)
     share = {"mixed": (0.5, 0.5), "read": (1, 0), "write": (0, 1)}
     updates = {via: np.array(list(seen.pop((via, kind)).values())) for via in ("update", "in memory") for kind in share}
     for (_, kind), bytes_moved in seen.items():
@@ -126,7 +126,7 @@ def test_what_stops_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         assert list(tmp_path.glob("zerobench-scratch-*/*.bin"))
         raise stop
 
-    monkeypatch.setattr(disk_rank, "_round", fails)
+    monkeypatch.setattr(disk, "_round", fails)
     code = calibrate(["--disk", str(tmp_path), *SMALL, "--out", str(tmp_path / "out")])
     assert code == (130 if isinstance(stop, KeyboardInterrupt) else 1)
     assert "nothing is recorded" in capsys.readouterr().err

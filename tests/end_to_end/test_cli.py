@@ -382,7 +382,7 @@ def test_info_shows_what_hydra_knows(flags: list[str], capsys) -> None:
 
 
 TYPED = {
-    "zerobench ": ["strategy=", "world_size=", "status", "gpu-suite"],
+    "zerobench ": ["strategy=", "world_size=", "status", "calibrate"],
     "zerobench st": ["strategy=", "status"],
     "zerobench strategy=zero": ["strategy=zero1", "strategy=zero3"],
     "zerobench -m strategy=zero3 strategy.pre": ["strategy.prefetch="],

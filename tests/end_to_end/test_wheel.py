@@ -27,6 +27,7 @@ def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, timeout=120)
     assert (site / "zerobench/conf/config.yaml").is_file()
     assert (site / "zerobench/commands/replay/page/step.html").is_file()
+    assert not [name for name in ("validation", "tools", "tests") if (site / name).exists()]
     environment = {**os.environ, "PYTHONPATH": str(site)}
     where = "import zerobench; print(zerobench.__file__)"
     seen = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -14,7 +14,7 @@ import pytest
 
 import zerobench
 from tests.cells import cell
-from tests.fire.judge import last_of_each, repeated
+from validation.fire.judge import last_of_each, repeated
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
 from zerobench.launch.start_ranks import Outcome

@@ -14,7 +14,6 @@ from tests.unit.test_status_show_prune import make
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
-EXECUTED = '{"key": "a", "sizes": {"allocated": 1, "low": 2, "high": 3}}\n'
 GPT2 = {
     "model_type": "gpt2",
     "n_layer": 2,

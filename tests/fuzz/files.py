@@ -123,25 +123,20 @@ def _disk(folder: Path, path: Path) -> Any:
 
 
 def _published(folder: Path, path: Path) -> Any:
-    from zerobench.commands.estimate.published.rows import read
+    from validation.published_runs.runs import read
 
     return read(path)
 
 
-def _store(folder: Path, path: Path) -> Any:
-    from zerobench.commands.estimate.published.store import Store
-
-    return Store(folder)
-
-
 def _table1(folder: Path, path: Path) -> Any:
-    from zerobench.commands.table1.rows import CellRow, StatesRow, read
+    from validation.store import read
+    from validation.table1 import CellRow, StatesRow
 
     return read(path, CellRow if path.name == "cells.csv" else StatesRow)
 
 
 def _suite(folder: Path, path: Path) -> Any:
-    from zerobench.commands.gpu_suite.record import _read
+    from validation.gpu_suite.suite import _read
 
     return _read(path)
 
@@ -205,7 +200,6 @@ READERS: dict[str, Reader] = {
     "calibration": Reader(examples.copied("calibration/cpu"), _calibration),
     "calibration of a disk": Reader(examples.copied("calibration/disk"), _disk),
     "published runs": Reader(examples.copied("published_runs/training.csv"), _published),
-    "executed cells": Reader(examples.written("cells.jsonl", examples.EXECUTED), _store),
     "table 1": Reader(examples.copied("table1"), _table1),
     "suite": Reader(examples.written("suite.json", examples.SUITE), _suite),
     "weights": Reader(examples.weights, _find_weights),

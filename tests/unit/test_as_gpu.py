@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
-from tests.equality.variants import VARIANTS
+from validation.variants import VARIANTS
 from zerobench.config import schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
-from zerobench.fake.as_gpu.attention import KernelRefusalError, attend
-from zerobench.fake.as_gpu.device_memory import Growth, Mark
+from zerobench.fake.as_gpu.device_memory import Growth, IntervalMark
+from zerobench.fake.as_gpu.kernels import KernelRefusalError, attend
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 
 
@@ -186,7 +186,7 @@ def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.Mon
     summed = Allocations.memory
     monkeypatch.setattr(Allocations, "memory", lambda self: (logs.append(self), summed(self))[1])
     found = executed(CUDA, "fsdp2", model="untied")
-    built = logs[0].log.index(Mark("end", "init"))
+    built = logs[0].log.index(IntervalMark("end", "init"))
     living = sum(one.grown for one in logs[0].log[:built] if isinstance(one, Growth))
     assert found.record is not None
     whole = sum(shape.numel for shape in found.record.schedule.shapes) * 4

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from zerobench.fake import caching_allocator
-from zerobench.fake.caching_allocator import Block, CachingAllocator
+from zerobench.fake.caching_allocator import CachingAllocator, MemoryBlock
 
 MIB = 2**20
 SIZES = {
@@ -25,7 +25,7 @@ SIZES = {
 }
 
 
-def blocks_of(segment: Block) -> list[tuple[int, bool]]:
+def blocks_of(segment: MemoryBlock) -> list[tuple[int, bool]]:
     """Sizes of a segment's blocks in order, each with True where it is given out."""
     while segment.before is not None:
         segment = segment.before
@@ -140,7 +140,7 @@ def test_an_expandable_segment_grows_in_pages_and_uses_free_memory_before_it() -
 @pytest.mark.parametrize("seed", range(4))
 def test_of_any_sequence_blocks_lie_apart_within_what_is_reserved(expandable: bool, seed: int) -> None:
     draw, memory = random.Random(seed), CachingAllocator(expandable)
-    living: list[tuple[int, Block]] = []
+    living: list[tuple[int, MemoryBlock]] = []
     for _ in range(600):
         if living and draw.random() < 0.5:
             memory.free(living.pop(draw.randrange(len(living)))[1])

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
+from validation.__main__ import NAMES, main
 from zerobench.cli import VERBS
 from zerobench.commands import columns
 from zerobench.config.compose import checker
@@ -94,7 +95,8 @@ def problem_of(line: str) -> str:
         return problem_of_arguments(words[words.index("zerobench") + 1 :])
     if words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        return " ".join(word for word in words[1:] if "=" not in word and word not in targets)
+        unknown = " ".join(word for word in words[1:] if "=" not in word and word not in targets)
+        return unknown or (problem_of_proof(words[1], words[2:]) if words[1] in NAMES else "")
     if words[0] in ("python", "python3") and words[1] in OF_READERS:
         return ""
     if words[0] in ("python", "python3") and (ROOT / words[1]).is_file():
@@ -134,6 +136,14 @@ def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] 
 def shared_checker() -> Overrides:
     """One that has composed what it was asked for before."""
     return checker([])
+
+
+def problem_of_proof(name: str, variables: list[str]) -> str:
+    """Of `make NAME VARIABLE="OPTIONS"`, for a proof of validation/."""
+    given = dict(one.split("=", 1) for one in variables)
+    options = [word for key, text in given.items() if key != "PIP" and text[:2] == "--" for word in shlex.split(text)]
+    needed = ["--out", given.get("OUT", "here")] if name == "gpu-suite" else []
+    return parsed(lambda: main([name, *needed, *options])) if options else ""
 
 
 def problem_of_script(path: str, words: list[str]) -> str:
@@ -184,6 +194,7 @@ def test_every_command_of_the_workflows_parses() -> None:
         "zerobench columns statesbytes",
         "torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero4",
         "make nothing",
+        'make table1 TABLE1="--onyl 7.5B"',
         "python analysis/gone.py",
         "python analysis/memory.py --out",
         "zerobnch status",

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench.commands.estimate.ask import DEFAULTS, ask
-from zerobench.commands.estimate.command import estimate
+from zerobench.commands.estimate.command import DEFAULTS, ask, estimate
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
-from zerobench.commands.estimate.show import verdict
-from zerobench.commands.estimate.write import as_csv, as_table
+from zerobench.commands.estimate.show import as_csv, as_table, verdict
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
 from zerobench.config.names import name_strategies

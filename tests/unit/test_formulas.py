@@ -6,17 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from zerobench.theory.control import predict_control
-from zerobench.theory.formula import Formula, Term
+from zerobench.theory import closed_forms
+from zerobench.theory.closed_forms import (
+    REST,
+    Formula,
+    between_nodes_formula,
+    explained_volume,
+    floor_bytes,
+    state_formulas,
+    volume_formula,
+)
 from zerobench.theory.groups import GroupShape
-from zerobench.theory.replay.states import predict_states
-from zerobench.theory.replay.traffic import predict_traffic
+from zerobench.theory.replay.states import explained, predict_states
+from zerobench.theory.replay.traffic import predict_control, predict_traffic
 from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
-from zerobench.theory.states import floor_bytes, state_formulas
 from zerobench.theory.strategies import DDP, MEGATRON, ZERO1, ZERO2, ZERO3
 from zerobench.theory.strategy import StrategyShape, StrategyTheory
 from zerobench.theory.tiers import TierShape
-from zerobench.theory.volume import between_nodes_formula, bounded_volume, volume_formula
 
 ADAM, HALF = OptimizerShape(2, 1), PrecisionShape(2, 2, 4 * 2**20)
 WIDE, AT_ONCE = PrecisionShape(4, 4), PrecisionShape(2, 2, None)
@@ -130,8 +136,8 @@ def test_the_volume_is_the_formula_and_its_terms(theory: StrategyTheory, options
     for micro_batches in (1, 3):
         usual = Schedule.sequential(SHAPES, micro_batches)
         for schedule in (usual, replace(usual, uses=("blocks.0", "blocks.0"), returns=(), arrivals=(2, 1, 1, 0))):
-            formula = bounded_volume(strategy, schedule, GroupShape(3))
-            total = formula.value + sum(term.size for term in formula.in_flight)
+            formula = explained_volume(strategy, schedule, GroupShape(3))
+            total = formula.value + sum(term.size for term in formula.beyond)
             assert total == predict_traffic(strategy, schedule, 3).volume
 
 
@@ -150,9 +156,36 @@ def test_zeropp_sends_a_quarter_between_nodes() -> None:
     assert plain.equation == "6ψ(Z − 1)/N"
 
 
-def test_bounds_add_what_is_more_and_take_what_is_less() -> None:
-    formula = Formula("2ψ", 100, {"ψ": 50}, (Term("padding", 7), Term("unused", -30)))
-    assert (formula.least, formula.most) == (70, 107)
+LARGE = [ParameterShape(2**20, 2, True, f"blocks.{number}") for number in range(8)]
+
+
+def beyond(theory: StrategyTheory, n: int) -> dict[str, float]:
+    """Category -> what the formula leaves to the term without a name, over the replay's bytes, of a large model."""
+    strategy, groups = StrategyShape(theory, bucket_bytes=2**20), GroupShape(n)
+    replayed = predict_states(strategy, Schedule.sequential(LARGE), n, ADAM, HALF, groups)
+    found = explained(closed_forms.state_formulas(strategy, LARGE, groups, ADAM, HALF), replayed)
+    rests = {name: [term.size for term in one.beyond if term.name == REST] for name, one in found.items()}
+    return {name: abs(sum(rests[name])) / max(1, replayed.of_category(name) or 0) for name in rests if name != "states"}
+
+
+@pytest.mark.parametrize("theory", [DDP, ZERO1, ZERO2, ZERO3, MEGATRON])
+def test_a_wrong_formula_is_seen(theory: StrategyTheory, monkeypatch) -> None:
+    """Partitioned or not, halved or doubled, a state leaves a rest; as it is, formula and named terms explain all."""
+    right, n = closed_forms.states_of, 4
+    assert max(beyond(theory, n).values()) < 0.001
+    changes = (
+        lambda s: replace(s, ranks=None if s.ranks else n),
+        lambda s: replace(s, size=s.size // 2),
+        lambda s: replace(s, size=2 * s.size),
+    )
+    for category in ("parameters", "gradients", "master", "optimizer"):
+        for change in changes:
+
+            def planted(*given, category=category, change=change) -> tuple[closed_forms.State, ...]:
+                return tuple(change(s) if s.category == category and s.size else s for s in right(*given))
+
+            monkeypatch.setattr(closed_forms, "states_of", planted)
+            assert beyond(theory, n)[category] > 0.1
 
 
 @pytest.mark.parametrize(("accumulate", "reductions"), [("last", 1), ("every", 3)])

@@ -17,8 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 
 from tests.fuzz.commands import command
 from tests.fuzz.files import READERS, damaged
+from validation.store import read
+from validation.table1 import CellRow
 from zerobench.calibrate.collectives import load_calibration
-from zerobench.commands.table1.rows import CellRow, read
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.dispatch.job_folder import JobFolder

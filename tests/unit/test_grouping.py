@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.cells import cell
+from validation.quantization_error import QuantizationError
 from zerobench.config import combinations, schema_memory
 from zerobench.config.names import base_name
 from zerobench.predict.quantized_share import coded_share, units_of
@@ -17,7 +18,6 @@ from zerobench.records import TrafficRow
 from zerobench.theory.groups import GroupShape, payload_bytes
 from zerobench.theory.shapes import ParameterShape
 from zerobench.zero import Zeropp
-from zerobench.zero.comm.quantization_error import Error
 from zerobench.zero.comm.quantize import Codec
 
 REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
@@ -140,7 +140,7 @@ def test_the_share_in_codes_is_that_of_units_that_sent_bytes() -> None:
 
 def test_an_error_is_told_in_decibels() -> None:
     exact = torch.tensor([3.0, -4.0])
-    error = Error.of(exact, exact + 0.05)
+    error = QuantizationError.of(exact, exact + 0.05)
     assert error.snr_db == pytest.approx(10 * torch.log10(torch.tensor(25 / 0.005)).item(), rel=1e-4)
     assert (error.bias, error.largest) == pytest.approx((0.05 / 3.5, 0.05 / 4), rel=1e-4)
-    assert Error.of(exact, exact).snr_db == float("inf")
+    assert QuantizationError.of(exact, exact).snr_db == float("inf")

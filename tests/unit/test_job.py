@@ -19,7 +19,7 @@ from zerobench.cluster import store as job_store
 from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job, joined
 from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
-from zerobench.commands.calibrate.command import calibrate
+from zerobench.commands.calibrate import calibrate
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord

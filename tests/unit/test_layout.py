@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from zerobench.theory import layout as partition
-from zerobench.theory.choices import settle
 from zerobench.theory.layout import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
 from zerobench.theory.strategies import ZERO2
-from zerobench.theory.strategy import StrategyShape
+from zerobench.theory.strategy import StrategyShape, settle
 from zerobench.zero.comm import gloo
 from zerobench.zero.layout import buckets, one_unit
 from zerobench.zero.options import Options

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 FILES = {"build.txt": "", "ci.txt": "dev", "docs.txt": "docs", "browser.txt": "browser"}
 """Lock -> the extra whose packages it holds."""
 
-FOLDERS = ("analysis", "conf", "docs", "tools/docs", "examples", "requirements", "tests", "zerobench")
+FOLDERS = ("analysis", "conf", "docs", "tools/docs", "examples", "requirements", "tests", "validation", "zerobench")
 TEXTS = ("", ".ipynb", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml")
 
 INSTALLED = re.compile(r"\bpip3? (?:install|download|wheel)\b.*")

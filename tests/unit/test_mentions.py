@@ -20,7 +20,7 @@ OF_OTHERS = {"pretrain_gpt.py", "megatron/training/arguments.py"}
 def test_every_file_that_is_named_is_there() -> None:
     code = [
         path
-        for folder in ("zerobench", "analysis", "tools/docs", "examples", "requirements", "tests")
+        for folder in ("zerobench", "validation", "analysis", "tools/docs", "examples", "requirements", "tests")
         for path in (ROOT / folder).rglob("*.py")
     ]
     pages = [

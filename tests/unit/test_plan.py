@@ -10,15 +10,23 @@ import pytest
 
 from analysis import largest_model
 from tests.cells import cell
-from zerobench.commands.plan.axis import Axis, gpus_axis, layers_axis, micro_batch_axis, walk
-from zerobench.commands.plan.candidates import Candidate, candidates
-from zerobench.commands.plan.capacity import Capacity, Used
-from zerobench.commands.plan.choice import GOALS, recommended, sentence
+from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
-from zerobench.commands.plan.driver import run_searches, with_least
-from zerobench.commands.plan.family import family_axis, shapes
-from zerobench.commands.plan.report import nothing_fits
-from zerobench.commands.plan.search import Probe, Row, search_row
+from zerobench.commands.plan.recommend import GOALS, nothing_fits, recommended, sentence
+from zerobench.commands.plan.search import (
+    ExecutedCell,
+    PlanAxis,
+    PlanRow,
+    family_axis,
+    gpus_axis,
+    layers_axis,
+    micro_batch_axis,
+    run_searches,
+    search_row,
+    shapes,
+    walk,
+    with_least,
+)
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import Execution, execute
 
@@ -28,7 +36,7 @@ SMALL = ("--device", "cpu", "--reserve", "0", "--jobs", "1")
 TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", "sequence=16")
 
 
-def walked(axis: Axis, load_of: dict[int, float] | object, end: int | None = None) -> tuple[int | None, list[int]]:
+def walked(axis: PlanAxis, load_of: dict[int, float] | object, end: int | None = None) -> tuple[int | None, list[int]]:
     """Runs a walk against a function of the value; returns the place found, and the places probed."""
     search, probed, load = walk(axis, len(axis.values) if end is None else end), [], None
     try:
@@ -95,12 +103,12 @@ def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0) -> Used
     return Used(psi, peak, host, 0, {"parameters": peak // 3, "activations": peak - peak // 3}, None, volume, 0.0)
 
 
-def row(name: str, peak: int | None, value: int = 1, offload: str = "none", **more: float) -> Row:
+def row(name: str, peak: int | None, value: int = 1, offload: str = "none", **more: float) -> PlanRow:
     candidate = Candidate(name, offload, "none")
     if peak is None:
-        return Row(candidate, problem="states alone", bound_bytes=10**9)
+        return PlanRow(candidate, problem="states alone", bound_bytes=10**9)
     of = used(peak, **more)  # type: ignore[arg-type]
-    return Row(candidate, best=Probe(value, cell("ddp", 2), of))
+    return PlanRow(candidate, best=ExecutedCell(value, cell("ddp", 2), of))
 
 
 def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
@@ -156,13 +164,13 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:
-    probe = Probe(1, cell("zero3", 4), used(92 * MIB))
-    rows = [Row(Candidate("zero3", "none", "none"), beyond=probe, probes=(probe,))]
+    probe = ExecutedCell(1, cell("zero3", 4), used(92 * MIB))
+    rows = [PlanRow(Candidate("zero3", "none", "none"), beyond=probe, probes=(probe,))]
     said = nothing_fits(rows, Capacity(50 * MIB, reserve=0.08))
     assert "the smallest device that would do has 100.0 MiB" in said
     assert "activation=checkpoint" in said
-    hosted = Probe(1, cell("zero3", 4), used(MIB, host=90 * MIB))
-    rows = [Row(Candidate("zero3", "cpu", "none"), beyond=hosted, probes=(hosted,))]
+    hosted = ExecutedCell(1, cell("zero3", 4), used(MIB, host=90 * MIB))
+    rows = [PlanRow(Candidate("zero3", "cpu", "none"), beyond=hosted, probes=(hosted,))]
     assert "raise --host-memory" in nothing_fits(rows, Capacity(50 * MIB, host_bytes=10 * MIB))
 
 

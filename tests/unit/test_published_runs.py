@@ -1,4 +1,4 @@
-"""`zerobench estimate --published`: peaks of our own real runs are met, other files refused, causes executed."""
+"""Published runs: peaks of our own real runs are met, other files refused, causes executed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from zerobench.commands.estimate.command import estimate
-from zerobench.commands.estimate.published.causes import explained, is_part, trials_of
-from zerobench.commands.estimate.published.judge import GIB, Sizes, error_of
-from zerobench.commands.estimate.published.plan import plan_of
-from zerobench.commands.estimate.published.rows import NEEDED, Run
-from zerobench.commands.estimate.published.said import NotGivenError
-from zerobench.fake_execution.steady_step import settled
-from zerobench.launch.start_ranks import launch
-from zerobench.worker import RankJob, run_rank
+from validation.__main__ import main
+from validation.published_runs.causes import GIB, ExecutedSizes, error_of, explained, is_part, trials_of
+from validation.published_runs.plan import plan_of
+from validation.published_runs.runs import NEEDED, NotGivenError, PublishedRun
+from validation.runner import run_real
+from zerobench.fake_execution.execute import settled
 
 HEADER = [
     "id", "system", "strategy", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
@@ -38,8 +35,8 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def run_of(row: dict[str, Any]) -> Run:
-    return Run(**{key: value for key, value in row.items() if value != ""})
+def run_of(row: dict[str, Any]) -> PublishedRun:
+    return PublishedRun(**{key: value for key, value in row.items() if value != ""})
 
 
 def written(path: Path, rows: list[dict[str, Any]], header: list[str] = HEADER) -> Path:
@@ -50,12 +47,11 @@ def written(path: Path, rows: list[dict[str, Any]], header: list[str] = HEADER) 
     return path
 
 
-def measured_gib(run: Run, folder: Path) -> float:
+def measured_gib(run: PublishedRun, folder: Path) -> float:
     config = replace(settled(plan_of(run).config), backend="gloo", tensors="real")
-    jobs = [RankJob(config, "accounted", rank, f"{folder}/{run.id}", str(folder)) for rank in range(2)]
-    outcome = launch(run_rank, jobs, folder / "logs", 100)
-    assert outcome.status == "ok", outcome.reason
-    rows = [row for rank in outcome.results for row in rank.memory]
+    (records,) = run_real({run.id: config}, folder / run.id).values()
+    assert not [one for one in records.values() if isinstance(one, str)]
+    rows = [row for record in records.values() for row in record.memory]
     return max(r.max_bytes for r in rows if (r.phase, r.tier, r.category) == ("step", "device", "total")) / GIB
 
 
@@ -69,17 +65,17 @@ def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[st
         rows[0] | {"id": "no batch", "micro_batch": ""}, rows[0] | {"id": "none", "peak_mem_gib": "", "peak_kind": ""}
     ]  # fmt: skip
     path, out = written(tmp_path / "runs.csv", rows + open_rows), tmp_path / "errors.csv"
-    words = ["--published", str(path), "--out", str(out), "--cache", str(tmp_path / "cache")]
-    assert estimate(words) == 0
+    words = ["published-runs", "--runs", str(path), "--out", str(out), "--cache", str(tmp_path / "cache")]
+    assert main(words) == 0
     found = list(csv.DictReader(out.read_text().splitlines()))
     assert [one["status"] for one in found] == ["compared"] * len(rows) + ["no estimate", "no peak"]
     assert all(abs(float(one["error_percent"])) <= 0.1 for one in found[: len(rows)])
     assert found[-2]["reason"] == "the row does not give micro_batch"
-    kept = (tmp_path / "cache" / "cells.jsonl").read_text()
+    kept = (tmp_path / "cache" / "cells.csv").read_text()
     before = out.read_text()
     out.unlink()
-    assert estimate(words) == 0
-    assert ((tmp_path / "cache" / "cells.jsonl").read_text(), out.read_text()) == (kept, before)
+    assert main(words) == 0
+    assert ((tmp_path / "cache" / "cells.csv").read_text(), out.read_text()) == (kept, before)
 
 
 WRONG = {
@@ -101,7 +97,7 @@ def test_a_file_of_another_kind_is_refused_in_a_sentence(
     text, words = WRONG[case]
     path, out = tmp_path / "runs.csv", tmp_path / "errors.csv"
     path.write_text(text.replace("{header}", ",".join(NEEDED)))
-    assert estimate(["--published", str(path), "--out", str(out)]) == 2
+    assert main(["published-runs", "--runs", str(path), "--out", str(out)]) == 2
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
@@ -143,12 +139,12 @@ def test_what_a_row_leaves_open_is_assumed_aloud_and_tried_otherwise() -> None:
     assert all(trial.plan != plan for trial in trials)
     assert not any("activation=checkpoint" in one.words and "activation=selective" in one.words for one in trials)
 
-    far, near = (Sizes(size, size, size) for size in (4 * GIB, 2 * GIB))
+    far, near = (ExecutedSizes(size, size, size) for size in (4 * GIB, 2 * GIB))
     assert error_of(far, "?", 2.0) == 1.0
-    assert error_of(Sizes(GIB, GIB, 3 * GIB), "?", 2.0) == 0.0
+    assert error_of(ExecutedSizes(GIB, GIB, 3 * GIB), "?", 2.0) == 0.0
     assert explained(run, 1.0, [(trials[0], far), (trials[1], near)], far) == f"+0.0% {trials[1].words}"
-    assert explained(run, 0.07, [], Sizes(*[int(2e9)] * 3)) == "+0.0% with GB as 1e9 bytes"
-    partly = explained(run, 1.0, [(trials[0], Sizes(3 * GIB, 3 * GIB, 3 * GIB))], far)
+    assert explained(run, 0.07, [], ExecutedSizes(*[int(2e9)] * 3)) == "+0.0% with GB as 1e9 bytes"
+    partly = explained(run, 1.0, [(trials[0], ExecutedSizes(3 * GIB, 3 * GIB, 3 * GIB))], far)
     assert is_part(partly)
     assert partly.startswith("in part: ")
     assert is_part(explained(replace(run, notes=""), 1.0, [], far))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.cells import cell
-from zerobench.fake.listeners import StoredBytes, listening
+from zerobench.fake.observers import StoredBytes, listening
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model
 

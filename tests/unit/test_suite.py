@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from dataclasses import replace
@@ -14,13 +13,13 @@ import psutil
 import pytest
 import torch
 
-import zerobench.commands.gpu_suite.largest as largest_module
+import validation.gpu_suite.largest as largest_module
 from tests.cells import MODELS, cell
-from zerobench.commands.gpu_suite import SECTIONS, bus, card, collectives, parity, run
-from zerobench.commands.gpu_suite import command as verb
-from zerobench.commands.gpu_suite.command import MINUTES, RESERVE_S, _failures, gpu_suite
-from zerobench.commands.gpu_suite.record import Record
-from zerobench.commands.gpu_suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
+from validation.__main__ import main
+from validation.gpu_suite import SECTIONS, bus, command, probe
+from validation.gpu_suite.command import MINUTES, RESERVE_S, _failures
+from validation.gpu_suite.section import NOT_RUN, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, shorter
+from validation.gpu_suite.suite import Deadline, GpuSuite, SuiteRecord
 from zerobench.config import schema as schemas
 from zerobench.config import world
 from zerobench.config.cell import CellConfig
@@ -32,58 +31,33 @@ from zerobench.sweep.cell import run_cell
 from zerobench.theory.activations import GptShape, activation_bytes, host_bytes
 from zerobench.zero.comm.base import Comm
 
-DDP = {(0, 0): 5.0, (0, 1): 4.0, (1, 0): 5.5, (1, 1): 4.5}
-
-
-@pytest.mark.parametrize(
-    ("changes", "precision", "words", "worst", "sentence"),
-    [
-        ({}, "fp32", "equal to the bit, 4 of 4", "0", ""),
-        ({(1, 1): 4.5 * (1 + 2e-7)}, "fp32", "1 of 4 differ", "2.0e-07", ""),
-        ({(1, 0): 5.6, (0, 1): 4.01}, "bf16", "2 of 4 differ", "1.8e-02", ""),
-        ({(1, 0): 5.6}, "fp32", "1 of 4 differ", "1.8e-02", "losses differ by up to 1.8e-02 (rank 1, step 0)"),
-        ({(1, 1): math.nan}, "bf16", "1 of 4 differ", "nan", "losses differ by up to nan (rank 1, step 1)"),
-    ],
-)
-def test_losses_are_compared_with_ddps(
-    changes: dict[tuple[int, int], float], precision: str, words: str, worst: str, sentence: str
-) -> None:
-    found = parity.compare(DDP, DDP | changes, precision)
-    assert found[:2] == (words, worst)
-    assert found[2].startswith(sentence)
-    assert bool(found[2]) == bool(sentence)
-
-
-def test_losses_of_other_steps_are_not_parity() -> None:
-    assert parity.compare(DDP, {(0, 0): 5.0}, "fp32")[2] == "it has 1 losses and DDP 4"
-
 
 def test_what_nvidia_smi_says_is_read_and_its_absence_is_nothing(monkeypatch) -> None:
-    facts = card.parse("NVIDIA H200, 570.1, 143771, 345, 1980, 3201, [N/A], 31, 5, 16\n")
+    facts = probe.parse("NVIDIA H200, 570.1, 143771, 345, 1980, 3201, [N/A], 31, 5, 16\n")
     assert facts["name"] == "NVIDIA H200"
     assert "power_w" not in facts
-    assert card.link_bytes_per_s(facts) == pytest.approx(63.0e9, rel=0.001)
-    assert card.link_bytes_per_s({}) is card.link_bytes_per_s({"pcie_gen": "9", "pcie_width": "16"}) is None
-    assert card.parse("No devices were found\n") == {}
-    monkeypatch.setattr(card, "name_of", lambda index: str(index))
+    assert probe.link_bytes_per_s(facts) == pytest.approx(63.0e9, rel=0.001)
+    assert probe.link_bytes_per_s({}) is probe.link_bytes_per_s({"pcie_gen": "9", "pcie_width": "16"}) is None
+    assert probe.parse("No devices were found\n") == {}
+    monkeypatch.setattr(probe, "name_of", lambda index: str(index))
     monkeypatch.setenv("PATH", "/nowhere")
-    card.card.cache_clear()
-    assert card.card() == {}
-    card.card.cache_clear()
+    probe.card.cache_clear()
+    assert probe.card() == {}
+    probe.card.cache_clear()
 
 
 def test_a_collective_with_a_wrong_value_is_not_working() -> None:
     with pytest.raises(ValueError, match="all_reduce: 1 of 3 values are wrong"):
-        collectives.check_equal("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
+        probe.check_equal("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
     with pytest.raises(ValueError, match="reduce_scatter into another place: 4087 of 4088 values are wrong"):
-        collectives.check_comm(Comm(), torch.device("cpu"))  # which sends nothing
+        probe.check_comm(Comm(), torch.device("cpu"))  # which sends nothing
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(5, 1), (1000, 10), (1001, 10), (1330, 10), (1331, 11), (10**7, 215)])
 def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) -> None:
-    def need(config: CellConfig) -> largest_module.Need:
+    def need(config: CellConfig) -> largest_module.PredictedNeed:
         tried.append(config.model.layers)
-        return largest_module.Need(0, config.model.layers**3, 0)
+        return largest_module.PredictedNeed(0, config.model.layers**3, 0)
 
     tried: list[int] = []
     monkeypatch.setattr(largest_module, "need_of", need)
@@ -96,7 +70,7 @@ def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) 
 @pytest.mark.slow
 def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: None, capsys) -> None:
     """It is part of the nine minutes. 7 s of a core, with composing; the answer is exact, each search announced."""
-    setup = Setup(tmp_path, "cuda", False, int(139.8 * 2**30))
+    setup = SuiteSetup(tmp_path, "cuda", False, int(139.8 * 2**30))
     begun = time.process_time()  # this machine may have other work
     found = largest_module._cells(setup)
     assert time.process_time() - begun < 20
@@ -161,28 +135,28 @@ def test_activations_are_as_the_formula_says(
 
 
 def test_names_lose_the_words_that_all_of_them_have() -> None:
-    names, notes = shorter([Done("ddp gpt N=8 bf16"), Done("zero1 gpt N=8 bf16")])
+    names, notes = shorter([SuiteLaunch("ddp gpt N=8 bf16"), SuiteLaunch("zero1 gpt N=8 bf16")])
     assert list(names.values()) == ["ddp", "zero1"]
     assert notes == ["all: gpt N=8 bf16"]
-    assert shorter([Done("ddp gpt")]) == ({"ddp gpt": "ddp gpt"}, [])
+    assert shorter([SuiteLaunch("ddp gpt")]) == ({"ddp gpt": "ddp gpt"}, [])
 
 
 def crash(job: Any, tell: Any) -> None:
     raise ValueError(f"job {job} broke")
 
 
-def suite_of(tmp_path: Path, seconds: float) -> run.Suite:
-    setup = Setup(tmp_path, "cpu", True, 0)
-    return run.Suite(setup, Record(setup, SECTIONS), run.Deadline(time.monotonic() + seconds))
+def suite_of(tmp_path: Path, seconds: float) -> GpuSuite:
+    setup = SuiteSetup(tmp_path, "cpu", True, 0)
+    return GpuSuite(setup, SuiteRecord(setup, SECTIONS), Deadline(time.monotonic() + seconds))
 
 
-def table_of(setup: Setup, done: list[Done]) -> Table:
-    return Table(["name", "how"], [[one.name, one.words] for one in done])
+def table_of(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
+    return SuiteTable(["name", "how"], [[one.name, one.words] for one in done])
 
 
 def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Path) -> None:
-    tasks = [Task("broken", crash, lambda rendezvous: [1], 30.0)]
-    section = Section("probe", "T", "A?", 1, table_of, tasks=lambda _: tasks)
+    tasks = [SuiteTask("broken", crash, lambda rendezvous: [1], 30.0)]
+    section = SuiteSection("probe", "T", "A?", 1, table_of, tasks=lambda _: tasks)
     suite = suite_of(tmp_path, 60)
     suite.run(section)
     (one,) = suite.done["probe"]
@@ -193,19 +167,19 @@ def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Pa
     assert late.done["probe"][0].status == NOT_RUN
     kept = json.loads((tmp_path / "suite.json").read_text())["sections"]["probe"]["cells"]
     assert [cell["status"] for cell in kept] == ["crash"], "what an earlier suite knew stays"
-    late.run(Section("bus", "B", "A?", 1, table_of, tasks=lambda _: tasks))
+    late.run(SuiteSection("bus", "B", "A?", 1, table_of, tasks=lambda _: tasks))
     assert "not run: the time was over" in (tmp_path / "summary.md").read_text()
 
 
 def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, capsys) -> None:
-    def differs(setup: Setup, done: list[Done]) -> Table:
-        return Table(["cell"], [["one"]], differs=["zero2: losses differ"])
+    def differs(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
+        return SuiteTable(["cell"], [["one"]], differs=["zero2: losses differ"])
 
-    monkeypatch.setitem(SECTIONS, "bus", Section("bus", "B", "A?", 1, differs, tasks=bus._tasks))
-    monkeypatch.setattr(verb, "age_s", lambda: 0.0)  # pytest may be older than nine minutes
-    assert gpu_suite(["--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "bus"]) == 1
+    monkeypatch.setitem(SECTIONS, "bus", SuiteSection("bus", "B", "A?", 1, differs, tasks=bus._tasks))
+    monkeypatch.setattr(command, "age_s", lambda: 0.0)  # pytest may be older than nine minutes
+    assert main(["gpu-suite", "--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "bus"]) == 1
     assert "bus: zero2: losses differ" in capsys.readouterr().out
-    assert gpu_suite(["--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
+    assert main(["gpu-suite", "--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
     told = capsys.readouterr().out
     assert "parity: all of it: not run: the time was over" in told
     assert "not reached: 7" in told
@@ -215,8 +189,8 @@ def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, 60)
     config = cell("fsdp2", 2).config
     shared = replace(config, ranks_per_gpu=2)
-    suite.done["parity"] = [Done("a", shared, "crash", "no"), Done("b", config, "crash", "no")]
-    suite.done["memory"] = [Done("c", config, "oom", "no memory"), Done("d", config, "timeout", "late")]
+    suite.done["parity"] = [SuiteLaunch("a", shared, "crash", "no"), SuiteLaunch("b", config, "crash", "no")]
+    suite.done["memory"] = [SuiteLaunch("c", config, "oom", "no memory"), SuiteLaunch("d", config, "timeout", "late")]
     assert _failures(suite) == ["parity: b: crash: no", "memory: d: timeout: late"]
 
 
@@ -232,9 +206,9 @@ def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
 )
 def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert gpu_suite(["--out", str(tmp_path / "out"), *arguments]) == 2
+    assert main(["gpu-suite", "--out", str(tmp_path / "out"), *arguments]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"zerobench gpu-suite: {words}")
+    assert told.startswith(f"validation gpu-suite: {words}")
     assert len(told.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
@@ -242,10 +216,10 @@ def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_p
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(verb.os, "access", lambda path, mode: path.name != "closed")  # root may write anywhere
+    monkeypatch.setattr(command.os, "access", lambda path, mode: path.name != "closed")  # root may write anywhere
     for where, words in {"file/x": "it cannot be made: Not a directory", "closed": "it cannot be written to"}.items():
-        assert gpu_suite(["--out", str(tmp_path / where), "--device", "cpu", "--small"]) == 2
-        assert capsys.readouterr().err == f"zerobench gpu-suite: --out {tmp_path / where}: {words}\n"
+        assert main(["gpu-suite", "--out", str(tmp_path / where), "--device", "cpu", "--small"]) == 2
+        assert capsys.readouterr().err == f"validation gpu-suite: --out {tmp_path / where}: {words}\n"
 
 
 def test_a_cuda_that_does_not_start_is_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -254,18 +228,18 @@ def test_a_cuda_that_does_not_start_is_one_sentence(tmp_path: Path, capsys, monk
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    assert gpu_suite(["--out", str(tmp_path / "out")]) == 2
+    assert main(["gpu-suite", "--out", str(tmp_path / "out")]) == 2
     words = "--device auto: CUDA does not start: CUDA error: no kernel image"
-    assert capsys.readouterr().err == f"zerobench gpu-suite: {words}\n"
+    assert capsys.readouterr().err == f"validation gpu-suite: {words}\n"
 
 
 def test_the_minutes_begin_with_the_process_and_leave_time_for_the_tables(tmp_path: Path, monkeypatch) -> None:
     seen = []
-    monkeypatch.setattr(run.Suite, "run", lambda suite, section: seen.append(suite.deadline.left_s))
-    assert 0 < verb.age_s() < time.time() - psutil.boot_time()
+    monkeypatch.setattr(GpuSuite, "run", lambda suite, section: seen.append(suite.deadline.left_s))
+    assert 0 < command.age_s() < time.time() - psutil.boot_time()
     for age in (0.0, 100.0):
-        monkeypatch.setattr(verb, "age_s", lambda age=age: age)
-        gpu_suite(["--out", str(tmp_path), "--device", "cpu", "--small", "--only", "bus"])
+        monkeypatch.setattr(command, "age_s", lambda age=age: age)
+        main(["gpu-suite", "--out", str(tmp_path), "--device", "cpu", "--small", "--only", "bus"])
     assert seen == [pytest.approx(540 - RESERVE_S - age, abs=10) for age in (0.0, 100.0)]
 
 
@@ -273,7 +247,7 @@ def test_a_job_of_torchrun_is_refused(tmp_path: Path, capsys, monkeypatch) -> No
     job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     for name, value in job.items():
         monkeypatch.setenv(name, value)
-    assert gpu_suite(["--out", str(tmp_path / "out"), "--small"]) == 2
+    assert main(["gpu-suite", "--out", str(tmp_path / "out"), "--small"]) == 2
     assert "run it without torchrun" in capsys.readouterr().err
 
 
@@ -294,7 +268,7 @@ def test_the_plan_in_the_documents_is_the_plan_and_fits() -> None:
 @pytest.mark.slow
 def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
     """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
-    setup = Setup(tmp_path, "cuda", False, 140 * 2**30)
+    setup = SuiteSetup(tmp_path, "cuda", False, 140 * 2**30)
     counts = {}
     for name in ("parity", "speed", "memory", "tiers"):
         cells = SECTIONS[name].cells(setup)

@@ -1,9 +1,8 @@
-"""`zerobench versions`: the same loops under several releases, steps marked; what cannot be measured is told."""
+"""`make versions`: the same loops under several releases, steps marked; what cannot be measured is told."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 
 from tests.cells import cell
 from tests.made_up import run as made_up_run
-from zerobench import cli
-from zerobench.commands.run_to_end import Ended
-from zerobench.commands.versions import command, environments
-from zerobench.commands.versions.environments import Release
-from zerobench.commands.versions.loops import BLOCKS
+from validation import releases
+from validation.__main__ import main
+from validation.release_loops import BLOCKS
+from validation.releases import ProgramEnd, Release
 from zerobench.results.folders import claim_folder, write_run
 
 MIB = 2**20
@@ -28,18 +26,18 @@ def made_up(monkeypatch: pytest.MonkeyPatch, by_label: dict[str, dict[str, Any]]
 
     launches = itertools.count()
 
-    def measure(release: Release, _: Path, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
+    def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> ProgramEnd:
         values = dict(by_label[release.label])
         if "says" in values:
-            return Ended(1, values["says"])
+            return ProgramEnd(1, values["says"])
         for loop in loops:
             number = next(launches)
             mine = {name: one[number % len(one)] if isinstance(one, list) else one for name, one in values.items()}
             row = made_up_run("ddp", world_size, **(mine | {"model": loop}))
             write_run(claim_folder(runs, loop), loop, row, cell("ddp", world_size).config, {}, {})
-        return Ended(0, "")
+        return ProgramEnd(0, "")
 
-    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(releases, "measure", measure)
 
 
 def arguments(labels: Sequence[str], *more: str) -> list[str]:
@@ -57,28 +55,18 @@ def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch
         "nightly": old | {"peak_bytes": 134 * MIB, "volume_psi": 3.0, "torch_version": "2.14.0"},
     })  # fmt: skip
     labels = ["torch 2.11", "torch 2.12", "torch 2.13", "nightly"]
-    assert cli.run(arguments(labels, "--loops", "ddp,fsdp2", "--format", "json")) == 1
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["releases"] == [
-        "torch 2.11",
-        "torch 2.12, torch 2.12.1",
-        "torch 2.13, torch 2.13.0",
-        "nightly, torch 2.14.0",
-    ]
-    for loop in ("ddp", "fsdp2"):
-        peaks = [None, 100 * MIB, 134 * MIB, 134 * MIB]
-        steps = [None, None, 34 * MIB, None]
-        assert shown["loops"][loop]["peak_bytes"] == {"least": peaks, "largest": peaks, "steps": steps}
-        assert shown["loops"][loop]["volume_psi"]["steps"] == [None, None, None, 1.0]
-    assert shown["problems"] == [f"torch 2.11, {loop}: ImportError: no module" for loop in ("ddp", "fsdp2")]
-    assert cli.run(arguments(labels[1:], "--loops", "ddp", "--format", "markdown")) == 0
+    assert main(arguments(labels, "--loops", "ddp,fsdp2")) == 1
     text = capsys.readouterr().out
+    titles = "| | torch 2.11 | torch 2.12, torch 2.12.1 | torch 2.13, torch 2.13.0 | nightly, torch 2.14.0 |"
+    assert text.count(titles) == 2
+    assert text.count("| peak_bytes | – | 104,857,600 | **140,509,184 (+34.0 MiB)** | 140,509,184 |") == 2
+    for loop in ("ddp", "fsdp2"):
+        assert f"torch 2.11, {loop}: ImportError: no module" in text
+    assert main(arguments(labels[1:], "--loops", "ddp")) == 0
+    told = capsys.readouterr()
+    text = told.out
     assert "| peak_bytes | 104,857,600 | **140,509,184 (+34.0 MiB)** | 140,509,184 |" in text
     assert "| volume_psi | 2 | 2 | **3 (+1)** |" in text
-    assert cli.run(arguments(labels[1:], "--loops", "ddp")) == 0
-    told = capsys.readouterr()
-    assert "ddp, N = 2" in told.out
-    assert "140,509,184 (+34.0 MiB)" in told.out
     assert "[3/3] nightly" in told.err
 
 
@@ -89,46 +77,16 @@ def test_what_differs_from_launch_to_launch_is_no_step(tmp_path: Path, monkeypat
         "b": {"peak_bytes": [MIB + 4, MIB + 12, MIB + 4], "states_bytes": MIB},
         "c": {"peak_bytes": [3 * MIB, 3 * MIB, 3 * MIB + 4], "states_bytes": 2 * MIB},
     })  # fmt: skip
-    assert cli.run(arguments("abc", "--loops", "ddp", "--format", "markdown")) == 0
+    assert main(arguments("abc", "--loops", "ddp")) == 0
     text = capsys.readouterr().out
     assert "| peak_bytes | 1,048,576 to 1,048,584 | 1,048,580 to 1,048,588 | **3,145,728 to 3,145,732 (at least" in text
     assert "| states_bytes | 1,048,576 | 1,048,576 | **2,097,152 (+1.0 MiB)** |" in text
 
 
-def test_an_environment_is_made_from_wheels_alone(tmp_path: Path, monkeypatch, capsys) -> None:
-    """venv, then pip without an index, with what zerobench requires; one that is kept is used again."""
-    commands: list[list[str]] = []
-
-    def recorded(words: Sequence[str], *_: Any) -> Ended:
-        commands.append(list(words))
-        if "venv" in words:
-            Path(words[-1]).mkdir(parents=True)
-        return Ended(1, "ERROR: No matching distribution found") if "torch==9.9" in words else Ended(0, "")
-
-    monkeypatch.setattr(environments, "run_to_end", recorded)
-    monkeypatch.chdir(tmp_path)
-    made_up(monkeypatch, {"torch 2.13.0": {"torch_version": "2.13.0+cpu"}})
-    Path("wheels").mkdir()
-    words = ["versions", "--wheels", "wheels", "--keep", "kept", "--loops", "ddp", "--packages"]
-    assert cli.run([*words, "torch==2.13.0,9.9"]) == 1
-    assert "torch 9.9: torch 9.9 cannot be installed: ERROR: No matching distribution found" in capsys.readouterr().out
-    venv, pip = commands[:2]
-    assert venv == [sys.executable, "-m", "venv", "--clear", str(tmp_path / "kept/torch-2.13.0")]
-    assert pip[:3] == [str(tmp_path / "kept/torch-2.13.0/bin/python"), "-m", "pip"]
-    assert pip[pip.index("--no-index") :][:3] == ["--no-index", "--find-links", str(tmp_path / "wheels")]
-    assert [one for one in pip if one.startswith("torch")] == ["torch==2.13.0"]
-    assert any(one.startswith("pandas") for one in pip)
-    assert not any("extra" in one for one in pip)
-    commands.clear()
-    assert cli.run([*words, "torch==2.13.0"]) == 0
-    assert not commands
-
-
-def test_another_torch_than_the_one_asked_for_is_no_measurement(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(environments, "_install", lambda *_: (tmp_path / "kept/torch-2.12.1").mkdir(parents=True))
+def test_another_torch_than_the_label_names_is_no_measurement(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     made_up(monkeypatch, {"torch 2.12.1": {"torch_version": "2.13.0+cpu"}})
-    assert cli.run(["versions", "--keep", "kept", "--loops", "ddp", "--packages", "torch==2.12.1"]) == 1
+    assert main(arguments(["torch 2.12.1"], "--loops", "ddp")) == 1
     assert "torch 2.12.1, ddp: measured under torch 2.13.0+cpu" in capsys.readouterr().out
 
 
@@ -152,36 +110,32 @@ def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, caps
     (tmp_path / "other").write_text(OTHER.format(python=sys.executable))
     (tmp_path / "other").chmod(0o755)
     python = f"--python={tmp_path}/other=there"
-    assert (
-        cli.run(["versions", python, "--loops", "ddp", "--world-size", "1", "--launches", "1", "--format", "json"]) == 0
-    )
-    shown = json.loads(capsys.readouterr().out)["loops"]["ddp"]
-    (parameters,), (optimizer,) = shown["max_parameters_bytes"]["least"], shown["max_optimizer_bytes"]["least"]
+    assert main(["versions", python, "--loops", "ddp", "--world-size", "1", "--launches", "1"]) == 0
+    shown = dict(line.split("|")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("|"))
+    values = {name.strip(): value.strip() for name, value in shown.items()}
+    parameters, optimizer = (int(values[f"max_{name}_bytes"].replace(",", "")) for name in ("parameters", "optimizer"))
     tensors = 4 * BLOCKS  # each with a step of four bytes
     assert optimizer == 3 * parameters + 4 * tensors
-    assert shown["growth_bytes"]["largest"] == [0]
+    assert values["growth_bytes"] == "0"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name releases, --packages torch==2.12.1,2.13.0, or environments, --python PATH=LABEL"),
-        (["--packages", "torch"], "--packages torch: write PACKAGE==VERSION,VERSION"),
-        (["--packages", "torch==2.12; rm -rf /"], "write PACKAGE==VERSION,VERSION"),
+        ([], "name environments: --python PATH=LABEL, once for each release"),
         (["--python", "nowhere=x"], "--python nowhere=x: nowhere is no program that can be run; write PATH=LABEL"),
-        (["--packages", "torch==2.12,2.12"], "torch 2.12 is named twice; give each release a label of its own"),
-        (["--packages", "torch==2.12", "--wheels", "nowhere"], "--wheels nowhere: there is no such folder"),
-        (["--packages", "torch==2.12", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
-        (["--packages", "torch==2.12", "--world-size", "0"], "--world-size 0: must be 1 or more"),
-        (["--packages", "torch==2.12", "--launches", "0"], "--launches 0: must be 1 or more"),
+        (["--python", "sh=a", "--python", "sh=a"], "a is named twice; give each release a label of its own"),
+        (["--python", "sh=a", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
+        (["--python", "sh=a", "--world-size", "0"], "--world-size 0: must be 1 or more"),
+        (["--python", "sh=a", "--launches", "0"], "--launches 0: must be 1 or more"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(
     tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["versions", *arguments]) == 2
+    assert main(["versions", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("zerobench versions: ")
+    assert line.startswith("validation versions: ")
     assert words in line
     assert not list(tmp_path.iterdir())

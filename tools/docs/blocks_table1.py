@@ -1,4 +1,4 @@
-"""The blocks on the ZeRO paper's table 1, from committed rows of `zerobench table1` (see blocks.py)."""
+"""The blocks on the ZeRO paper's table 1, from committed rows of `make table1` (see blocks.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from tools.docs.blocks_systems import pipes
-from zerobench.commands.table1.command import CELLS, IN_FLIGHT
-from zerobench.commands.table1.paper import RANKS, SIZES, STAGES
-from zerobench.commands.table1.rows import GB
+from validation.table1 import CELLS, GB, IN_FLIGHT, RANKS, SIZES, STAGES
 
 LINES = 8
 """Lines of code that the block on what is in flight lists."""

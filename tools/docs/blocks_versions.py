@@ -1,4 +1,4 @@
-"""The block on releases of torch, from committed runs of `zerobench versions` (see blocks.py)."""
+"""The block on releases of torch, from committed runs of `make versions` (see blocks.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pandas as pd
 
 from tools.docs.blocks_systems import pipes
 from tools.docs.committed import load
-from zerobench.commands.versions.environments import Release
-from zerobench.commands.versions.table import MeasuredRelease, rows_of
+from validation.releases import MeasuredRelease, Release, rows_of
 
 ALWAYS = ("peak_bytes", "states_bytes", "volume_psi")
 """Rows of the table beside those that have moved."""
@@ -21,7 +20,7 @@ def versions(root: Path) -> str:
     """A table per loop: what moved from release to release, and the whole."""
     folders = sorted((root.parent.parent / "versions" / root.name).glob("torch-*"), key=_order)
     if not folders:
-        return "No release is on record yet; `zerobench versions` measures them."
+        return "No release is on record yet; `make versions` measures them."
     found = [_release(folder) for folder in folders]
     first = next(iter(found[0].rows.values()))[0]
     parts = []
@@ -46,7 +45,7 @@ def _release(folder: Path) -> MeasuredRelease:
     for one in load(folder).runs.to_dict("records"):
         row = {str(name): None if pd.isna(value) else value for name, value in one.items()}
         rows.setdefault(str(row["model"]), []).append(row)
-    return MeasuredRelease(Release(folder.name.replace("-", " ")), rows)
+    return MeasuredRelease(Release(folder.name.replace("-", " "), Path("python")), rows)
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {"versions": versions}

@@ -28,6 +28,6 @@ def schema() -> str:
     """Tables of the fields of an estimate and of its tensors."""
     return "\n\n".join(
         f"{words}\n\n| field | meaning |\n| --- | --- |\n"
-        + "\n".join(f"| `{one.name}` | {meanings_of(row)[one.name]} |" for one in fields(row))  # type: ignore[arg-type]
+        + "\n".join(f"| `{one.name}` | {meanings_of(row)[one.name]} |" for one in fields(row))
         for words, row in (("An estimate:", EstimateRow), ("One of its `tensors`:", LargeTensor))
     )

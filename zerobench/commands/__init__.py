@@ -5,8 +5,5 @@ status, show, prune    results folders (commands/folder_contents.py); a run as a
 export, columns        tables for other programs; the meaning of their columns
 compare, noise         differences between runs, and between identical ones (judging/)
 budget                 limits of chosen cells, recorded and checked (judging/)
-versions               the same loops under several releases of torch
 dry_run                the runs that a sweep would start
-codes                  the error of ZeRO++'s quantization in weights and gradients
-gpu_suite              a survey of a GPU: the sections of gpu_suite/
 """

@@ -17,7 +17,7 @@ from .schema import Config
 WORDS = {"device": ("auto", "cpu", "cuda"), "backend": ("auto", "gloo", "nccl", SIMULATED)}
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
+"""Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; the GPU suite's first section tries it."""
 
 OF_ACCOUNTED = {"snapshot": "a snapshot belongs", "events": "events belong"}
 """Key of `measure` that the accounted pass alone can do -> its words."""

@@ -43,46 +43,46 @@ def round_up(size: int, unit: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class MemoryBlock:
     """`size` bytes at `address`, between two neighbors of its segment. `mapped`: there is memory behind it."""
 
-    pool: Pool
+    pool: BlockPool
     address: int
     size: int
-    before: Block | None = None
-    after: Block | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
     is_free: bool = True
     mapped: bool = True
 
 
 @dataclass
-class Pool:
+class BlockPool:
     """Free blocks of one stream, small or large. `free`: by size and address; `unmapped`: by address."""
 
     is_small: bool
-    free: list[tuple[int, int, Block]] = field(default_factory=list)
-    unmapped: list[tuple[int, Block]] = field(default_factory=list)
+    free: list[tuple[int, int, MemoryBlock]] = field(default_factory=list)
+    unmapped: list[tuple[int, MemoryBlock]] = field(default_factory=list)
 
     @property
     def page(self) -> int:
         """Bytes by which an expandable segment grows."""
         return SMALL_SEGMENT if self.is_small else LARGE_SEGMENT
 
-    def put(self, block: Block) -> None:
+    def put(self, block: MemoryBlock) -> None:
         """Notes a free block."""
         if block.mapped:
             insort(self.free, (block.size, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Forgets a free block."""
         if block.mapped:
             del self.free[bisect_left(self.free, (block.size, block.address))]
         else:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
 
-    def best(self, size: int) -> Block | None:
+    def best(self, size: int) -> MemoryBlock | None:
         """Returns the smallest free block of at least `size` bytes; one that can grow counts with what it can grow to
         (rule 1, and get_free_block's for expandable segments).
         """
@@ -94,7 +94,7 @@ class Pool:
         return self.free[start][2]
 
 
-def _grows_to(block: Block) -> int:
+def _grows_to(block: MemoryBlock) -> int:
     return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
 
 
@@ -103,11 +103,11 @@ class CachingAllocator:
 
     def __init__(self, expandable: bool = False) -> None:
         self._expandable = expandable
-        self._pools: dict[tuple[bool, int], Pool] = {}
+        self._pools: dict[tuple[bool, int], BlockPool] = {}
         self._next_address = 0
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
+    def allocate(self, size: int, stream: int = 0) -> MemoryBlock:
         """Returns a block for `size` bytes, above 0, of a stream."""
         size = round_up(size, MIN_BLOCK)
         pool = self._pool(size <= SMALL_REQUEST, stream)
@@ -124,7 +124,7 @@ class CachingAllocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Takes a block back."""
         self.allocated -= block.size
         block.is_free = True
@@ -145,29 +145,29 @@ class CachingAllocator:
         """Makes peaks count from now on."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
-    def _pool(self, is_small: bool, stream: int) -> Pool:
+    def _pool(self, is_small: bool, stream: int) -> BlockPool:
         key = (is_small, stream)
         if key not in self._pools:
-            self._pools[key] = pool = Pool(is_small)
+            self._pools[key] = pool = BlockPool(is_small)
             if self._expandable:
-                pool.put(Block(pool, self._addresses(ADDRESS_SPACE), ADDRESS_SPACE, mapped=False))
+                pool.put(MemoryBlock(pool, self._addresses(ADDRESS_SPACE), ADDRESS_SPACE, mapped=False))
         return self._pools[key]
 
     def _addresses(self, size: int) -> int:
         first, self._next_address = self._next_address, self._next_address + size
         return first
 
-    def _segment(self, pool: Pool, size: int) -> Block:
+    def _segment(self, pool: BlockPool, size: int) -> MemoryBlock:
         """Reserves a segment (rule 2)."""
         wanted = pool.page if pool.is_small or size < MIN_LARGE else round_up(size, ROUND_LARGE)
         self._reserve(wanted)
-        return Block(pool, self._addresses(wanted), wanted)
+        return MemoryBlock(pool, self._addresses(wanted), wanted)
 
     def _reserve(self, size: int) -> None:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def _expanded(self, pool: Pool, size: int) -> Block:
+    def _expanded(self, pool: BlockPool, size: int) -> MemoryBlock:
         """Maps memory into the first place of an expandable segment that has addresses for `size` bytes."""
         block = next(start for start in _places(pool) if _fits(start, size))
         if not block.mapped:
@@ -180,7 +180,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _map(self, block: Block, size: int) -> None:
+    def _map(self, block: MemoryBlock, size: int) -> None:
         """Maps the first `size` bytes of an unmapped block, in whole pages; it becomes free, with its neighbors."""
         pool = block.pool
         pool.remove(block)
@@ -194,7 +194,7 @@ class CachingAllocator:
         _merge_neighbors(block)
         pool.put(block)
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: MemoryBlock) -> None:
         """Gives back the whole pages of a free block."""
         pool = block.pool
         start = round_up(block.address, pool.page)
@@ -215,14 +215,14 @@ class CachingAllocator:
         pool.put(block)
 
 
-def _places(pool: Pool) -> Iterator[Block]:
+def _places(pool: BlockPool) -> Iterator[MemoryBlock]:
     """Yields where an expandable segment could grow, lowest address first: free memory before it counts."""
     for _, block in list(pool.unmapped):
         before = block.before
         yield before if before is not None and before.is_free else block
 
 
-def _fits(block: Block | None, size: int) -> bool:
+def _fits(block: MemoryBlock | None, size: int) -> bool:
     """Returns True where free and unmapped blocks in a row, from `block` on, hold `size` bytes."""
     there = 0
     while block is not None and block.is_free and there < size:
@@ -231,16 +231,16 @@ def _fits(block: Block | None, size: int) -> bool:
     return there >= size
 
 
-def _split(block: Block, size: int) -> Block:
+def _split(block: MemoryBlock, size: int) -> MemoryBlock:
     """Shortens a block to `size` bytes; returns the rest of it, which is free."""
-    rest = Block(block.pool, block.address + size, block.size - size, before=block, after=block.after)
+    rest = MemoryBlock(block.pool, block.address + size, block.size - size, before=block, after=block.after)
     if block.after is not None:
         block.after.before = rest
     block.size, block.after = size, rest
     return rest
 
 
-def _merge_neighbors(block: Block) -> None:
+def _merge_neighbors(block: MemoryBlock) -> None:
     """Makes a block, which no pool knows of, take in the free neighbors that are as mapped as it is."""
     before, after = block.before, block.after
     if before is not None and before.is_free and before.mapped == block.mapped:

@@ -23,8 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .cached_outputs import Remembered
-from .shortcuts import SETS, is_view, set_storage, view_of
+from .shortcuts import SETS, Remembered, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
 """Bytes of the largest tensor of flags: at most a few per parameter of a model."""
@@ -38,6 +37,9 @@ NUMBERS = {_ATEN.zeros.default, _ATEN.ones.default}
 
 ANY = {_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims}
 """Operators that ask for something unusual: there is none."""
+
+DIFFERS = {_ATEN.ne.Tensor, _ATEN.bitwise_or.Tensor}
+"""Operators of the check that nothing was written beside the engine, and of several such checks: nothing was."""
 
 INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
 
@@ -78,7 +80,7 @@ class HostValues(TorchDispatchMode):
             return True
         try:
             out = self._remembered.call(func, args, named)
-            if func in ANY:
+            if func in ANY or func in DIFFERS:
                 out.is_unusual = True
             return out
         except WITHOUT_VALUES as error:

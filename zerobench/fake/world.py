@@ -5,8 +5,8 @@
     addresses    are made up, unique while a storage lives: code compares them to tell memory apart
     collectives  are launched on torch's fake process group, complete at once and change nothing
     values       that the host decides by: host_values.py
-    files        have sizes, and are not made: files.py
-    threads      of the engine's updates: threads.py
+    files        have sizes, and are not made: substitutes.py
+    threads      of the engine's updates: substitutes.py
 
 FakeTensorMode is private to torch: this package and probes/fake_run.py import it, and a test fails where it moves.
 """
@@ -27,13 +27,11 @@ from torch.utils._pytree import tree_map_only
 
 from ..zero.activations import offload as offloaded_activations
 from ..zero.parameters import absent
-from . import shape_questions
-from .files import no_files
 from .host_values import HostValues
+from .observers import shapes_asked_apart
 from .shortcuts import modes_called_directly
 from .skipped_random_draws import Undrawn
-from .threads import threads_done_at_start
-from .transformers_masks import as_with_values
+from .substitutes import as_with_values, no_files, threads_done_at_start
 
 ADDRESS_BITS = 48
 """Bits of an offset into a storage, which is below its number: no two storages' addresses are alike."""
@@ -99,7 +97,7 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
         mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
-        shape_questions.apart(),
+        shapes_asked_apart(),
         modes_called_directly(),
         mode,
         HostValues(mode) as values,

@@ -1,7 +1,6 @@
 """Executes cells on fake tensors in this process: no ranks, no weights, no memory, no results folder."""
 
-from .execute import Execution, execute
+from .execute import CPU, CUDA, Execution, Target, execute
 from .many import LIMITS, Limits, execute_all
-from .target import CPU, CUDA, Target
 
 __all__ = ["CPU", "CUDA", "LIMITS", "Execution", "Limits", "Target", "execute", "execute_all"]

@@ -1,8 +1,11 @@
 """One rank of a cell, executed on fake tensors in this process: what a run would hold, and send, before there is one.
 
 cell        any resolved cell; it is run as backend=simulated tensors=fake, with as few steps as reach the steady state
+target      the device that it stands for: cpu, as this harness runs there (gloo's exchange in pieces, CPU kernels);
+            cuda, as it would run on GPUs (NCCL's collectives on streams, the kernels and defaults that CUDA has, memory
+            from the caching allocator: fake/as_gpu)
 rank        the one that the cell names, or the fullest
-execution   that rank's records, as an accounted pass leaves them, or the sentence that says why there are none
+execution   that rank's records, as an accounted pass leaves them, or the error message that says why there are none
 """
 
 from __future__ import annotations
@@ -10,22 +13,100 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 
+from .. import strategies
 from ..config.cell import CellConfig
-from ..fake.as_gpu import DeviceMemory
+from ..config.offload import CpuOffload
+from ..config.optimizers import default_implementation
+from ..config.schema import Measure
+from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
 from ..host.environment import FAKE, SIMULATED
 from ..predict.estimate import host_bytes_beyond, simulated_rank
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
-from .steady_step import settled
-from .target import CPU, Target
+
+KINDS = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`attention`: the kernel of scaled_dot_product_attention on a GPU: math, flash, efficient; None: torch's choice.
+    `architecture`: of the GPU, hopper and later or ampere and earlier, for the size of cuBLAS's workspaces.
+
+    Raises ValueError with a sentence for what is unknown.
+    """
+
+    kind: str = "cpu"
+    attention: str | None = None
+    architecture: str = "hopper"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"device={self.kind}: use one of {', '.join(KINDS)}")
+        if self.attention is not None and self.attention not in ATTENTION_KERNELS:
+            raise ValueError(f"attention={self.attention}: use one of {', '.join(ATTENTION_KERNELS)}")
+        if self.attention is not None and self.kind != "cuda":
+            raise ValueError(f"attention={self.attention}: kernels of attention are a GPU's to choose; use device=cuda")
+        if self.architecture not in BLAS_WORKSPACE:
+            raise ValueError(f"architecture={self.architecture}: use one of {', '.join(BLAS_WORKSPACE)}")
+
+    def defaults(self, config: CellConfig) -> CellConfig:
+        """Returns a cell, resolved for a CPU, with the defaults that depend on the device as this one has them. A value
+        that was given stays, also where it equals the CPU's default.
+        """
+        if self.kind == "cpu" or config.offload.updates_on_host:
+            return config
+        optimizer, precision = config.optimizer, config.precision
+        if "optimizer.implementation" in config.left_open:
+            optimizer = replace(optimizer, implementation=default_implementation(optimizer.name, self.kind))
+        if "precision.tile_bytes" in config.left_open:
+            precision = replace(precision, tile_bytes=None).resolved(config.strategy.name, self.kind)
+        return replace(config, optimizer=optimizer, precision=precision)
+
+    @contextmanager
+    def stands_in(self) -> Iterator[Allocations | None]:
+        """Makes fake tensors of the CPU act as those of this device; yields a GPU's allocations."""
+        if self.kind == "cpu":
+            yield None
+            return
+        with as_gpu(self.attention, BLAS_WORKSPACE[self.architecture]) as allocations:
+            yield allocations
+
+
+CPU = Target()
+
+CUDA = Target("cuda")
+
+
+# -- the steady step -------------------------------------------------------------------------------
+
+
+def settled(config: CellConfig) -> CellConfig:
+    """Returns the cell with one measured step, after as many as the strategy takes to settle. Updates that a run would
+    delay after some steps are delayed from the second on.
+    """
+    if isinstance(config.offload, CpuOffload) and config.offload.delayed:
+        config = replace(config, offload=replace(config.offload, delayed_after=1))
+    warmup = max(strategies.spec_of(config.strategy.name).settles_after, config.offload.settles_after)
+    return replace(config, measure=Measure(steps=1, warmup=warmup, passes="both", events=config.measure.events))
+
+
+def steps_of(config: CellConfig) -> int:
+    """Returns how many steps an execution of the cell takes."""
+    measure = settled(config).measure
+    return measure.warmup + measure.steps
+
+
+# -- the execution ---------------------------------------------------------------------------------
+
 
 Tell = Callable[[dict[str, Any]], None]
 

@@ -18,8 +18,7 @@ from ..host.temporary import temporary_folder
 from ..launch.side_by_side import launch_each
 from ..launch.start_ranks import Outcome
 from ..sizes import show_bytes
-from .execute import Execution, execute
-from .target import CPU, Target
+from .execute import CPU, Execution, Target, execute
 
 OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc")
 """Words of Python's, torch's and C++'s errors where a process may not have more memory."""

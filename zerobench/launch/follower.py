@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from ..calibrate.collectives_rank import calibrate_rank
+from ..calibrate.collectives import calibrate_rank
 from ..cluster.job import TORCHRUN, Job, JobContext, JobError, joined
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import SILENCE_S, LostError

@@ -11,12 +11,11 @@ import torch
 from ..config.cell import CellConfig
 from ..fake.skipped_random_draws import Undrawn
 from ..strategies import predicts, shape_of, spec_of
-from ..theory.replay.fullest import fullest_rank
+from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
 from ..theory.replay.link_traffic import Links, predict_links
-from ..theory.replay.states import Prediction, predict_states
+from ..theory.replay.states import Prediction, explained, fullest_rank, predict_states
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
-from ..theory.states import floor_bytes
 from ..theory.strategy import StrategyShape
 from . import activations as own_activations
 from .build import build_model, schedule_options, shapes_of
@@ -62,6 +61,20 @@ def estimate(config: CellConfig) -> Estimate:
         psi, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes, down, up,
         round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
     )  # fmt: skip
+
+
+def formulas_of(config: CellConfig, schedule: Schedule, states: Prediction | None = None) -> dict[str, Formula]:
+    """Returns the closed forms of a resolved cell whose strategy theory predicts, with what is in flight beyond them:
+    of each category of states and of their sum, of the volume, and of the bytes that ZeRO-3 sends between nodes.
+    `states`: the replay's prediction, if it is known.
+    """
+    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
+    trained, states = training_shapes(config), states or _states_of(config, schedule)
+    found = explained(state_formulas(strategy, schedule.shapes, groups, *trained, tiers), states)
+    found["volume"] = explained_volume(strategy, schedule, groups)
+    if strategy.theory.parameters and groups.nodes[1] > 1:
+        found["between nodes"] = between_nodes_formula(strategy, schedule, groups, trained[1])
+    return found
 
 
 def held_bytes(config: CellConfig) -> tuple[int, int] | None:

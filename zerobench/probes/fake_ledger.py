@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from ..fake import shape_questions
-from ..fake.backend_copies import copied_by_backend
-from ..fake.listeners import take_listeners
+from ..fake.observers import copied_by_backend, shapes_asked, take_listeners
 from .ledger import Ledger
 from .ledger_maxima import StorageRecord
 
@@ -51,7 +49,7 @@ class ShapesOnly(Ledger):
 
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         storage = tensor.untyped_storage()
-        uncounted = tensor.device.type == "meta" or shape_questions.asked()
+        uncounted = tensor.device.type == "meta" or shapes_asked()
         (self._placeholders.add if uncounted else self._placeholders.discard)(storage._cdata)
         return storage
 

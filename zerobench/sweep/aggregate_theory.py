@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ..config.cell import CellConfig
-from ..predict.estimate import host_bytes_beyond, links_of, links_of_states, norms_of, training_shapes
+from ..predict.estimate import formulas_of, host_bytes_beyond, links_of, links_of_states, norms_of, training_shapes
 from ..predict.unexplained import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
 from ..rank_record import RankRecord
 from ..records import LINKS, MemoryRow, RunRow
 from ..sections import known
 from ..strategies import shape_of
-from ..theory.choices import settle
-from ..theory.control import predict_control
-from ..theory.formula import to_json
-from ..theory.in_flight import bounded_states
+from ..theory.closed_forms import floor_bytes, to_json
 from ..theory.replay.states import predict_states
-from ..theory.replay.traffic import predict_parts, predict_traffic
+from ..theory.replay.traffic import predict_control, predict_parts, predict_traffic
 from ..theory.shapes import Schedule
-from ..theory.states import floor_bytes
-from ..theory.volume import between_nodes_formula, bounded_volume
+from ..theory.strategy import settle
 
 
 def join_theory(
@@ -37,11 +33,7 @@ def join_theory(
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
-    formulas = bounded_states(strategy, schedule, groups, *shapes, tiers)
-    formulas["volume"] = bounded_volume(strategy, schedule, groups)
-    if strategy.theory.parameters and groups.nodes[1] > 1:
-        formulas["between nodes"] = between_nodes_formula(strategy, schedule, groups, shapes[1])
-    row.formulas = to_json(formulas)
+    row.formulas = to_json(formulas_of(config, schedule, prediction))
     if row.psi:
         moved = predict_traffic(strategy, schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi

@@ -13,6 +13,9 @@ With N ranks in Z nodes of L, a buffer of S bytes and E elements, 1 < L < N, eac
 and with shards in groups of k, R = N/k replicas: (k-1)/k · S inside a group for each, and for a reduction
 2(R-1)/R · S/k between replicas, 2E/k. A payload is comm/quantize.py's: a byte or half a byte an
 element, 4 bytes a block, 8 and padding to 64.
+
+Rank r owns slice (r mod L) · Z + r div L of every partitioned buffer if collectives take hops through nodes, slice
+r mod k if k ranks share a shard, else slice r (comm/hierarchical.py).
 """
 
 from __future__ import annotations
@@ -149,3 +152,11 @@ class GroupShape:
         inside, outside = self.nodes
         first = inside * payload_bytes(4, numel // inside, self.gradient_block) if inside > 1 else 0
         return first, outside * payload_bytes(4, numel // self.world_size, self.gradient_block) if outside > 1 else 0
+
+
+def slice_of(rank: int, groups: GroupShape) -> int:
+    """Returns the number of the slice that a rank owns of every partitioned buffer."""
+    if groups.shard_group:
+        return rank % groups.shard_group
+    node_size, nodes = groups.nodes
+    return rank % node_size * nodes + rank // node_size

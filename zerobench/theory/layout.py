@@ -19,7 +19,7 @@ TAIL_NUMEL = 8
 
 
 @dataclass(frozen=True)
-class Span:
+class ParameterSpan:
     """`parameter`'s place in a flat buffer, in elements: [start, stop)."""
 
     parameter: int
@@ -34,7 +34,7 @@ class FlatBuffer:
     `tail`: elements kept free at the end for the desync check.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[ParameterSpan, ...]
     element_bytes: int
     unit_numel: int | None
     """None: the whole buffer is one unit."""
@@ -93,7 +93,7 @@ class FlatBuffer:
     @cached_property
     def pattern(self) -> FlatBuffer:
         """The buffer with its parameters numbered from 0, which is equal for equal layers of a model."""
-        return replace(self, spans=tuple(Span(at, s.start, s.stop) for at, s in enumerate(self.spans)))
+        return replace(self, spans=tuple(ParameterSpan(at, s.start, s.stop) for at, s in enumerate(self.spans)))
 
 
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
@@ -125,7 +125,7 @@ def lay_out(
         if shapes[i].numel:
             start = _up(end, align)
             end = start + shapes[i].numel
-            spans.append(Span(i, start, end))
+            spans.append(ParameterSpan(i, start, end))
     return FlatBuffer(tuple(spans), size, None, world_size, tail)
 
 
@@ -151,7 +151,7 @@ def lay_out_buckets(
             group, filled = [], 0
         if numel > most:
             step = _up(-(-numel // -(-numel // most)), world_size * align)
-            buffers.append(FlatBuffer((Span(i, 0, numel),), size, step, world_size))
+            buffers.append(FlatBuffer((ParameterSpan(i, 0, numel),), size, step, world_size))
         elif numel:
             group.append(i)
             filled += _up(numel, align)

@@ -1,10 +1,15 @@
-"""A strategy as theory sees it: what it partitions (`StrategyTheory`), and its resolved options (`StrategyShape`)."""
+"""A strategy as theory sees it: what it partitions (`StrategyTheory`), its resolved options (`StrategyShape`), and the
+engine's rules for those, written apart from it (zero/options.py, zero/units/root.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from .shapes import ROOT, ParameterShape, Schedule, bytes_of
 
 AUTO = "auto"
 
@@ -64,3 +69,57 @@ class StrategyShape:
     def reductions(self, micro_batches: int) -> int:
         """Reductions of each gradient in a step."""
         return micro_batches if self.accumulate == "every" else 1
+
+
+# -- rules for `auto` ------------------------------------------------------------------------------
+
+
+BUCKETS_PER_SHARD = 2
+LEAST_BYTES, MOST_BYTES = 2**20, 25 * 2**20
+
+
+def frees_root(strategy: StrategyShape, shapes: Sequence[ParameterShape]) -> bool:
+    """True where ZeRO-3 frees its root unit while backward runs in other units (zero/units/root.py)."""
+    root = [shape for shape in shapes if shape.unit == ROOT]
+    return strategy.keep_root == AUTO and len(root) < len(shapes) and not any(shape.pinned for shape in root)
+
+
+def reads(shape: ParameterShape, left: int) -> bool:
+    """True where backward reads a parameter as it makes its gradient. `left`: gradients to come, this one included."""
+    return shape.reads[left - 1] if 0 < left <= len(shape.reads) else True
+
+
+def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_ranks: int) -> StrategyShape:
+    """Replaces an automatic bucket_bytes by a number: half of psi/N in bytes, within limits. `shard_ranks`: N."""
+    if strategy.bucket_bytes != AUTO:
+        return strategy
+    psi_bytes = sum(bytes_of(shape) for shape in shapes if shape.trainable)
+    size = min(max(psi_bytes // shard_ranks // BUCKETS_PER_SHARD, LEAST_BYTES), MOST_BYTES)
+    return replace(strategy, bucket_bytes=size)
+
+
+# -- all-gathers of a ZeRO-3 unit, from the order in which its modules run -------------------------
+
+
+def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:
+    """All-gathers of a unit in one micro-batch."""
+    if name == ROOT:
+        return 1 + (returns_of_root(schedule) if frees_root(strategy, schedule.shapes) else not strategy.keep_root)
+    returns = schedule.returns or (True,) * len(schedule.uses)
+    uses = [back for use, back in zip(schedule.uses, returns, strict=True) if use == name]
+    if not strategy.reshard_after_forward:
+        return min(1, len(uses))
+    return len(uses) + any(uses)
+
+
+def returns_of_root(schedule: Schedule) -> int:
+    """All-gathers of the root in backward, where it is freed while backward runs in another unit."""
+    left, whole, gathers = Counter(schedule.arrivals), True, 0
+    for i in schedule.arrivals:
+        shape = schedule.shapes[i]
+        if shape.unit != ROOT:
+            whole = False
+        elif not whole and reads(shape, left[i]):
+            whole, gathers = True, gathers + 1
+        left[i] -= 1
+    return gathers

@@ -1,7 +1,16 @@
-"""Runs a sweep whose cells a sweeper of Hydra's proposes, as a command does: progress, one table, what is best."""
+"""Runs a sweep whose cells a sweeper of Hydra's proposes, as a command does: progress, one table, the best trials; and
+writes the account of its trials, a file beside the runs, RESULTS/searches/NAME-HASH.yaml:
+
+sweeper, objectives, axes, fixed    of the sweep; the hash is of these, so that the same command replaces it
+best                                the best trials: parameters, values, and the command that runs the cell
+trials                              each with its parameters, status, runs and values, in the order of the proposals
+found                               the plugin's own account, as it wrote it (optimization_results.yaml)
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 import sys
 from collections import Counter
@@ -9,19 +18,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..config.compose import RefusedError
 from ..config.overrides import Overrides
 from ..config.sweeper import Proposed
 from ..host.terminal import is_quiet
 from ..results import rescue
 from ..results.printed_table import Column, print_results
+from ..results.tables import SEARCHES
 from ..sizes import parse_bytes, printable, show_bytes
 from ..sweep.command import check_folders, print_ending
 from ..sweep.parity import DIFFERS
 from ..sweep.parity_check import ParityCheck
 from ..sweep.progress import Reporter
 from ..sweep.sweep import Sweep
-from .account import write_account
 from .proposals import Proposals
 from .trial import ANSWERS, Trial, best_of
 
@@ -141,3 +152,44 @@ def _write(proposed: Proposed, trials: Proposals, best: Sequence[Trial], sweep: 
     else:
         if not is_quiet():
             print(printable(f"trials: {path}"))
+
+
+# -- the account -----------------------------------------------------------------------------------
+
+
+def write_account(
+    results_dir: Path, proposed: Proposed, trials: Proposals, commands: Sequence[list[str]], best: Sequence[Trial]
+) -> Path:
+    """Writes the account, and returns its path. Raises OSError."""
+    columns = [one.column for one in proposed.objectives]
+    sweep: dict[str, Any] = {
+        "sweeper": proposed.name, "objectives": {one.column: _direction(one.larger) for one in proposed.objectives},
+        "axes": list(proposed.axes), "fixed": list(proposed.fixed), "settings": list(proposed.words),
+    }  # fmt: skip
+    number = hashlib.sha256(yaml.safe_dump(sweep).encode()).hexdigest()[:12]
+    told = {
+        **sweep,
+        "best": [_told(one, columns) | {"command": shlex.join(how)} for one, how in zip(best, commands, strict=True)],
+        "trials": [_told(one, columns) for one in trials.trials],
+        "found": trials.found,
+    }
+    folder = results_dir / SEARCHES
+    folder.mkdir(parents=True, exist_ok=True)
+    path, aside = folder / f"{proposed.name}-{number}.yaml", folder / f".{number}.{os.getpid()}"
+    aside.write_text(yaml.safe_dump(told, sort_keys=False))
+    aside.replace(path)
+    return path
+
+
+def _direction(larger: bool | None) -> str:
+    return "larger is better" if larger else "smaller is better"
+
+
+def _told(trial: Trial, columns: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"parameters": [word.lstrip("+") for word in trial.words], "status": trial.status}
+    if trial.reason:
+        found["reason"] = trial.reason
+    found["runs"] = [str(row["run_id"]) for row in trial.rows]
+    if trial.values:
+        found["values"] = dict(zip(columns, trial.values, strict=True))
+    return found

@@ -31,10 +31,10 @@ PLANTED_BY_TESTS = {
         "tests/distributed/test_training_check.py::test_planted_faults_of_training_are_named"
     ),
     "a closed form that is divided wrongly, halved or doubled": (
-        "tests/distributed/test_formulas.py::test_a_wrong_formula_is_seen"
+        "tests/unit/test_formulas.py::test_a_wrong_formula_is_seen"
     ),
-    "a term of what is in flight that is left out": (
-        "tests/distributed/test_formulas.py::test_every_term_in_flight_is_needed"
+    "an allocation of the schedule that the replay leaves out": (
+        "tests/distributed/test_random_models.py::test_an_allocation_that_the_replay_forgets_is_seen"
     ),
     "a loss that is no number": "tests/distributed/test_training_check.py::test_a_loss_that_is_lost_is_a_status",
     "buffers that are used before their collective is done": (

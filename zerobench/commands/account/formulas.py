@@ -1,7 +1,7 @@
 """The part of a run's account that holds the paper's formulas beside the replay and the measurement.
 
-A formula has no schedule: what a run needs beyond it is listed by name, each an upper bound. The replay's prediction
-knows the schedule, and is to be met to the byte.
+A formula has no schedule. The replay's prediction knows the schedule, and is to be met to the byte: what it has beyond
+the formula is in flight, and is listed by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ...sizes import show_bytes
-from ...theory.formula import Formula, from_json
+from ...theory.closed_forms import Formula, from_json
 from ..text_blocks import Grid
 
 Row = dict[str, Any]
@@ -31,7 +31,7 @@ SYMBOLS = {
 }
 """Symbol of an equation, in words."""
 
-COLUMNS = ["category", "formula", "in bytes", "in flight, at most", "replayed", "measured"]
+COLUMNS = ["category", "formula", "in bytes", "in flight", "replayed", "measured"]
 NONE = "–"
 
 
@@ -48,12 +48,11 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
     if not states:
         return None, []
     rows = [
-        [name, one.equation, show_bytes(one.value), show_bytes(one.most - one.value), _bytes(predicted[name]),
+        [name, one.equation, show_bytes(one.value), _bytes(predicted[name] - one.value), _bytes(predicted[name]),
          show_bytes(int(most[name]))]
         for name, one in states.items()
     ]  # fmt: skip
-    outside = [_outside(name, one, int(most[name])) for name, one in states.items()]
-    lines = [_numbers(states), *(_in_flight(name, one) for name, one in states.items() if name != "states"), *outside]
+    lines = [_numbers(states), *(_in_flight(name, one) for name, one in states.items() if name != "states")]
     return Grid(COLUMNS, rows, left=2), [line for line in lines if line]
 
 
@@ -65,7 +64,7 @@ def volume_lines(row: Row) -> list[str]:
         return []  # said above, beside the states
     if formula is None or not row["psi"]:
         return []
-    terms = [f"{term.name} {term.size / row['psi']:+.3f} ψ" for term in formula.in_flight]
+    terms = [f"{term.name} {term.size / row['psi']:+.3f} ψ" for term in formula.beyond]
     numbers = _numbers({"volume": formula}, without=("ψ", "N"))
     said = f"formula {formula.equation} = {formula.value / row['psi']:.3f} ψ"
     return [said + (f", with {numbers}" if numbers else ""), *([f"besides: {'; '.join(terms)}"] if terms else [])]
@@ -95,15 +94,8 @@ def _numbers(formulas: dict[str, Formula], without: tuple[str, ...] = ()) -> str
 
 
 def _in_flight(name: str, formula: Formula) -> str:
-    terms = [f"{term.name} {show_bytes(term.size)}" for term in formula.in_flight]
+    terms = [f"{term.name} {show_bytes(term.size)}" for term in formula.beyond]
     return f"in flight, {name}: {', '.join(terms)}" if terms else ""
-
-
-def _outside(name: str, formula: Formula, measured: int) -> str:
-    if formula.least <= measured <= formula.most:
-        return ""
-    bound, word = (formula.least, "below") if measured < formula.least else (formula.most, "above")
-    return f"{name}: {show_bytes(abs(measured - bound))} {word} what the formula and its terms allow"
 
 
 def _bytes(size: Any) -> str:

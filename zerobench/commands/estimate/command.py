@@ -1,8 +1,9 @@
 """`zerobench estimate`: what strategies hold and send, side by side, before there is any run.
 
-question    the command line's cells, and the device that they are executed for (ask.py)
+question    the command line's cells, whose keys are a sweep's own (those left out as in a sweep, but for DEFAULTS), and
+            the device that they are executed for: of the question, not of this machine, which needs no GPU
 execution   one rank of each on fake tensors, in a process of its own (zerobench/fake_execution)
-row         its figures (row.py), shown as tables (show.py), written as JSON or CSV (write.py), drawn (figure.py)
+row         its figures (row.py), shown as tables and written as JSON or CSV (show.py), drawn (figure.py)
 """
 
 from __future__ import annotations
@@ -11,26 +12,71 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...config.compose import RefusedError
+from ...config.cell import Cell
+from ...config.compose import RefusedError, compose_cells
 from ...config.names import name_strategies
 from ...fake.as_gpu import ATTENTION_KERNELS
-from ...fake_execution import Execution, Limits, execute_all
-from ...fake_execution.steady_step import steps_of
-from ...fake_execution.target import KINDS
+from ...fake_execution import Execution, Limits, Target, execute_all
+from ...fake_execution.execute import KINDS, steps_of
+from ...host.environment import FAKE, SIMULATED
 from ...host.terminal import progress_console
 from ...launch import fork_server
 from ...sizes import parse_bytes, printable
 from ..arguments import Parser
-from .ask import DEFAULTS, DEVICE, Question, ask
-from .published.store import FOLDER
 from .row import LARGEST, EstimateRow, rows_of
-from .show import show
-from .write import FORMATS, write
+from .show import FORMATS, show, write
+
+DEFAULTS = {"strategy": "ddp,zero1,zero2,zero3,fsdp2", "world_size": "8", "data": "synthetic"}
+"""Key -> its values where the command line says nothing of it."""
+
+PLACED = {"device": "cpu", "backend": SIMULATED, "tensors": FAKE}
+"""Keys that an estimate sets itself."""
+
+DEVICE = "cuda"
+"""The device that is asked for where nothing is said: memory is scarce there."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """`words`: the command line without options. `target`: the device that `cells` are executed for."""
+
+    words: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    target: Target
+
+
+def ask(words: Sequence[str], device: str | None = None, attention: str | None = None) -> Question:
+    """Returns the cells of a command line. Raises RefusedError, or ValueError with a sentence, where it is wrong."""
+    said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    for key in ("backend", "tensors"):
+        if key in said:
+            raise ValueError(f"{key}={said[key]}: an estimate runs no ranks; leave {key} out")
+    if said.get("search.memory_limit"):
+        raise ValueError("search.memory_limit: a search runs cells; zerobench plan searches over estimates")
+    device = device or said.get("device") or DEVICE
+    target = Target("cpu" if device == "auto" else device, attention)
+    own = {} if "experiment" in said else {key: value for key, value in DEFAULTS.items() if key not in said}
+    keys = [f"{key}={value}" for key, value in (own | PLACED).items()]
+    kept = [word for word in words if not word.startswith("device=")]
+    cells = compose_cells(["-m", *keys, *kept])
+    if not cells:
+        raise RefusedError(["these words make no cell; zerobench estimate --help shows some that do"])
+    return Question(tuple(words), tuple(_on(cell, target) for cell in cells), target)
+
+
+def _on(cell: Cell, target: Target) -> Cell:
+    """Returns the cell with the defaults of the target, so that those which differ there alone are two cells."""
+    return cell if cell.problems else replace(cell, config=target.defaults(cell.config))
+
+
+# -- the verb --------------------------------------------------------------------------------------
+
 
 DESCRIPTION = """\
 Which strategy, will it fit, what binds? Executes one rank of each cell, the fullest, on tensors without values or
@@ -47,7 +93,6 @@ KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help 
   zerobench estimate model=huggingface huggingface.architecture=llama huggingface.layers=16 huggingface.hidden=2048
   zerobench estimate model=huggingface huggingface.config=path/to/config.json precision=bf16 --attention flash
   zerobench estimate model=gpt2_124m --format json --out estimates.json --figure estimates.svg
-  zerobench estimate --published runs.csv --out errors.csv       others' measured peaks, each beside its estimate
   python mine.py estimate model=mine strategy=ddp,zero3            (a script that registers a model of your own)
 
 How to read it: peak is the most that lives at one instant on the fullest rank, and the parts below it add up to it at
@@ -62,8 +107,6 @@ def estimate(arguments: list[str]) -> int:
     chosen = _parser().parse_intermixed_args(arguments)
     fork_server.start()  # it loads while cells are composed
     try:
-        if chosen.published is not None:
-            return _published(chosen)
         memory = parse_bytes(chosen.device_memory) if chosen.device_memory else None
         _check(chosen)
         words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
@@ -124,23 +167,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     add("--jobs", type=int, help="cells at a time (default: one per core)")
-    add("--published", type=Path, metavar="CSV", help="a file of published runs, compared row by row into --out")
-    words = "with --published: what was executed already, so that it goes on where it stopped (default: %(default)s)"
-    add("--cache", type=Path, metavar="DIR", default=FOLDER, help=words)
     add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
     return parser
-
-
-def _published(chosen: argparse.Namespace) -> int:
-    """Compares a file of published runs."""
-    from .published.command import published  # what builds models is needed there alone
-
-    _check(chosen)
-    if chosen.overrides:
-        raise ValueError(f"{chosen.overrides[0]}: --published takes every key from its file; leave it out")
-    if chosen.out is None:
-        raise ValueError("--published: name the file for the errors with --out, as errors.csv")
-    return published(chosen.published, chosen.out, chosen.cache, chosen.jobs, Limits(seconds=chosen.timeout))
 
 
 def _check(chosen: argparse.Namespace) -> None:

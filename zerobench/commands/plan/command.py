@@ -20,14 +20,22 @@ from ...results.fitted_table import plain_table
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
 from ..arguments import Parser
-from .axis import Axis
-from .candidates import Candidate, candidates, compose, words_of
-from .capacity import RESERVE, Capacity
-from .choice import GOALS, Goal, recommended, sentence
-from .driver import progress, run_searches, with_least
-from .family import family_axis
-from .report import FIRST_TO_GO, HEADER, WORDS, as_json, commands_of, notes_of, nothing_fits, table_of
-from .search import Row, search_row
+from .candidates import RESERVE, Candidate, Capacity, candidates, compose, words_of
+from .recommend import (
+    FIRST_TO_GO,
+    GOALS,
+    HEADER,
+    WORDS,
+    Goal,
+    as_json,
+    commands_of,
+    notes_of,
+    nothing_fits,
+    recommended,
+    sentence,
+    table_of,
+)
+from .search import PlanAxis, PlanRow, family_axis, progress, run_searches, search_row, with_least
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -161,12 +169,12 @@ def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrid
         raise ValueError("--out: is for settings; say which with --settings")
 
 
-def _axis(goal: Goal, chosen: argparse.Namespace) -> Axis:
+def _axis(goal: Goal, chosen: argparse.Namespace) -> PlanAxis:
     return family_axis() if chosen.family else goal.axis(chosen.gpus)
 
 
 def _print(
-    rows: list[Row], capacity: Capacity, goal: Goal, words: list[str], device: str, columns: Sequence[str] | None
+    rows: list[PlanRow], capacity: Capacity, goal: Goal, words: list[str], device: str, columns: Sequence[str] | None
 ) -> None:
     console = stdout_console()
     console.print(plain_table(*table_of(rows, capacity, goal), WORDS, FIRST_TO_GO, columns))

@@ -1,25 +1,243 @@
-"""One row's search: which cells it wants executed, one after the other, and what it found.
+"""The search for what fits, a row of the table at a time: along one number of a cell, its layers, its micro-batch, or
+the number of GPUs.
 
-A search is a generator: it yields a cell and is sent what the cell used, or the sentence that says why it did not run.
-So one driver runs many of them side by side (driver.py), and tests run one without executing anything.
+axis        its values, in the order in which they fill the device, and a coordinate in which the load is about a line
+bracket     the last value that fits and the first that does not; the search ends when they are neighbors
+executed    a value whose load is known, since a cell with it was executed
+bound       theory's states: no execution holds less at its peak, so what they exceed is not executed. Strategies that
+            theory has no schedule for have no bound. Theory replays gloo's exchange; on a GPU buffers in flight differ
+            a little, so what is pruned has to exceed the limit by SURE
+row         a search is a generator: it yields a cell and is sent what the cell used, or the error message that says why
+            it did not run. So one driver runs many side by side, and tests run one without executing anything
+
+Bytes are lines in layers and micro-batch and in 1/N, up to buckets and padding, so the line through the last two
+executed values meets 1 close to the answer; the two neighbors of the answer are executed, whatever the line says.
+
+ZeRO's own family of GPTs is an axis, too: shapes in the order of their parameters. The hidden sizes are the paper's
+(arXiv 1910.02054v3, appendix, tables 4 to 8), each up to the most layers that it has there; the last is that of its
+trillion-parameter model (ZeRO-Infinity, arXiv 2104.07857, table 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-from ...config.cell import Cell
-from .axis import Axis, walk
-from .bound import by_states, first_too_large, least_load, states_of
-from .candidates import Candidate
-from .capacity import Capacity, Used
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-Search = Generator[Cell, "Used | str", "Row"]
+from ...config.cell import Cell, CellConfig
+from ...config.schema import Gpt
+from ...fake_execution import Execution
+from ...host.terminal import progress_console
+from ...predict.estimate import Estimate, estimate
+from .candidates import Candidate, Capacity, Used, used_of
+
+MOST_GUESSES = 6
+"""Guesses by a line; after these the bracket is halved."""
+
+DEEPEST, WIDEST_BATCH = 512, 65536
+"""Ends of the axes: a cell of 512 blocks takes minutes to execute."""
 
 
 @dataclass(frozen=True)
-class Probe:
+class PlanAxis:
+    """`values`: from the emptiest to the fullest device. `coordinate`: of a value, rising along them."""
+
+    name: str
+    values: Sequence[int]
+    first: tuple[int, ...]
+    """Places in `values` of the first probes, in order."""
+    changed: Callable[[Cell, int], Cell]
+    coordinate: Callable[[int], float] = float
+    in_states: bool = False
+    """True where the states change along it, so that theory's states are a better coordinate."""
+
+
+def with_layers(cell: Cell, layers: int) -> Cell:
+    """Returns the cell with so many blocks."""
+    assert isinstance(cell.config.model, Gpt)
+    return cell.changed(model=replace(cell.config.model, layers=layers))
+
+
+def with_micro_batch(cell: Cell, sequences: int) -> Cell:
+    """Returns the cell with so many sequences per rank and micro-batch."""
+    config = cell.config
+    return cell.changed(micro_batch=sequences, batch=sequences * config.accumulation * config.world_size)
+
+
+def with_gpus(cell: Cell, ranks: int) -> Cell:
+    """Returns the cell in a world of so many ranks, each with the same micro-batch."""
+    config = cell.config
+    return cell.changed(world_size=ranks, batch=config.micro_batch * config.accumulation * ranks)
+
+
+def layers_axis() -> PlanAxis:
+    """Returns the axis of layers, which starts with models that execute in a moment."""
+    return PlanAxis("layers", range(1, DEEPEST + 1), (1, 3), with_layers, in_states=True)
+
+
+def micro_batch_axis() -> PlanAxis:
+    """Returns the axis of sequences per rank."""
+    return PlanAxis("micro_batch", range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
+
+
+def gpus_axis(most: int) -> PlanAxis:
+    """Returns the axis of GPUs, from `most` down to 1."""
+    return PlanAxis("gpus", range(most, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
+
+
+def fixed_axis() -> PlanAxis:
+    """Returns the axis of a cell that is taken as it is."""
+    return PlanAxis("", (0,), (0,), lambda cell, _: cell)
+
+
+def walk(axis: PlanAxis, end: int) -> Generator[int, float, int | None]:
+    """Yields places of the axis whose load is wanted; returns the last that fits, None where the first does not.
+
+    `end`: the first place that is known not to fit, or the number of values.
+    """
+    loads: dict[int, float] = {}
+    low, high = -1, min(end, len(axis.values))
+    for place in axis.first:
+        if low < place < high:
+            loads[place] = yield place
+            low, high = (place, high) if loads[place] <= 1 else (low, place)
+    while high - low > 1:
+        place = _guess(axis, loads, low, high)
+        loads[place] = yield place
+        low, high = (place, high) if loads[place] <= 1 else (low, place)
+    return None if low < 0 else low
+
+
+def _guess(axis: PlanAxis, loads: dict[int, float], low: int, high: int) -> int:
+    """Returns a place between low and high: where the line through the two nearest probes meets a load of 1."""
+    if low < 0 or len(loads) - len(axis.first) >= MOST_GUESSES or len(loads) < 2:
+        return (low + high) // 2 if high <= len(axis.values) - 1 or low < 0 else min(2 * low + 1, high - 1)
+    one, other = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
+    # states that are all on the host or in files stand still on the device
+    still = axis.coordinate(axis.values[one]) == axis.coordinate(axis.values[other])
+
+    def at(place: int) -> float:
+        return float(place) if still else axis.coordinate(axis.values[place])
+
+    slope = (loads[one] - loads[other]) / (at(one) - at(other))
+    if slope <= 0:
+        return (low + high) // 2
+    wanted = at(one) + (1 - loads[one]) / slope
+    return min(max(bisect_right(range(len(axis.values)), wanted, key=at) - 1, low + 1), high - 1)
+
+
+# -- ZeRO's family ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GptSize:
+    """Blocks, their width, and heads."""
+
+    layers: int
+    hidden: int
+    heads: int
+
+    @property
+    def numel(self) -> int:
+        """Parameters of the blocks' matrices: 12 · layers · hidden²."""
+        return 12 * self.layers * self.hidden**2
+
+
+WIDTHS = (
+    GptSize(54, 1920, 16), GptSize(64, 2304, 24), GptSize(72, 3072, 24), GptSize(62, 4096, 32), GptSize(132, 6144, 32),
+    GptSize(212, 8192, 64), GptSize(128, 25600, 256),
+)  # fmt: skip
+"""A width and the most layers that the papers have with it."""
+
+
+def shapes() -> list[GptSize]:
+    """Returns all shapes of the family by size: a width begins where the one before has ended."""
+    found: list[GptSize] = []
+    for deepest in WIDTHS:
+        before = found[-1].numel if found else 0
+        found += [one for one in _of_width(deepest) if one.numel > before]
+    return found
+
+
+def _of_width(deepest: GptSize) -> list[GptSize]:
+    return [replace(deepest, layers=layers) for layers in range(1, deepest.layers + 1)]
+
+
+def family_axis() -> PlanAxis:
+    """Returns the axis of the family: places in `shapes`, the load about a line in the number of parameters."""
+    family = shapes()
+
+    def changed(cell: Cell, place: int) -> Cell:
+        one, model = family[place], cell.config.model
+        assert isinstance(model, Gpt)
+        return cell.changed(model=replace(model, layers=one.layers, hidden=one.hidden, heads=one.heads))
+
+    return PlanAxis(
+        "shape", range(len(family)), (1, 3), changed, lambda place: float(family[place].numel), in_states=True
+    )
+
+
+# -- theory's bound --------------------------------------------------------------------------------
+
+
+SURE = 1.02
+"""Times the limit that theory's states must be, for a cell not to be executed."""
+
+_ESTIMATES: dict[str, Estimate | None] = {}
+"""Identity -> the prediction, for a search comes back to a cell."""
+
+
+def states_of(cell: Cell) -> Estimate | None:
+    """Returns theory's prediction for a cell, None where the model cannot be built for it."""
+    if cell.cell_id not in _ESTIMATES:
+        try:
+            _ESTIMATES[cell.cell_id] = estimate(cell.config)
+        except Exception:  # a user's builder may do what a model without memory cannot; its execution will tell
+            _ESTIMATES[cell.cell_id] = None
+    return _ESTIMATES[cell.cell_id]
+
+
+def least_load(cell: Cell, capacity: Capacity) -> float:
+    """Returns a load that the cell's execution cannot be below; 0 where theory says nothing."""
+    found = states_of(cell)
+    if found is None or found.states_bytes is None:
+        return 0.0
+    tiers = {"device": found.states_bytes, "host": found.host_bytes or 0, "nvme": found.file_bytes or 0}
+    return max(held / capacity.limit_of(tier) for tier, held in tiers.items())
+
+
+def by_states(cell: Cell, axis: PlanAxis, capacity: Capacity) -> PlanAxis:
+    """Returns the axis with theory's states as its coordinate, in which the load is a line of slope 1 but for
+    activations; the axis itself where the states do not change along it, or theory says nothing.
+    """
+    if not axis.in_states or least_load(axis.changed(cell, axis.values[0]), capacity) == 0:
+        return axis
+    return replace(axis, coordinate=lambda value: least_load(axis.changed(cell, value), capacity))
+
+
+def first_too_large(cell: Cell, axis: PlanAxis, capacity: Capacity) -> int:
+    """Returns the first place of the axis whose states alone do not fit; the number of values where all do."""
+    search, load = walk(axis, len(axis.values)), None
+    try:
+        while True:
+            place = search.send(load) if load is not None else next(search)
+            load = least_load(axis.changed(cell, axis.values[place]), capacity) / SURE
+    except StopIteration as stop:
+        return 0 if stop.value is None else stop.value + 1
+
+
+# -- a row's search --------------------------------------------------------------------------------
+
+
+Search = Generator[Cell, "Used | str", "PlanRow"]
+
+
+@dataclass(frozen=True)
+class ExecutedCell:
     """An executed cell: its value on the axis, and what it used."""
 
     value: int
@@ -28,7 +246,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """Findings for one candidate. `best`: the executed cell that fits and goes furthest; None where none fits.
 
     `beyond`: the next value's execution, which does not fit, or the least that was tried. `problem`: why it was not
@@ -36,26 +254,26 @@ class Row:
     """
 
     candidate: Candidate
-    best: Probe | None = None
-    beyond: Probe | None = None
+    best: ExecutedCell | None = None
+    beyond: ExecutedCell | None = None
     problem: str = ""
     bound_bytes: int | None = None
     at_end: bool = False
-    probes: tuple[Probe, ...] = field(default=(), repr=False)
+    probes: tuple[ExecutedCell, ...] = field(default=(), repr=False)
 
 
 class NotExecutedError(Exception):
     """A cell could not be executed; the message says why."""
 
 
-def search_row(candidate: Candidate, cell: Cell, axis: Axis, capacity: Capacity) -> Search:
+def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity) -> Search:
     """Looks for the furthest value of the axis that fits. Yields cells, and is sent what they used."""
     if cell.problems:
-        return Row(candidate, problem=cell.problems[0])
+        return PlanRow(candidate, problem=cell.problems[0])
     end = first_too_large(cell, axis, capacity)
     if end == 0:
         return _only_states(candidate, axis.changed(cell, axis.values[0]), capacity)
-    probes: dict[int, Probe] = {}
+    probes: dict[int, ExecutedCell] = {}
     places, load = walk(by_states(cell, axis, capacity), end), None
     try:
         while True:
@@ -64,24 +282,99 @@ def search_row(candidate: Candidate, cell: Cell, axis: Axis, capacity: Capacity)
             used = yield changed
             if isinstance(used, str):
                 raise NotExecutedError(used)
-            probes[place] = Probe(axis.values[place], changed, used)
+            probes[place] = ExecutedCell(axis.values[place], changed, used)
             load = capacity.load(used)
     except StopIteration as stop:
         found = stop.value
     except NotExecutedError as error:
-        return Row(candidate, problem=str(error), probes=tuple(probes.values()))
+        return PlanRow(candidate, problem=str(error), probes=tuple(probes.values()))
     beyond = [place for place in sorted(probes) if found is None or place > found]
-    return Row(
+    return PlanRow(
         candidate, best=None if found is None else probes[found], beyond=probes[beyond[0]] if beyond else None,
         at_end=found == len(axis.values) - 1, probes=tuple(probes.values()),
     )  # fmt: skip
 
 
-def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> Row:
+def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow:
     """Returns the row of a candidate whose states alone are too large, which needs no execution."""
     found = states_of(cell)
     assert found is not None
     assert found.states_bytes is not None
     tier = "device" if found.states_bytes > capacity.usable_bytes else "host or disk"
     words = f"states alone are {least_load(cell, capacity):.2f} times what is usable ({tier})"
-    return Row(candidate, problem=words, bound_bytes=found.states_bytes)
+    return PlanRow(candidate, problem=words, bound_bytes=found.states_bytes)
+
+
+# -- all searches, side by side --------------------------------------------------------------------
+
+
+Execute = Callable[[list[CellConfig]], list[Execution]]
+Tell = Callable[[int, int, str], None]
+"""Takes how many cells were executed, how many searches are open, and the name of the last cell."""
+
+
+def run_searches(searches: list[Search], execute: Execute, tell: Tell = lambda *_: None) -> list[PlanRow]:
+    """Returns the rows of the searches, in their order."""
+    known: dict[str, Used | str] = {}
+    rows: dict[int, PlanRow] = {}
+    wanted: dict[int, Cell] = {}
+    for number, search in enumerate(searches):
+        _advance(number, search, None, wanted, rows)
+    while wanted:
+        new = {cell.cell_id: cell for cell in wanted.values() if cell.cell_id not in known}
+        for cell, execution in zip(new.values(), execute([cell.config for cell in new.values()]), strict=True):
+            known[cell.cell_id] = _used(cell, execution)
+        tell(len(known), len(wanted), "")
+        for number, cell in list(wanted.items()):
+            del wanted[number]
+            _advance(number, searches[number], known[cell.cell_id], wanted, rows)
+    return [rows[number] for number in range(len(searches))]
+
+
+def with_least(rows: list[PlanRow], cells: dict[Candidate, Cell], axis: PlanAxis, execute: Execute) -> list[PlanRow]:
+    """Returns the rows with that of the least states executed at its emptiest, so that a plan in which theory has
+    pruned all can say which device would do.
+    """
+    pruned = [row for row in rows if row.bound_bytes is not None]
+    if not pruned:
+        return rows
+    least = min(pruned, key=lambda row: row.bound_bytes or 0)
+    cell = axis.changed(cells[least.candidate], axis.values[0])
+    used = _used(cell, execute([cell.config])[0])
+    if isinstance(used, str):
+        return [replace(row, problem=used, bound_bytes=None) if row is least else row for row in rows]
+    probe = ExecutedCell(axis.values[0], cell, used)
+    return [replace(row, problem="", beyond=probe, probes=(probe,)) if row is least else row for row in rows]
+
+
+def _advance(
+    number: int, search: Search, answer: Used | str | None, wanted: dict[int, Cell], rows: dict[int, PlanRow]
+) -> None:
+    """Takes a search to the next cell that it wants, or to its row."""
+    try:
+        wanted[number] = next(search) if answer is None else search.send(answer)
+    except StopIteration as stop:
+        rows[number] = stop.value
+
+
+def _used(cell: Cell, execution: Execution) -> Used | str:
+    if execution.problem:
+        return execution.problem
+    predicted = states_of(cell)
+    return used_of(execution, predicted.psi if predicted is not None else 0)
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """Shows on a terminal how far the searches are."""
+    console = progress_console()
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:  # fmt: skip
+        task = bar.add_task("theory's bounds first", total=None)
+
+        def tell(executed: int, open_: int, name: str) -> None:
+            bar.update(task, description=f"{executed} cells executed, {open_} rows still looked for {name}".rstrip())
+
+        yield tell

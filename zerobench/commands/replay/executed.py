@@ -19,12 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...config.cell import CellConfig
 from ...fake_execution import Execution, Limits, execute_all
-from ...predict.estimate import training_shapes
+from ...predict.estimate import formulas_of
 from ...rank_record import RankRecord
-from ...strategies import predicts, shape_of
-from ...theory.formula import to_json
-from ...theory.in_flight import bounded_states
-from ...theory.volume import bounded_volume
+from ...strategies import predicts
+from ...theory.closed_forms import to_json
 from .worlds import EXECUTED, Panel, World, streams_of
 
 LIMITS = Limits(seconds=300.0)
@@ -65,9 +63,7 @@ def _formulas(config: CellConfig, record: RankRecord) -> str | None:
     """Returns the closed forms of a cell as a run's row has them; None where theory has none."""
     if not predicts(config.strategy.values()):
         return None
-    strategy, shapes, groups = shape_of(config.strategy.values()), training_shapes(config), config.groups
-    forms = bounded_states(strategy, record.schedule, groups, *shapes, config.offload.theory_shape())
-    return to_json(forms | {"volume": bounded_volume(strategy, record.schedule, groups)})
+    return to_json(formulas_of(config, record.schedule))
 
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...records.palette import CATEGORIES
-from ...theory.sources import states_source, volume_source
+from ...theory.strategies import states_source, volume_source
 from .clock import TICKS, phases_of, ticks_of
 from .worlds import Panel, World
 
@@ -103,7 +103,7 @@ def _facts(panel: Panel) -> dict[str, Any]:
     theory, formulas = panel.theory, panel.formulas
     forms = {
         name: {"equation": form.equation, "value": form.value, "numbers": dict(form.numbers),
-               "beside": [[term.name, term.size] for term in form.in_flight]}
+               "beside": [[term.name, term.size] for term in form.beyond]}
         for name, form in formulas.items()
     }  # fmt: skip
     kept = ("run_id", "peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "command", "commit", "torch_version")

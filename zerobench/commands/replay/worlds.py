@@ -20,7 +20,7 @@ from ...host.environment import SIMULATED
 from ...results.tables import Results, latest
 from ...strategies import find, spare_look
 from ...strategies.spec import StrategySpec
-from ...theory.formula import Formula, from_json
+from ...theory.closed_forms import Formula, from_json
 from ...theory.strategy import StrategyTheory
 
 MEASURED, EXECUTED = "measured", "executed"

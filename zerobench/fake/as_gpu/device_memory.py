@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ...zero import labels
-from ..caching_allocator import Block, CachingAllocator
-from ..listeners import StoredBytes
+from ..caching_allocator import CachingAllocator, MemoryBlock
+from ..observers import StoredBytes
 
 BLAS_WORKSPACE = {"ampere": 2 * 4 * 2**20 + 8 * 16 * 2**10, "hopper": 32 * 2**20}
 """Bytes of a workspace of cuBLAS, and of cuBLASLt, which uses the same one: on GPUs up to Ada, and from Hopper on
@@ -40,7 +40,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Mark:
+class IntervalMark:
     """`what` happens between changes: a "phase" of that name, or an interval that has a "begin" or an "end"."""
 
     what: str
@@ -57,10 +57,10 @@ class DeviceMemory:
 
 @dataclass
 class Allocations:
-    """A Listener that writes allocations down. `workspace_bytes`: of a handle of cuBLAS."""
+    """A AllocationObserver that writes allocations down. `workspace_bytes`: of a handle of cuBLAS."""
 
     workspace_bytes: int
-    log: list[Growth | Mark] = field(default_factory=list)
+    log: list[Growth | IntervalMark] = field(default_factory=list)
     _streams: dict[object, int] = field(default_factory=dict)
 
     def on_growth(self, stored: StoredBytes, grown: int) -> None:
@@ -70,37 +70,37 @@ class Allocations:
 
     def on_phase(self, name: str) -> None:
         """Notes a phase."""
-        self.log.append(Mark("phase", name))
+        self.log.append(IntervalMark("phase", name))
 
     def on_begin(self) -> None:
         """Notes a step."""
-        self.log.append(Mark("begin"))
+        self.log.append(IntervalMark("begin"))
 
     def on_end(self, whole: str) -> None:
         """Notes the end of building or of a measured step."""
-        self.log.append(Mark("end", whole))
+        self.log.append(IntervalMark("end", whole))
 
     def memory(self) -> DeviceMemory:
         """Returns the device's memory, of all that was noted."""
-        default, expandable = (Replay(self, CachingAllocator(expandable=way)).run() for way in (False, True))
+        default, expandable = (AllocatorReplay(self, CachingAllocator(expandable=way)).run() for way in (False, True))
         reserved = sorted(one.peak_reserved for one in (default, expandable))
         return DeviceMemory(default.peak_allocated, (reserved[0], reserved[1]))
 
 
-class Replay:
+class AllocatorReplay:
     """One pass over a log. `peak_allocated`, `peak_reserved`: the most in measured steps."""
 
     def __init__(self, allocations: Allocations, allocator: CachingAllocator) -> None:
         self._noted, self._allocator = allocations, allocator
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
         self._sizes: dict[int, int] = {}
         self._handles = {"forward", "backward"}
         self.peak_allocated = self.peak_reserved = 0
 
-    def run(self) -> Replay:
+    def run(self) -> AllocatorReplay:
         """Replays it all."""
         for entry in self._noted.log:
-            if isinstance(entry, Mark):
+            if isinstance(entry, IntervalMark):
                 self._mark(entry)
             elif entry.stored.tier == labels.DEVICE:
                 self._grow(entry)
@@ -116,16 +116,16 @@ class Replay:
         if before is not None:
             self._allocator.free(before)
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: IntervalMark) -> None:
         allocator = self._allocator
         if mark.what == "phase" and mark.name in self._handles:
             self._handles.discard(mark.name)
             if self._noted.workspace_bytes:
                 allocator.allocate(self._noted.workspace_bytes, COMPUTE)
-        elif mark == Mark("end", "init"):
+        elif mark == IntervalMark("end", "init"):
             allocator.empty_cache()  # as a run on a GPU does when all is built
         elif mark.what == "begin":
             allocator.reset_peaks()
-        elif mark == Mark("end", "step"):
+        elif mark == IntervalMark("end", "step"):
             self.peak_allocated = max(self.peak_allocated, allocator.peak_allocated)
             self.peak_reserved = max(self.peak_reserved, allocator.peak_reserved)

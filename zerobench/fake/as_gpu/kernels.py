@@ -3,17 +3,226 @@
 dropout      one kernel: keeps a mask of one byte an element, where a CPU keeps a factor in the input's dtype
 layer_norm   keeps means and deviations in fp32, where a CPU keeps them in the input's dtype
 rms_norm     one kernel: keeps its input and fp32 deviations, where a CPU runs plain operators
+
+scaled_dot_product_attention runs by one of three kernels, which differ in what backward needs:
+
+    math        plain operators, in fp32 for half precision: keeps the s x s scores after the softmax, and what dropout
+                leaves of them
+    flash       keeps its output and the logarithms of the scores' sums, fp32, s a head: fp16 and bf16, heads of up to
+                256, no mask
+    efficient   as flash; fp32 too, masks too
+
+Flash and efficient are torch's own operators, with the shapes that torch gives for CUDA and torch's own rule for what
+backward keeps (aten._scaled_dot_product_flash_attention and ..._efficient_attention). Scratch memory of their backward
+is allocated beside them: in fp32 the queries' gradient under flash (flash_api.cpp, mha_bwd), a number per row under
+both. Shapes: query (B, H, L, D), key and value (B, H_kv, S, D).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-_HALVES = (torch.float16, torch.bfloat16)
+from ..caching_allocator import round_up
+
+HALVES = (torch.float16, torch.bfloat16)
+
+MOST_FLASH_HEAD = 256
+"""Most elements of a head that flash attention takes."""
+
+
+class KernelRefusalError(ValueError):
+    """A kernel was asked for what it cannot do."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call; `gqa`: key and value may have fewer heads."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    scale: float | None
+    gqa: bool
+
+    @property
+    def keeps(self) -> bool:
+        """True where a backward will come."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`run`: a call's output, (B, H, L, D). `refusal`: words on what the kernel cannot do of a call, or none."""
+
+    run: Callable[[Call], torch.Tensor]
+    refusal: Callable[[Call], str]
+
+
+def run_math(call: Call) -> torch.Tensor:
+    """Runs the operators of torch's _scaled_dot_product_attention_math, one by one: the scaling of queries and keys
+    before the product, the mask added in place, a softmax that is 0 where all is masked.
+    """
+    query, key, value = call.query, call.key, call.value
+    if query.dtype in HALVES:
+        query, key, value = query.float(), key.float(), value.float()
+    mask, scale = call.mask, (query.size(-1) ** -0.5 if call.scale is None else call.scale) ** 0.5
+    query = query * scale
+    if call.is_causal:
+        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    if call.gqa and key.size(-3) != query.size(-3):
+        repeats = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = query @ (key.transpose(-2, -1) * scale)
+    if mask is not None:
+        scores.add_(mask)
+    weights = _safe_softmax(scores)
+    del scores
+    if call.dropout > 0:
+        weights = torch.native_dropout(weights, call.dropout, True)[0]
+    return (weights @ value).to(call.query.dtype)
+
+
+def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Runs torch's operator, with its temporaries beside it: a plain softmax, and what of the scores is masked."""
+    with torch.no_grad():
+        temporary = [torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)]
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    temporary.clear()
+    return weights
+
+
+def run_flash(call: Call) -> torch.Tensor:
+    """Runs flash attention; heads are padded to a multiple of 8, as torch does before it."""
+    head = call.query.size(-1)
+    tensors = (call.query, call.key, call.value)
+    if head % 8:
+        query, key, value = (F.pad(x, (0, -head % 8)) for x in tensors)
+    else:
+        query, key, value = tensors
+    run = torch.ops.aten._scaled_dot_product_flash_attention
+    mixed = run(query, key, value, call.dropout, call.is_causal, False, scale=call.scale)[0]
+    _beside_backward(mixed, partial(_flash_scratch, query.shape, key.shape, query.dtype, query.device))
+    return mixed[..., :head] if head % 8 else mixed
+
+
+def _flash_scratch(
+    query: torch.Size, key: torch.Size, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:  # fmt: skip
+    """Returns what flash attention's backward allocates beside its results (mha_bwd): dq_accum, softmax_d, and the
+    gradients of keys and values for each head of the queries where they have fewer.
+    """
+    batch, heads, length, head = query
+    rows, padded = round_up(length, 128), round_up(head, 32) if head <= 192 else 256
+    made = [
+        torch.empty(batch, heads, rows, device=device),
+        torch.empty(batch, rows, heads, padded, device=device),
+    ]
+    if key[1] != heads:
+        made += [torch.empty(batch, key[2], heads, head, dtype=dtype, device=device) for _ in range(2)]
+    return made
+
+
+def run_efficient(call: Call) -> torch.Tensor:
+    """Runs memory-efficient attention; a mask is cast to the queries' dtype, its rows aligned to 16 elements."""
+    bias = call.mask
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=call.query.dtype).masked_fill_(bias.logical_not(), float("-inf"))
+        if bias.size(-1) % 16:
+            bias = F.pad(bias, (0, -bias.size(-1) % 16))[..., : bias.size(-1)]
+        bias = bias.expand(call.query.size(0), call.query.size(1), call.query.size(2), call.key.size(2))
+    run = torch.ops.aten._scaled_dot_product_efficient_attention
+    mixed = run(call.query, call.key, call.value, bias, call.keeps, call.dropout, call.is_causal, scale=call.scale)[0]
+    _beside_backward(mixed, partial(_row_scratch, call.query.shape, call.query.device))
+    return mixed
+
+
+def _row_scratch(query: torch.Size, device: torch.device) -> list[torch.Tensor]:
+    """Returns a number per row of the scores, fp32."""
+    return [torch.empty(query[:3], device=device)]
+
+
+def _beside_backward(output: torch.Tensor, allocate: Callable[[], list[torch.Tensor]]) -> None:
+    """Allocates scratch memory for as long as the backward of the operator that made `output` runs."""
+    node, held = output.grad_fn, []
+    if node is not None:
+        node.register_prehook(lambda _: held.extend(allocate()))
+        node.register_hook(lambda *_: held.clear())
+
+
+def _refused_by_flash(call: Call) -> str:
+    if call.query.dtype not in HALVES:
+        return f"takes fp16 and bf16, and queries here are {str(call.query.dtype).removeprefix('torch.')}"
+    if call.query.size(-1) > MOST_FLASH_HEAD:
+        return f"takes heads of up to {MOST_FLASH_HEAD}, and they have {call.query.size(-1)} here"
+    if call.mask is not None:
+        return "takes no mask, and one is given here"
+    if call.is_causal and call.query.size(-2) != call.key.size(-2):
+        return "takes is_causal for queries and keys of one length, and their lengths differ here"
+    return _refused_by_both(call)
+
+
+def _refused_by_efficient(call: Call) -> str:
+    if words := _refused_by_both(call):
+        return words
+    unit = 8 if call.query.dtype in HALVES else 4
+    if any(x.size(-1) % unit for x in (call.query, call.key, call.value)):
+        return f"takes heads of a multiple of {unit}, and they have {call.query.size(-1)} here"
+    if call.key.size(-3) != call.query.size(-3):
+        return "takes as many heads of keys as of queries, and there are fewer here"
+    return ""
+
+
+def _refused_by_both(call: Call) -> str:
+    return "" if call.query.dim() == 4 else f"takes (B, H, L, D), and queries here have {call.query.dim()} dimensions"
+
+
+KERNELS: dict[str, Kernel] = {
+    "flash": Kernel(run_flash, _refused_by_flash),
+    "efficient": Kernel(run_efficient, _refused_by_efficient),
+    "math": Kernel(run_math, lambda _: ""),
+}
+"""In the order in which torch takes the first that can."""
+
+
+def attend(
+    chosen: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Stands for scaled_dot_product_attention by the `chosen` kernel; None: the first that can.
+
+    Raises KernelRefusalError with a sentence where the chosen one cannot.
+    """
+    call = Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if chosen is None:
+        return next(kernel for kernel in KERNELS.values() if not kernel.refusal(call)).run(call)
+    if refusal := KERNELS[chosen].refusal(call):
+        able = [name for name, kernel in KERNELS.items() if not kernel.refusal(call)]
+        raise KernelRefusalError(f"attention={chosen}: this kernel {refusal}; use attention={' or '.join(able)}")
+    return KERNELS[chosen].run(call)
+
+
+# -- dropout and norms -----------------------------------------------------------------------------
+
+
 _dropout, _layer_norm, _rms_norm = F.dropout, F.layer_norm, F.rms_norm
 
 
@@ -48,7 +257,7 @@ def layer_norm(
     bias: torch.Tensor | None = None, eps: float = 1e-5,
 ) -> torch.Tensor:  # fmt: skip
     """Stands for layer_norm; in fp32 the devices are alike."""
-    if input.dtype not in _HALVES:
+    if input.dtype not in HALVES:
         return _layer_norm(input, list(normalized_shape), weight, bias, eps)
     return _Norm.apply(input.contiguous(), weight, bias, len(normalized_shape), 2)
 

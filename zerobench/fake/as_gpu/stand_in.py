@@ -2,6 +2,10 @@
 
 A torch without CUDA has no fake tensors on "cuda", so fake tensors on "cpu" act as a GPU's. Of the two devices' code
 only the GPU's runs: collectives, streams, norms, tiles; their memory is what a GPU would hold.
+
+Streams order nothing. The current one is torch.cpu's, so that FSDP2, which uses these placeholders itself, and the
+engine share it: an allocation belongs to the stream that is current when it is made. An event is over when it is
+recorded: a wait for it returns.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import torch
 from torch.nn import functional as F
 
 from ...zero import options, precision
@@ -19,11 +24,40 @@ from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import simulated
 from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
-from ..listeners import listening
+from ..observers import listening
 from . import kernels
-from .attention import KERNELS, attend
 from .device_memory import Allocations
-from .null_streams import NullCuda
+from .kernels import KERNELS, attend
+
+
+class NullEvent:
+    """The end of work that is over."""
+
+    def wait(self) -> None:
+        """Goes on."""
+
+    def synchronize(self) -> None:
+        """Goes on."""
+
+
+class NullStream(torch.cpu.Stream):
+    """A stream whose events exist, as a GPU's do: memory that is held until an event is held here."""
+
+    def record_event(self) -> NullEvent:  # type: ignore[override]
+        """Returns an event."""
+        return NullEvent()
+
+    def synchronize(self) -> None:
+        """Returns at once."""
+
+
+class NullCuda:
+    """Stands for the module torch.cuda."""
+
+    Stream = NullStream
+    stream = staticmethod(torch.cpu.stream)
+    current_stream = staticmethod(torch.cpu.current_stream)
+
 
 ATTENTION_KERNELS = tuple(KERNELS)
 """Kernels of scaled_dot_product_attention that CUDA has."""

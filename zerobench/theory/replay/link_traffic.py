@@ -14,13 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..choices import settle
-from ..gathers import gathers_of
-from ..groups import GroupShape
+from ..groups import GroupShape, slice_of
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from ..ranks import slice_of
 from ..shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, trainable, wire_bytes
-from ..strategy import StrategyShape
+from ..strategy import StrategyShape, gathers_of, settle
 from ..tiers import POOL_ALIGN_BYTES, TierShape
 
 
@@ -42,7 +39,7 @@ def predict_links(
     `rank`: of this one alone; None: the sum over all.
     """
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
-    flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
+    flow = _LinkTraffic(strategy, schedule, groups, optimizer, precision, tiers, norms)
     if rank is not None:
         flow.slices, flow.copies = [slice_of(rank, groups)], 1
     if tiers.place is not None and strategy.theory.parameters:
@@ -69,7 +66,7 @@ class _Kind:
     trained: bool
 
 
-class _Flow:
+class _LinkTraffic:
     """Adds up `links`, a shard at a time."""
 
     def __init__(

@@ -10,6 +10,15 @@ from ..shapes import ParameterShape, Schedule, bytes_of
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
+IN_FLIGHT = {
+    "fresh": "gradients of autograd", "beside": "gradients of autograd", "waiting": "gradients of tied parameters",
+    "unsynced": "gradients of earlier micro-batches", "full": "open units", "wire": "cast for sending",
+    "received": "received", "carried": "sums so far of open units", "tile": "tile of an update",
+    "slot": "slots of the arena", "codes": "quantized gathers", "secondary": "secondary shards",
+    "flags": "flags of used parameters", "unit": "units in use",
+}  # fmt: skip
+"""Name of an allocation, or its first word -> the term in flight that it belongs to; all others are the formula's."""
+
 
 @dataclass
 class Replay:
@@ -27,18 +36,38 @@ class Replay:
     """Bytes in files, which stay."""
     shard: int | None = None
     """Shard that is played, of host memory; None: that of the rank which is fullest there."""
+    in_flight: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(category, term of IN_FLIGHT) -> live bytes."""
+    beyond: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Category, or "states" -> term -> bytes when its sum was most."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
         """Allocates `name`; without effect where it is alive."""
-        self.totals[category] += size - self.live.get((category, name), 0)
+        self._change(category, name, size - self.live.get((category, name), 0))
         self.live[category, name] = size
-        self.highest[category] = max(self.highest[category], self.totals[category])
+        if self.totals[category] > self.highest[category]:
+            self.highest[category] = self.totals[category]
+            self.beyond[category] = self._in_flight(category)
         if (together := sum(self.totals.values())) > self.most:
-            self.most, self.at_most = together, dict(self.totals)
+            self.most, self.at_most, self.beyond["states"] = together, dict(self.totals), self._in_flight(*STATES)
 
     def drop(self, category: str, name: Any) -> None:
         """Frees `name`."""
-        self.totals[category] -= self.live.pop((category, name), 0)
+        self._change(category, name, -self.live.pop((category, name), 0))
+
+    def _change(self, category: str, name: Any, size: int) -> None:
+        self.totals[category] += size
+        term = IN_FLIGHT.get(name[0] if isinstance(name, tuple) else name)
+        if term is not None:
+            self.in_flight[category, term] = self.in_flight.get((category, term), 0) + size
+
+    def _in_flight(self, *categories: str) -> dict[str, int]:
+        """The terms of `categories` as they are now."""
+        found: dict[str, int] = {}
+        for (category, term), size in self.in_flight.items():
+            if size and category in categories:
+                found[term] = found.get(term, 0) + size
+        return found
 
 
 @dataclass

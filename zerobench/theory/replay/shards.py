@@ -58,8 +58,9 @@ class Shards:
         here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
         if here:
             most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
-            replay.hold("gradients", "tile", most * self._tile_bytes(away=False))
-            replay.drop("gradients", "tile")
+            name = "tile" if self.precision.tile_bytes is not None else "cast"  # all at once: a term of the formula
+            replay.hold("gradients", name, most * self._tile_bytes(away=False))
+            replay.drop("gradients", name)
         if away and replay.host is not None:
             most = self._tile_numel_of(self._host_rank(replay.host, set(schedule.arrivals)))
             replay.host.hold("gradients", "tile", most * self._tile_bytes(away=True))

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..choices import frees_root, reads
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out
 from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, micro_batches
-from ..strategy import StrategyShape
+from ..strategy import StrategyShape, frees_root, reads
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
 from .reductions import Reductions, UnitGradients, whole_bytes
@@ -22,7 +21,7 @@ from .shards import Shards
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class UnitPart:
     """Parameters of one module group of one kind: of one dtype, all trained or all frozen."""
 
     buffer: FlatBuffer
@@ -34,7 +33,7 @@ class Part:
 class Use:
     """A module's parts as it runs. `returns`: backward comes back to it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[UnitPart, ...]
     returns: bool
     is_root: bool
 
@@ -50,7 +49,7 @@ def replay_units(
     units = {name: _parts(shapes, mine, n, precision) for name, mine in by_name.items()}
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
-    replay.hold("parameters", "kept", sum(part.buffer.padded_bytes for part in small))
+    replay.hold("parameters", "small", sum(part.buffer.padded_bytes for part in small))
     own = sum(part.buffer.padded_bytes // n for part in large)
     replay.hold("parameters", "shards", 0 if tiers.parameters else own)
     if tiers.parameters and replay.host is not None:
@@ -75,12 +74,12 @@ def replay_units(
 
 def _parts(
     shapes: tuple[ParameterShape, ...], indices: list[int], n: int, precision: PrecisionShape
-) -> tuple[Part, ...]:
+) -> tuple[UnitPart, ...]:
     parts = []
     for kind in by_kind(shapes, indices):
         buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
         gradients = UnitGradients.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
-        parts.append(Part(buffer, gradients))
+        parts.append(UnitPart(buffer, gradients))
     return tuple(parts)
 
 
@@ -95,9 +94,9 @@ class _Units:
     groups: GroupShape
     strategy: StrategyShape
     uses: list[Use]
-    small: tuple[Part, ...]
+    small: tuple[UnitPart, ...]
     reductions: Reductions
-    done: set[Part] = field(default_factory=set)
+    done: set[UnitPart] = field(default_factory=set)
     comes_and_goes: bool = True
     """True where units are whole only while their module runs."""
 
@@ -108,8 +107,8 @@ class _Units:
         self.last = _last_inside([self._name(use) for use in self.uses])
         self.ends = sorted(range(len(self.uses)), key=lambda place: (self.last[place], -place))
         self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
-        self.entered: tuple[Part, ...] = ()
-        self.waiting: list[Part] = []
+        self.entered: tuple[UnitPart, ...] = ()
+        self.waiting: list[UnitPart] = []
         self.first = int(bool(self.uses) and self.uses[0].is_root)
         goes = frees_root(self.strategy, self.schedule.shapes) and self.comes_and_goes
         parts = self.row[: self.starts[self.first]] if goes else []
@@ -134,7 +133,7 @@ class _Units:
         self._unshard(self.row[: self.starts[self.first]])
         self._unshard(self._preceding(len(self.row)), ahead=True)
         to_come = [place for place in self.ends if not self.uses[place].is_root]
-        self.left, self.come = Counter(self.schedule.arrivals), Counter[Part]()
+        self.left, self.come = Counter(self.schedule.arrivals), Counter[UnitPart]()
         names = [self._name(self.uses[place]) for place in to_come]
 
         def enter(i: int) -> None:
@@ -176,7 +175,7 @@ class _Units:
         if not (self.reductions.in_flight and any(part.gradients for part in self.entered)):
             self._gather_waiting()
 
-    def _count(self, part: Part, i: int) -> None:
+    def _count(self, part: UnitPart, i: int) -> None:
         """Counts a gradient. Half of a unit's gradients make room: the next unit is gathered."""
         self.left[i] -= 1
         self.come[part] += 0 if self.left[i] else self.schedule.shapes[i].numel
@@ -188,7 +187,7 @@ class _Units:
         self._unshard(self.waiting, ahead=True)
         self.waiting = []
 
-    def _preceding(self, end: int) -> list[Part]:
+    def _preceding(self, end: int) -> list[UnitPart]:
         """Returns the parts to prefetch: those that stand before `end` in the row, and that backward will reach."""
         returns = [use.returns for use in self.uses for _ in use.parts]
         window = range(max(0, end - self.strategy.prefetch), end)
@@ -205,29 +204,29 @@ class _Units:
             self.reductions.land()
         self.done.clear()
 
-    def _send(self, part: Part) -> None:
+    def _send(self, part: UnitPart) -> None:
         if part.gradients and self.reductions.synchronizing:
             self.reductions.send(part.gradients)
 
-    def _unshard(self, parts: Sequence[Part], ahead: bool = False) -> None:
+    def _unshard(self, parts: Sequence[UnitPart], ahead: bool = False) -> None:
         """Gathers parts. `ahead`: they are prefetched, and not awaited."""
         for part in parts if self.comes_and_goes else ():
             buffer, codes = part.buffer, ("communication", ("codes", part))
-            if ("parameters", part) not in self.replay.live:
-                self.replay.hold("parameters", part, buffer.padded_bytes)
+            if ("parameters", ("unit", part)) not in self.replay.live:
+                self.replay.hold("parameters", ("unit", part), buffer.padded_bytes)
                 if ("parameters", ("secondary", part)) not in self.replay.live:
                     self.replay.hold(*codes, self.groups.gather_bytes(buffer.padded_numel, buffer.element_bytes))
             if not ahead:
                 self.replay.drop(*codes)
 
-    def _reshard(self, parts: Sequence[Part]) -> None:
+    def _reshard(self, parts: Sequence[UnitPart]) -> None:
         for part in parts:
-            if ("parameters", part) in self.replay.live:
+            if ("parameters", ("unit", part)) in self.replay.live:
                 self.replay.drop("communication", ("codes", part))
                 self._keep_secondary(part)
-            self.replay.drop("parameters", part)
+            self.replay.drop("parameters", ("unit", part))
 
-    def _keep_secondary(self, part: Part) -> None:
+    def _keep_secondary(self, part: UnitPart) -> None:
         if self.groups.secondary:
             self.replay.hold("parameters", ("secondary", part), part.buffer.padded_bytes // self.groups.nodes[0])
 

@@ -1,16 +1,23 @@
-"""The entry to the replay of memory: plays one step of a strategy, and returns the maxima of its live bytes."""
+"""The entry to the replay of memory: plays one step of a strategy, and returns the maxima of its live bytes.
+
+The rank that holds most is played. Shards are equal with their padding, but padding has no optimizer states, and an
+optimizer counts its steps once per segment: of two ranks with as many elements the one with more segments holds more.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..choices import settle
-from ..groups import GroupShape
-from ..ranks import slice_of
-from ..shapes import OptimizerShape, PrecisionShape, Schedule
-from ..strategy import StrategyShape
+from ..closed_forms import Formula
+from ..groups import GroupShape, slice_of
+from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from ..shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule, trainable
+from ..strategy import StrategyShape, settle
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import InSlots, Replay
+from .shards import Shards
 
 FULL = PrecisionShape()
 
@@ -30,6 +37,8 @@ class Prediction:
     file_bytes: int = 0
     host_highest: dict[str, int] = field(default_factory=dict)
     host_at_most: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Category, or "states" -> term in flight (live_bytes.IN_FLIGHT) -> its bytes at that maximum."""
 
     def of_category(self, category: str, tier: str = "device") -> int | None:
         """The expected maximum of `category`, or None where theory says nothing."""
@@ -59,6 +68,52 @@ def predict_states(
     for _ in range(2 if schedule.arena else 1):  # an arena has all its slots once a step has been played
         replay.files = 0
         strategy.theory.replay(replay, strategy, schedule, groups, optimizer, precision, **more)
-    if host is None:
-        return Prediction(replay.most, replay.highest, replay.at_most, file_bytes=replay.files)
-    return Prediction(replay.most, replay.highest, replay.at_most, host.most, replay.files, host.highest, host.at_most)
+    away = host or Replay()
+    return Prediction(
+        replay.most, replay.highest, replay.at_most, away.most, replay.files,
+        away.highest if host else {}, away.at_most, replay.beyond,
+    )  # fmt: skip
+
+
+def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
+    """The closed forms of states.py, each with what is in flight in its category when that is largest."""
+    return {
+        name: one.explained(prediction.of_category(name) or 0, prediction.in_flight.get(name, {}))
+        for name, one in formulas.items()
+    }
+
+
+# -- the fullest rank ------------------------------------------------------------------------------
+
+
+def fullest_rank(
+    strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape, tiers: TierShape = NOWHERE,
+) -> int:  # fmt: skip
+    """Returns the rank whose optimizer keeps most bytes on the device, of several the one that keeps most in
+    another tier, the lowest of these. Without a partition all ranks are alike.
+    """
+    n = groups.shard_ranks
+    buffers = Counter(buffer.pattern for buffer in _trained(settle(strategy, shapes, n), shapes, n))
+    shards = [(Shards([one], n, optimizer, precision, tiers), count) for one, count in buffers.items()]
+    kept = [_kept_bytes(shards, rank_slice) for rank_slice in range(n)] if shards else [(0, 0)]
+    most = max(kept)
+    return min(rank for rank in range(groups.world_size) if kept[slice_of(rank, groups) % len(kept)] == most)
+
+
+def _trained(strategy: StrategyShape, shapes: Sequence[ParameterShape], n: int) -> Iterator[FlatBuffer]:
+    if strategy.has_buckets:
+        for kind in by_kind(shapes, trainable(shapes)[::-1]):
+            yield from lay_out_buckets(shapes, kind, n, strategy.bucket_limit)
+    elif strategy.theory.parameters:
+        small, units = by_unit(shapes, strategy.persistence_numel)
+        for mine in (small, *units.values()):
+            for kind in by_kind(shapes, mine):
+                if shapes[kind[0]].trainable:
+                    yield lay_out(shapes, kind, n)
+
+
+def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:
+    """Returns the bytes of optimizer states on the device and in another tier. `shards`: of a pattern, and how many."""
+    here, away = (sum(count * one.kept_bytes(rank_slice, away) for one, count in shards) for away in (False, True))
+    return here, away

@@ -13,18 +13,25 @@ units      zero3: r reduce-scatters of the padded size of what is trained, and a
 
 bf16 halves bytes, and no volume. Traffic of one collective in nodes, in shard groups and quantized: groups.py.
 Secondary shards serve every gather of a unit but the first in a step; of what is frozen, every gather.
+
+Control traffic is all that is neither parameters nor gradients, payload bytes on each rank:
+
+flags      4 bytes per trained parameter: which had a gradient on any rank                   our stages
+           the same, per reduction: which were used                                          DDP, if asked for
+norm       8 bytes, fp64, if a step takes the gradients' norm (clipping, overflow)           our stages
+buffers    the module's, broadcast from rank 0 before a forward that is reduced              all
+
+Under DDP every rank has whole gradients and takes their norm alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..choices import settle
-from ..gathers import gathers_of
 from ..groups import GroupShape, Moved
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from ..shapes import PrecisionShape, Schedule, wire_bytes
-from ..strategy import StrategyShape
+from ..strategy import StrategyShape, gathers_of, settle
 
 REDUCTION, GATHER = "reduce_scatter", "all_gather"
 
@@ -58,12 +65,12 @@ def predict_parts(
         each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
         return {"all_reduce": sum(each, Moved())}
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
-    flow = _Flow(strategy, schedule, groups, precision or PrecisionShape(), reductions)
+    flow = _CollectiveTraffic(strategy, schedule, groups, precision or PrecisionShape(), reductions)
     (flow.of_units if strategy.theory.parameters else flow.of_buckets)()
     return {flow.reduces_by: flow.reduced, GATHER: flow.gathered}
 
 
-class _Flow:
+class _CollectiveTraffic:
     """Adds up what our stages move in a step."""
 
     def __init__(
@@ -121,3 +128,24 @@ class _Flow:
         size = wire_bytes(self.schedule.shapes[buffer.spans[0].parameter], self.precision)
         by_all = self.reduces_by == "all_reduce"
         return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
+
+
+# -- control ---------------------------------------------------------------------------------------
+
+
+FLAG_BYTES, NORM_BYTES = 4, 8
+
+
+def predict_control(strategy: StrategyShape, schedule: Schedule, world_size: int, norms: int, buffer_bytes: int) -> int:
+    """Returns the control traffic of DDP or of our stages. `norms`: how often a step takes the gradients' norm."""
+    if world_size == 1:
+        return 0
+    reductions, flags = strategy.reductions(schedule.micro_batches), flags_bytes(schedule)
+    if not strategy.theory.optimizer:
+        return reductions * (buffer_bytes + flags * strategy.find_unused_parameters)
+    return reductions * buffer_bytes + flags + NORM_BYTES * norms
+
+
+def flags_bytes(schedule: Schedule) -> int:
+    """Bytes of a 32-bit flag per trained parameter."""
+    return FLAG_BYTES * sum(shape.trainable for shape in schedule.shapes)

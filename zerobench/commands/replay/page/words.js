@@ -73,7 +73,7 @@ const CLOSED = { temporary: 1, inputs: 1, activations: 1 };
 function equationOf(panel, category) {
   const form = panel.formulas[category];
   if (!form) return CLOSED[category] ? "no model state: ZeRO's formulas do not count it" : "no closed form for this strategy";
-  const beside = form.beside.map(([name, size]) => `${name} up to ${bytes(size)}`).join(", ");
+  const beside = form.beside.map(([name, size]) => `${name} ${bytes(size)}`).join(", ");
   const numbers = Object.entries(form.numbers).map(([name, value]) => `${name} = ${value.toLocaleString("en-US")}`).join(", ");
   const value = `${form.equation} = ${exact(form.value)}${numbers ? ` (${numbers})` : ""}`;
   return `${value}${beside ? `; in flight beside it: ${beside}` : ""}. ${panel.states_source}`;

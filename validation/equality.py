@@ -1,0 +1,236 @@
+"""Fake execution next to real ranks, for every variant: not a byte may differ.
+
+Runs every variant in real worlds (gloo, tensors with values, a process per rank), executes the first and the last of
+their ranks on fake tensors (backend=simulated tensors=fake), and compares all that is recorded but construction:
+
+memory    (tier, phase, category) -> bytes at the peak instant and most bytes; the step is one of the phases
+traffic   every operation with its bytes; a transfer to or from a file without its phase, which the disk chooses
+unseen    bytes of the allocator's total above the peak that was predicted: buffers that backends allocate in threads
+attempt   a launch of a cell's real world: gloo's threads may keep a buffer of a peer a moment longer than its engine,
+          and a machine that is busy elsewhere makes that moment long, so that a cell that differs is run again
+
+    python -m validation fake-equality --rerun                 all of them, about an hour
+    python -m validation fake-equality --only 'zero3*' --sizes 4 --rerun
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from zerobench.config.cell import CellConfig
+from zerobench.rank_record import RankRecord
+
+from .runner import Records, progress, run_fake, run_real
+from .store import Store
+from .variants import VARIANTS
+
+AT_ONCE = 10
+"""Variants in one launch; the tables are written after each."""
+
+ATTEMPTS = 4
+
+FOLDER = Path("results/fake_equality")
+
+HEAD = """\
+# Fake execution beside real ranks
+
+Written by `make fake-equality`. A row of the table is a cell at all its world sizes, first and last rank; `rows off`
+counts rows of memory (tier, phase, category) and of traffic that differ in any byte. What the ledger does not see is in
+the allocator's total alone: buffers that gloo makes in its own threads (docs/explanation/fake-worlds.md). Each rank:
+`equality.csv`.
+
+"""
+
+ALLOCATOR = ("allocated", "outside_ledger")
+FILES = ("read", "write")
+
+Memory = dict[tuple[str, str, str], tuple[int | None, int]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One rank of one cell, real beside fake. `memory_rows`, `traffic_rows`: how many differ. `unseen_bytes`: None
+    where the machine has no compiler for the allocator's hook.
+    """
+
+    cell: str
+    strategy: str
+    world_size: int
+    rank: int
+    real_states_bytes: int
+    fake_states_bytes: int
+    real_peak_bytes: int
+    fake_peak_bytes: int
+    real_wire_bytes: float
+    fake_wire_bytes: float
+    memory_rows: int
+    traffic_rows: int
+    allocated_bytes: int | None
+    unseen_bytes: int | None
+
+    @property
+    def is_none(self) -> bool:
+        """True where not a byte differs."""
+        return not self.memory_rows and not self.traffic_rows
+
+
+def compare(cell: str, strategy: str, world_size: int, real: RankRecord, fake: RankRecord) -> Difference:
+    """Returns what differs between a rank and its execution on fake tensors."""
+    theirs, ours = _memory(real), _memory(fake)
+    different = sum(theirs.get(key, (0, 0)) != ours.get(key, (0, 0)) for key in theirs.keys() | ours.keys())
+    sent, expected = _traffic(real), _traffic(fake)
+    allocated = next((row.max_bytes for row in real.memory if (row.phase, row.category) == ("step", "allocated")), None)
+    in_memory = sum(_most(ours, "total", tier) for tier in ("device", "host"))
+    return Difference(
+        cell, strategy, world_size, real.rank,
+        _most(theirs, "states"), _most(ours, "states"), _most(theirs, "total"), _most(ours, "total"),
+        _wire(real), _wire(fake), different, (sent - expected).total() + (expected - sent).total(),
+        allocated, None if allocated is None else allocated - in_memory,
+    )  # fmt: skip
+
+
+def _memory(record: RankRecord) -> Memory:
+    return {
+        (row.tier, row.phase, row.category): (row.at_peak_bytes, row.max_bytes)
+        for row in record.memory
+        if row.phase != "init" and row.category not in ALLOCATOR
+    }
+
+
+def _most(memory: Memory, category: str, tier: str = "device") -> int:
+    return memory.get((tier, "step", category), (0, 0))[1]
+
+
+def _traffic(record: RankRecord) -> Counter[tuple[tuple[str, Any], ...]]:
+    counts: Counter[tuple[tuple[str, Any], ...]] = Counter()
+    for row in record.traffic:
+        one = asdict(row)
+        calls = one.pop("calls")
+        if row.kind in FILES:  # rows of two phases are one, by the size of a transfer
+            one |= {"phase": "", "step": 0}
+            one |= {key: one[key] / calls for key in ("elements", "payload_bytes", "wire_bytes", "volume_elements")}
+        else:
+            one["calls"] = calls
+        counts[tuple(sorted(one.items()))] += calls if row.kind in FILES else 1
+    return counts
+
+
+def _wire(record: RankRecord) -> float:
+    return sum(row.wire_bytes for row in record.traffic)
+
+
+def hold(configs: Mapping[str, CellConfig], folder: Path, attempts: int = ATTEMPTS) -> list[Difference]:
+    """Returns what differs between real ranks and their executions. `configs`: of one world size. Raises ValueError
+    with the sentence of a cell that cannot be executed.
+    """
+    fake = run_fake(configs, folder / "executed")
+    differences: dict[str, list[Difference]] = {}
+    for attempt in range(attempts):
+        left = {name: one for name, one in configs.items() if not _equal(differences.get(name))}
+        if left:
+            differences |= _differences(left, run_real(left, folder / f"attempt-{attempt}"), fake, differences)
+    return [row for name in configs for row in differences[name]]
+
+
+def _equal(rows: list[Difference] | None) -> bool:
+    return bool(rows) and all(row.is_none for row in rows or [])
+
+
+def _differences(
+    configs: Mapping[str, CellConfig], real: Records, fake: Records, before: Mapping[str, list[Difference]]
+) -> dict[str, list[Difference]]:
+    """Returns the rows of each cell, or those of an earlier attempt where that differed less, rank by rank."""
+    found = {}
+    for name, config in configs.items():
+        rows = []
+        for place, rank in enumerate(fake[name]):
+            theirs, ours = real[name][rank], fake[name][rank]
+            if isinstance(theirs, str) or isinstance(ours, str):
+                raise ValueError(
+                    f"{name}, rank {rank} of {config.world_size}: {theirs if isinstance(theirs, str) else ours}"
+                )
+            row = compare(name, config.strategy.name, config.world_size, theirs, ours)
+            earlier = before[name][place] if name in before else row
+            rows.append(min(row, earlier, key=lambda one: (one.memory_rows + one.traffic_rows, one.real_peak_bytes)))
+        found[name] = rows
+    return found
+
+
+def summary(rows: Sequence[Difference]) -> str:
+    """Returns what the rows say together, and a line per cell."""
+    equal, cells = sum(row.is_none for row in rows), {row.cell for row in rows}
+    off = [abs(row.fake_peak_bytes - row.real_peak_bytes) for row in rows]
+    unseen = [row.unseen_bytes / row.allocated_bytes for row in rows if row.unseen_bytes and row.allocated_bytes]
+    states = sum(row.real_states_bytes != row.fake_states_bytes for row in rows)
+    wires = sum(row.real_wire_bytes != row.fake_wire_bytes for row in rows)
+    told = [
+        f"- {len(cells)} cells, {len(rows)} ranks of real worlds, each executed on fake tensors as well",
+        f"- every row of memory and of traffic, phase by phase, equal to the byte: {equal} of {len(rows)} ranks",
+        f"- states: {states} ranks differ; bytes on the wire: {wires} ranks differ",
+        f"- peak: {sum(map(bool, off))} ranks differ, the most by {max(off, default=0)} bytes",
+    ]
+    if unseen:
+        within = sum(one < 1e-3 for one in unseen) + sum(not row.unseen_bytes for row in rows)
+        told.append(
+            f"- the allocator's own total is within 0.1 % of the execution for {within} of {len(rows)} ranks, and at"
+            f" most {100 * max(unseen):.1f} % above it"
+        )
+    return "\n".join([*told, "", *_table(rows), ""])
+
+
+def _table(rows: Sequence[Difference]) -> list[str]:
+    lines = [
+        "| cell | ranks | world sizes | states off | peak off | wire off | rows off | unseen by the ledger, at most |",
+        "| --- | --: | --- | --: | --: | --: | --: | --: |",
+    ]
+    for cell, group in groupby(sorted(rows, key=lambda row: row.cell), key=lambda row: row.cell):
+        mine = list(group)
+        sizes = ", ".join(str(size) for size in sorted({row.world_size for row in mine}))
+        off = [
+            max(abs(getattr(row, f"fake_{what}_bytes") - getattr(row, f"real_{what}_bytes")) for row in mine)
+            for what in ("states", "peak", "wire")
+        ]
+        others = sum(row.memory_rows + row.traffic_rows for row in mine)
+        unseen = max((row.unseen_bytes for row in mine if row.unseen_bytes is not None), default="-")
+        lines.append(f"| {cell} | {len(mine)} | {sizes} | {off[0]} | {off[1]} | {off[2]:g} | {others} | {unseen} |")
+    return lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4], metavar="N", help="world sizes")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="variants by name or pattern")
+    parser.add_argument("--rerun", action="store_true", help="run also what the csv has")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="default: %(default)s")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Runs what is due and writes the tables. Returns 1 if a rank differs."""
+    store = Store(chosen.out / "equality.csv", Difference, lambda row: (row.cell, row.world_size))
+    names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in chosen.only)]
+    if not names:
+        raise ValueError(f"--only {' '.join(chosen.only)}: no variant has that name")
+    wanted = {n: [name for name in names if n in VARIANTS[name].sizes] for n in chosen.sizes}
+    due = {n: [name for name in mine if chosen.rerun or (name, n) not in store.found] for n, mine in wanted.items()}
+    batches = [(n, mine[at : at + AT_ONCE]) for n, mine in due.items() for at in range(0, len(mine), AT_ONCE)]
+    with progress("fake-equality", len(batches), "launches") as show:
+        for number, (n, mine) in enumerate(batches, 1):
+            with tempfile.TemporaryDirectory() as folder:
+                store.put(hold({name: VARIANTS[name].config(n) for name in mine}, Path(folder)))
+            (chosen.out / "equality.md").write_text(HEAD + summary(store.rows))
+            show(number)
+    rows = [row for n, mine in wanted.items() for name in mine for row in store.found[name, n]]
+    different = [row for row in rows if not row.is_none]
+    for row in different:
+        words = f"{row.memory_rows} rows of memory and {row.traffic_rows} of traffic differ"
+        print(f"{row.cell}, rank {row.rank} of {row.world_size}: {words}")
+    print(f"{len(rows) - len(different)} of {len(rows)} ranks are equal; {chosen.out}")
+    return int(bool(different))

@@ -1,0 +1,143 @@
+"""What this machine's GPU can do: sections in the order in which a cut run should have answers. Offline, nine minutes.
+
+What is finished is kept as it goes; the same command again reuses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+from zerobench.cluster.job import find_job
+from zerobench.config.unknown_keys import nearest
+from zerobench.host.terminal import stdout_console
+from zerobench.results.fitted_table import plain_table
+
+from . import SECTIONS
+from .section import NOT_RUN, WAITING, SuiteSection, SuiteSetup
+from .suite import Deadline, GpuSuite, SuiteRecord
+
+MINUTES = 9.0
+RESERVE_S = 15.0
+"""Of the user's minutes, for what comes after the last launch: stacks of ranks that are cut, and the last tables."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options, and to the help the sections."""
+    lines = [f"  {one.name:<9}{one.asks} (about {one.seconds} s on an H200)" for one in SECTIONS.values()]
+    total = sum(one.seconds for one in SECTIONS.values())
+    parser.epilog = (
+        "sections:\n" + "\n".join(lines) + f"\nAll of it is planned for {total / 60:.1f} minutes on an H200."
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="the folder that everything is written to")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: %(default)s")
+    add("--small", action="store_true", help="tiny models and few steps: to see that all of it runs")
+    add("--only", help="some sections, with commas, as in probe,parity")
+    words = "for all of it, from the start of the process (default: %(default)g)"
+    add("--minutes", type=float, default=MINUTES, help=words)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Runs the sections. Returns 1 if a launch failed, differed from DDP or was not reached: out of memory is an answer
+    in memory and largest. Raises KeyboardInterrupt when the user interrupts; the tables so far are printed then.
+    """
+    setup, sections = _check(chosen)
+    end = time.monotonic() - age_s() + 60 * chosen.minutes - RESERVE_S
+    suite = GpuSuite(setup, SuiteRecord(setup, SECTIONS), Deadline(end))
+    for section in sections:
+        suite.run(section)
+        if suite.stopped:
+            break
+    _print(suite, sections)
+    if suite.stopped:
+        raise KeyboardInterrupt
+    return int(bool(suite.differs or _failures(suite)))
+
+
+def age_s() -> float:
+    """Seconds since this process was started: its imports are part of the user's minutes."""
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def _check(chosen: argparse.Namespace) -> tuple[SuiteSetup, list[SuiteSection]]:
+    """Raises ValueError, one sentence, for what cannot be."""
+    if find_job(os.environ) is not None:
+        raise ValueError("it starts ranks of its own on one machine; run it without torchrun, srun or mpirun")
+    names = list(SECTIONS) if chosen.only is None else [name.strip() for name in chosen.only.split(",") if name.strip()]
+    for name in names:
+        if name not in SECTIONS:
+            raise ValueError(f"--only {name}: no such section{nearest(name, list(SECTIONS))}")
+    if not names:
+        raise ValueError(f"--only: name at least one section (valid: {', '.join(SECTIONS)})")
+    if not 0 < chosen.minutes < 24 * 60:
+        raise ValueError(f"--minutes {chosen.minutes:g}: must be above 0 and below a day")
+    if chosen.out.exists() and not chosen.out.is_dir():
+        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
+    device, size = _device(chosen.device)
+    if device == "cpu" and not chosen.small:
+        raise ValueError("--device cpu: its models are of a GPU's size; add --small, or run it where there is a GPU")
+    _make(chosen.out)
+    setup = SuiteSetup(chosen.out.resolve(), device, chosen.small, size)
+    return setup, [SECTIONS[name] for name in SECTIONS if name in names]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder}: it cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {folder}: it cannot be written to")
+
+
+def _device(wanted: str) -> tuple[str, int]:
+    """The device and its memory; 0 for a CPU's. Raises ValueError for one that is not there."""
+    import torch
+
+    there = torch.cuda.device_count() > 0
+    if wanted == "cuda" and not there:
+        raise ValueError("--device cuda: this machine has no GPU that torch can use")
+    if wanted == "cpu" or not there:
+        return "cpu", 0
+    try:
+        return "cuda", torch.cuda.get_device_properties(0).total_memory
+    except RuntimeError as error:  # a driver that torch is too new for, or a GPU that another process has to itself
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise ValueError(f"--device {wanted}: CUDA does not start: {reason}") from error
+
+
+def _failures(suite: GpuSuite) -> list[str]:
+    """A sentence for each launch that ended in no answer."""
+    return [
+        f"{name}: {one.name}: {one.words}"
+        for name, done in suite.done.items()
+        for one in done
+        if one.status not in SECTIONS[name].answers and (one.status == NOT_RUN or not SECTIONS[name].may_fail(one))
+    ]
+
+
+def _print(suite: GpuSuite, sections: list[SuiteSection]) -> None:
+    console = stdout_console()
+
+    def say(words: str, style: str = "") -> None:
+        console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    for section in sections:
+        told = suite.record.sections.get(section.name)
+        if section.name not in suite.done or told is None:
+            continue
+        say(f"\n{section.title}", "bold")
+        console.print(plain_table(told["table"]["header"], told["table"]["rows"]))
+        for note in told["table"]["notes"]:
+            say(note, "dim")
+    for sentence in dict.fromkeys([*suite.differs, *_failures(suite)]):
+        say(sentence)
+    done = [one for launches in suite.done.values() for one in launches]
+    left = sum(one.status in (NOT_RUN, WAITING) for one in done)
+    say(f"\nlaunches: {len(done)}, not reached: {left}")
+    say(f"{suite.setup.out}: summary.md, suite.json, and all runs as tables   (zerobench.load)")

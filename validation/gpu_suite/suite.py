@@ -1,0 +1,253 @@
+"""Runs the sections against the clock, and writes the results to the suite's folder as they come.
+
+Cells are the harness's (sweep.py). Each pass of a cell may take half of the remaining time, or all of it where it is
+the only one; no cell is started in the last seconds, and those that were not started are listed. A run that is cut
+short keeps its finished parts:
+
+summary.md        the short table so far
+suite.json        the table with every launch: status, reason, seconds, its run's folder, a task's result
+runs/SECTION/     the runs' own folders
+*.parquet         all runs as one collection, which zerobench.load(FOLDER) reads
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from zerobench.host.files import read_text
+from zerobench.host.temporary import temporary_folder
+from zerobench.launch.start_ranks import launch
+from zerobench.results import tables
+from zerobench.results.provenance import machine, source_hash
+from zerobench.sweep.cell import passes_of
+from zerobench.sweep.progress import Reporter
+from zerobench.sweep.sweep import CellLaunch, Sweep, rounds
+
+from .section import NOT_RUN, WAITING, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
+
+Told = dict[str, Any]
+"""A section in suite.json: title, asks, cells, table."""
+
+TRIED = ("code", "torch", "device_class", "small")
+"""Fields of suite.json that must agree for an earlier suite's results to count."""
+
+
+class SuiteRecord:
+    """The record. `sections`: results so far, including those of an earlier, cut suite in this folder."""
+
+    def __init__(self, setup: SuiteSetup, order: Iterable[str]) -> None:
+        self.setup = setup
+        self.order = list(order)
+        setup.out.mkdir(parents=True, exist_ok=True)
+        where = machine(setup.device, "gloo")
+        self.about = {
+            "code": source_hash("gpt"), "torch": where["versions"]["torch"], "device_class": where["device_class"],
+            "small": setup.small, "began": datetime.now(UTC).isoformat(timespec="seconds"), "machine": where,
+        }  # fmt: skip
+        earlier = _read(setup.out / "suite.json")
+        alike = all(earlier.get("about", {}).get(key) == self.about[key] for key in TRIED)
+        self.sections: dict[str, Told] = earlier["sections"] if alike else {}
+        self._runs = tables.merge(
+            [tables.load(folder) for folder in sorted(setup.out.glob("runs/*")) if folder.is_dir()]
+        )
+
+    def earlier(self, section: str, name: str) -> Told | None:
+        """Returns the results of an earlier suite in this folder for a task."""
+        cells = self.sections.get(section, {}).get("cells", [])
+        return next((cell for cell in cells if cell["name"] == name), None)
+
+    def add_run(self, results_dir: Path, run_id: str) -> None:
+        """Adds a new or reused run to the collection."""
+        if run_id not in set(self._runs.runs["run_id"]):
+            self._runs = tables.merge([self._runs, tables.load(results_dir / run_id)])
+            tables.collect(self._runs, self.setup.out)
+
+    def write(self, section: SuiteSection, done: list[SuiteLaunch], table: SuiteTable) -> None:
+        """Replaces the results of a section."""
+        self.sections[section.name] = {
+            "title": section.title, "asks": section.asks, "cells": [_told(one) for one in done],
+            "table": {"header": table.header, "rows": table.rows, "notes": table.notes}, "differs": table.differs,
+        }  # fmt: skip
+        ordered = {name: self.sections[name] for name in self.order if name in self.sections}
+        text = json.dumps({"about": self.about, "sections": ordered}, indent=1)
+        _replace(self.setup.out / "suite.json", text + "\n")
+        _replace(self.setup.out / "summary.md", markdown(self.about, ordered))
+
+
+def _told(one: SuiteLaunch) -> Told:
+    told = {"name": one.name, "status": one.status, "reason": one.reason, "seconds": round(one.seconds, 3)}
+    told |= {"reused": one.reused, "run_id": one.row["run_id"] if one.row else None}
+    return told | ({"result": one.result} if one.result is not None else {})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Reads an earlier suite.json; empty where there is none, or it is incomplete."""
+    try:
+        found = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and "sections" in found else {}
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.partial")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def markdown(about: Told, sections: dict[str, Told]) -> str:
+    """Formats the short table, one part per section."""
+    where = about["machine"]
+    lines = [
+        "# The GPU suite",
+        "",
+        f"{about['device_class']}; {where['processor']}, {where['cores']} cores; torch {about['torch']}, began"
+        f" {about['began']}; `{where['command']}`, commit {where['commit'] or 'unknown'}",
+    ]
+    for told in sections.values():
+        header, rows = told["table"]["header"], told["table"]["rows"]
+        lines += ["", f"## {told['title']}", "", told["asks"], ""]
+        lines += ["| " + " | ".join(header) + " |", "| --- |" + " --: |" * (len(header) - 1)]
+        lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
+        words = [*told["table"]["notes"], *(f"**{sentence}**" for sentence in told["differs"])]
+        lines += ["", *(f"- {one}" for one in words)] if words else []
+        waiting = sum(cell["status"] == WAITING for cell in told["cells"])
+        lines += ["", f"Still to come: {waiting}."] if waiting else []
+    return "\n".join(lines) + "\n"
+
+
+TOO_LATE = "the time was over"
+LEAST_S = 5.0
+"""Seconds below which nothing is started."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """`end`: on the monotonic clock."""
+
+    end: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the end, below 0 after it."""
+        return self.end - time.monotonic()
+
+    @property
+    def is_near(self) -> bool:
+        """True where nothing more must be started."""
+        return self.left_s < LEAST_S
+
+
+@dataclass
+class GpuSuite:
+    """The state of a run. `done`: section -> its launches and tasks."""
+
+    setup: SuiteSetup
+    record: SuiteRecord
+    deadline: Deadline
+    done: dict[str, list[SuiteLaunch]] = field(default_factory=dict)
+    differs: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    def run(self, section: SuiteSection) -> None:
+        """Runs a section as far as time permits. Sets `stopped` where the user interrupted."""
+        print(f"{section.title}: {section.asks}", file=sys.stderr)
+        if self.deadline.is_near:
+            self._leave_out(section)
+            return
+        try:
+            self._run_tasks(section, section.tasks(self.setup))
+            self._run_cells(section)
+        except KeyboardInterrupt:
+            self.stopped = True
+        if self.done.get(section.name):
+            self.differs += [f"{section.name}: {words}" for words in self._write(section)]
+
+    def _leave_out(self, section: SuiteSection) -> None:
+        """Keeps the results of an earlier suite in this folder for a section that is not run."""
+        done = self.done[section.name] = [SuiteLaunch("all of it", status=NOT_RUN, reason=TOO_LATE)]
+        if section.name not in self.record.sections:
+            self.record.write(section, done, SuiteTable(["cell", "status"], [[one.name, one.words] for one in done]))
+
+    def _write(self, section: SuiteSection) -> list[str]:
+        done = self.done[section.name]
+        table = section.table(self.setup, done)
+        self.record.write(section, done, table)
+        return table.differs
+
+    def _run_tasks(self, section: SuiteSection, tasks: list[SuiteTask]) -> None:
+        self.done[section.name] = [SuiteLaunch(task.name) for task in tasks]
+        known = [self.record.earlier(section.name, task.name) for task in tasks]  # before it is written anew
+        for number, (task, one, earlier) in enumerate(zip(tasks, self.done[section.name], known, strict=True)):
+            if earlier is not None and earlier["status"] in section.answers:
+                one.status, one.reason, one.seconds = earlier["status"], earlier["reason"], earlier["seconds"]
+                one.result, one.reused = earlier.get("result"), True
+            elif self.deadline.is_near:
+                one.status, one.reason = NOT_RUN, TOO_LATE
+            else:
+                self._run_task(task, one)
+            how = "reused an earlier run" if one.reused else f"{one.seconds:.1f} s"
+            print(f"[{number + 1}/{len(tasks)}] {one.name}: {one.words}, {how}", file=sys.stderr)
+            self._write(section)
+
+    def _run_task(self, task: SuiteTask, one: SuiteLaunch) -> None:
+        begun = time.monotonic()
+        with temporary_folder() as folder:
+            jobs = task.jobs(f"{folder}/rendezvous")
+            outcome = launch(task.worker, jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
+        one.status, one.reason, one.seconds = outcome.status, outcome.reason, time.monotonic() - begun
+        one.result = outcome.results[0] if outcome.results else None
+
+    def _run_cells(self, section: SuiteSection) -> None:
+        cells = section.cells(self.setup)
+        if not cells:
+            return
+        with Reporter() as reporter:
+            sweep, launches = Sweep(reporter, answers=section.answers), list(rounds(cells))
+            reporter.expect(launches)
+            mine = [SuiteLaunch(each.name, each.cell.config) for each in launches]
+            self.done[section.name] += mine  # behind the tasks
+            for each, one in zip(launches, mine, strict=True):
+                spoilt = next((d for d in self._before(section, one) if d.name == one.name and not d.is_ok), None)
+                if spoilt is not None or self.deadline.is_near:
+                    one.status, one.reason = (NOT_RUN, TOO_LATE) if spoilt is None else ("skipped", "")
+                    reporter.skip(each)
+                else:
+                    limited = self._limited(section, each)
+                    reporter.replace(each, limited)
+                    self._run_cell(section, sweep, limited, one)
+                self._write(section)
+                if sweep.stopped:
+                    raise KeyboardInterrupt
+
+    def _before(self, section: SuiteSection, one: SuiteLaunch) -> Iterator[SuiteLaunch]:
+        """Yields the launches before it."""
+        for other in self.done[section.name]:
+            if other is one:
+                return
+            yield other
+
+    def _limited(self, section: SuiteSection, each: CellLaunch) -> CellLaunch:
+        """Returns a launch whose passes have the time that is left for them."""
+        share = self.deadline.left_s / len(passes_of(each.cell.config))
+        limit = round(min(section.limit_s, share), 1)
+        launch = replace(each.cell.config.launch, timeout_s=limit)
+        return replace(each, cell=each.cell.changed(launch=launch))
+
+    def _run_cell(self, section: SuiteSection, sweep: Sweep, each: CellLaunch, one: SuiteLaunch) -> None:
+        row = sweep.run_one(each)
+        if row is None:
+            one.status, one.reason = "interrupted", "stopped by the user"
+            return
+        one.row, one.status, one.reason, one.seconds = row, row["status"], row["reason"], row["seconds"]
+        one.reused = sweep.reused
+        if one.status == "timeout" and each.cell.config.launch.timeout_s < section.limit_s:
+            one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row['seconds']:.0f} s of it"
+        self.record.add_run(self.setup.folder(section.name), row["run_id"])

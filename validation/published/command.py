@@ -1,0 +1,148 @@
+"""Published figures of the ZeRO literature: formula, executed value and printed value; the difference, and if it is
+within the printed precision. Misprints are marked with the right value. About two minutes.
+
+An executed value is a slope: two models, one with more layers than the other, are executed, one rank of each, and how
+much more the larger holds or moves is divided by how much larger it is. What does not grow with the model is `in
+flight`: a bucket, a gathered block, logits. Nothing else is taken off.
+
+    python -m validation published                            all of them, to results/published
+    python -m validation published --only megatron,offload    of these sources, on standard output
+    python -m validation published --list                     formulas and printed values alone: nothing is executed
+
+ZeRO's table 1, cell by cell: python -m validation table1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from zerobench.config.unknown_keys import nearest
+from zerobench.sizes import show_count
+
+from .figure import Reproduced, reproduce
+from .sources import SOURCES
+
+FOLDER = Path("results/published")
+
+LEAST_SHARE = 0.001
+"""Of the larger cell's quantity; parts of what is in flight below it are padding, and are left out of texts."""
+
+COLUMNS = {
+    "source": "name of the paper or document",
+    "where": "section, table, figure or equation",
+    "quantity": "what is counted",
+    "unit": "unit of all values but in_flight",
+    "equation": "the formula",
+    "formula": "its value",
+    "executed": "slope between two executed cells: how much more the larger holds or moves, over how much larger it is",
+    "whole": "the larger cell's quantity over its size: the same with what is in flight",
+    "in_flight": "what of the larger cell does not grow with the model, in bytes, elements or FLOPs",
+    "in_flight_parts": "the same by category or collective",
+    "printed": "as the source has it",
+    "value": "the printed value in the unit, at the cell's numbers",
+    "difference": "executed less value; less the formula where the source is misprinted",
+    "within": "whether the difference is within a unit of the last printed digit, or 0.1 % of a printed equation",
+    "verdict": "yes, no and why, or what is misprinted",
+    "cell": "the larger cell; `zerobench` runs it",
+}
+"""Column -> meaning."""
+
+
+def record_of(one: Reproduced) -> dict[str, Any]:
+    """A row of the table, by column."""
+    row = one.row
+    parts = one.in_flight or {}
+    values = (
+        SOURCES[one.source].label, row.where, row.quantity, row.unit, row.equation, row.formula, one.executed,
+        one.whole, sum(parts.values()) if one.in_flight is not None else None, parts_of(one), row.printed, row.value,
+        one.difference, one.is_within, one.verdict, f"{row.cell} {row.sizes[-1]}",
+    )  # fmt: skip
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def parts_of(one: Reproduced) -> str:
+    """Returns what is in flight, in words: "gradients 8.4e+06, communication 1.7e+07"."""
+    parts, least = one.in_flight or {}, LEAST_SHARE * (one.total or 0.0)
+    return ", ".join(f"{name} {_number(size)}" for name, size in parts.items() if abs(size) > least)
+
+
+HEADER = ("where", "quantity", "unit", "formula", "executed", "in flight", "printed", "within")
+
+
+def cells_of(one: Reproduced) -> list[str]:
+    """The columns of HEADER, as texts."""
+    row = one.row
+    formula = _number(row.formula)
+    named = formula if formula in row.equation else f"{row.equation} = {formula}"
+    printed = row.printed if _number(row.value) in row.printed else f"{row.printed} = {_number(row.value)}"
+    within = {True: "yes", False: "no", None: "–"}[one.is_within]
+    if row.misprint:
+        within += ", misprint"
+    executed = "–" if one.executed is None else _number(one.executed)
+    return [row.where, row.quantity, row.unit, named, executed, parts_of(one) or "–", printed, within]
+
+
+def remarks(found: Sequence[Reproduced]) -> list[str]:
+    """A sentence for each row that is misprinted, differs, or was not executed."""
+    return [f"{one.row.where}, {one.row.quantity}: {one.verdict}" for one in found if one.verdict not in ("", "yes")]
+
+
+def as_markdown(found: Sequence[Reproduced]) -> str:
+    """A table per source, with remarks below it."""
+    sections = []
+    for name, group in groupby(found, key=lambda one: one.source):
+        mine, source = list(group), SOURCES[name]
+        lines = [f"## {source.label}", "", f"{source.citation}.", "", _pipes(HEADER)]
+        lines += ["| --- | --- | --- | --- | --: | --- | --- | --- |", *(_pipes(cells_of(one)) for one in mine)]
+        lines += ["", *(f"- {remark}" for remark in remarks(mine))]
+        sections.append("\n".join(lines).rstrip())
+    return "\n\n".join(sections) + "\n"
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _number(value: float) -> str:
+    """Five significant digits, without zeros at the end."""
+    return f"{value:.5g}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--only", metavar="SOURCE", help=f"of these, comma-separated: {', '.join(SOURCES)}")
+    parser.add_argument("--list", action="store_true", help="formulas and printed values alone; nothing is executed")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"for the tables (default: {FOLDER}, of all of it)")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Executes the figures; writes published.csv and published.md, or prints the page. Returns 1 if one failed."""
+    names = list(SOURCES) if chosen.only is None else chosen.only.split(",")
+    for name in names:
+        if name not in SOURCES:
+            raise ValueError(f"--only {name}: no such source{nearest(name, list(SOURCES))}")
+    rows = [(name, row) for name in dict.fromkeys(names) for row in SOURCES[name].rows]
+    found = [Reproduced(*row) for row in rows] if chosen.list else reproduce(rows)
+    folder = chosen.out or (None if chosen.only or chosen.list else FOLDER)
+    if folder is None:
+        print(as_markdown(found), end="")
+    else:
+        write(found, folder)
+        print(f"{show_count(len(found), 'row')} in {folder}", *remarks(found), sep="\n", file=sys.stderr)
+    return int(any(one.problem for one in found))
+
+
+def write(found: Sequence[Reproduced], folder: Path) -> None:
+    """Writes all columns as a csv file, and the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "published.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(record_of(one) for one in found)
+    (folder / "published.md").write_text(as_markdown(found))

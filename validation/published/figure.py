@@ -1,0 +1,162 @@
+"""A published figure as a row of data, next to the cells that reproduce it, and its value by their execution.
+
+printed    as the source has it: a number, which stands for all that round or are cut off to it, or an equation
+formula    its value by theory/, or by the source's own equation where theory has none
+cell       a command line; two of it are executed, a smaller and a larger one: `sizes` are the words that differ
+executed   a *slope*: how much more the larger cell holds or moves, over how much larger it is. So nothing is
+           subtracted: what does not grow with the model is the row's second figure, in flight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from zerobench.config.compose import compose_cells
+from zerobench.fake_execution import CPU, Execution, Target
+
+from ..runner import Work, execute_cells
+
+Parts = dict[str, float]
+"""Bytes, elements or FLOPs by what they are of; a quantity is their sum."""
+
+LAYERS = ("model.layers=2", "model.layers=4")
+
+GPT = "model=gpt model.hidden=1024 model.heads=8 model.vocabulary=1024 data=synthetic backend=simulated"
+"""Words that the cells of many rows begin with. Slopes do not depend on the shape, so that it is small."""
+
+BF16 = f"{GPT} precision=bf16"
+
+BUCKETS = "strategy.bucket_bytes=8388608"
+"""8 MiB: as many whole buckets in either cell as are ever in flight."""
+
+EQUATION_SHARE = 0.001
+"""An equation has no last digit; an executed value is held to it within this share."""
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """One figure. `where`: section, table or equation; `value`: of `printed`, in `unit`, at the cell's numbers.
+
+    `digit`: a unit of the last digit of `printed`, None for an equation. `of`: what a cell holds or moves; `over`: its
+    size; their slope times `scale` is the executed value. `less`: a cell whose slope is taken off, by name, for what a
+    source states as a difference. `misprint`: what is wrong with what is printed; the formula is then right.
+    `note`: what differs, and why, where the executed value is another one.
+    """
+
+    where: str
+    quantity: str
+    unit: str
+    equation: str
+    formula: float
+    printed: str
+    value: float
+    cell: str
+    of: Callable[[Execution], Parts]
+    over: Callable[[Execution], float]
+    digit: float | None = None
+    scale: float = 1.0
+    sizes: tuple[str, str] = LAYERS
+    less: str = ""
+    target: Target = CPU
+    misprint: str = ""
+    note: str = ""
+
+    @property
+    def right(self) -> float:
+        """The value that an execution is held to."""
+        return self.formula if self.misprint else self.value
+
+    @property
+    def margin(self) -> float:
+        """Half of the range of values that the printed one stands for."""
+        return EQUATION_SHARE * abs(self.right) if self.digit is None else self.digit
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Command lines of the cells to execute: smaller and larger, then those of `less`."""
+        return tuple(f"{words} {size}" for words in (self.cell, self.less) if words for size in self.sizes)
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A row with what was executed. `executed`: None where nothing was, or where `problem` says why it cannot be.
+
+    `total`: bytes, elements or FLOPs of the larger cell; `whole`: over its size, in the row's unit. `in_flight`: what
+    of `total` does not grow with the model, by part.
+    """
+
+    source: str
+    row: PublishedFigure
+    executed: float | None = None
+    total: float | None = None
+    whole: float | None = None
+    in_flight: Parts | None = None
+    problem: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Executed less printed; less the right value where that is a misprint."""
+        return None if self.executed is None else self.executed - self.row.right
+
+    @property
+    def is_within(self) -> bool | None:
+        """True where the executed value is within the printed precision of the right one; None without execution."""
+        return None if self.difference is None else abs(self.difference) <= self.row.margin
+
+    @property
+    def verdict(self) -> str:
+        """In words: yes, no and why, or that the source is misprinted."""
+        if self.problem:
+            return f"not executed: {self.problem}"
+        words = f"misprint, right is {self.row.misprint}" if self.row.misprint else ""
+        if self.is_within is None:
+            return words or self.row.note
+        if self.is_within:
+            return words or "yes"
+        return "; ".join(part for part in ("no", words, self.row.note) if part)
+
+
+def reproduce(
+    rows: Sequence[tuple[str, PublishedFigure]], execute: Callable[[Sequence[Work]], Sequence[Execution]] | None = None
+) -> list[Reproduced]:
+    """Executes all cells of (source, row) pairs, each once, and returns the rows with their values, in order."""
+    cells = list(dict.fromkeys((row.target, words) for _, row in rows for words in row.cells))
+    work = [(compose_cells(words.split())[0].config, target) for target, words in cells]
+    found = execute(work) if execute else execute_cells("published", work)
+    executed = dict(zip(cells, found, strict=True))
+    return [_reproduced(source, row, executed) for source, row in rows]
+
+
+def _reproduced(source: str, row: PublishedFigure, executed: Mapping[tuple[Target, str], Execution]) -> Reproduced:
+    found = [executed[row.target, words] for words in row.cells]
+    if problem := next((one.problem for one in found if one.problem), ""):
+        return Reproduced(source, row, problem=problem)
+    try:
+        return _held(source, row, found)
+    except ValueError as error:
+        return Reproduced(source, row, problem=str(error))
+
+
+def _held(source: str, row: PublishedFigure, found: Sequence[Execution]) -> Reproduced:
+    slope, rest = slope_of(row, *found[:2])
+    total = sum(row.of(found[1]).values())
+    if row.less:
+        taken, left = slope_of(row, *found[2:])
+        slope, total = slope - taken, total - sum(row.of(found[3]).values())
+        rest = {part: size - left.get(part, 0.0) for part, size in rest.items()}
+    whole = total / row.over(found[1]) * row.scale
+    return Reproduced(source, row, slope * row.scale, total, whole, rest)
+
+
+def slope_of(row: PublishedFigure, smaller: Execution, larger: Execution) -> tuple[float, Parts]:
+    """Returns how the quantity grows with the size, and what of the larger one does not, by part. Raises ValueError
+    where the size does not grow.
+    """
+    before, after = row.of(smaller), row.of(larger)
+    size, growth = row.over(larger), row.over(larger) - row.over(smaller)
+    if growth <= 0:
+        raise ValueError("both cells are of one size")
+    slopes = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / growth for part in {**before, **after}}
+    rest = {part: after.get(part, 0.0) - slope * size for part, slope in slopes.items()}
+    return sum(slopes.values()), rest

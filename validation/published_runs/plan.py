@@ -1,0 +1,206 @@
+"""A published run becomes a cell and a device: by the tables below, and what they assume is said.
+
+given        columns of the row
+assumed      what the row does not give, and what is executed in its place; a sentence each, in the errors file
+not given    the run has no estimate, and the reason is said (NotGivenError)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from zerobench import models
+from zerobench.config import schema as schemas
+from zerobench.config.cell import CellConfig
+from zerobench.config.resolve import resolve
+from zerobench.config.schema_memory import SCHEMAS
+from zerobench.config.schema_training import OPTIMIZERS, PRECISIONS
+from zerobench.fake_execution import Target
+from zerobench.host.environment import FAKE, SIMULATED
+
+from .runs import NotGivenError, PublishedRun, shape_of
+
+FSDP = {"zero1": "fsdp2_no_reshard", "zero2": "fsdp2_no_reshard", "zero3": "fsdp2"}
+OURS = {stage: stage for stage in ("zero1", "zero2", "zero3")}
+
+STRATEGIES: dict[str, dict[str, str]] = {
+    "fsdp1": FSDP, "fsdp2": FSDP, "megatron-fsdp": FSDP, "thunder": FSDP, "torch": FSDP,
+    "deepspeed": OURS, "colossalai": OURS, "zerobench": OURS, "megatron": {"zero1": "megatron"},
+}  # fmt: skip
+"""System -> its stage -> the strategy that is executed. DDP is DDP in all, and one GPU alone is DDP on one rank."""
+
+STAND_INS = {
+    "fsdp1": "FSDP2 in place of FSDP1", "megatron-fsdp": "FSDP2 in place of Megatron-FSDP",
+    "thunder": "FSDP2 in place of Thunder's FSDP", "deepspeed": "our engine in place of DeepSpeed",
+    "colossalai": "our engine in place of ColossalAI", "megatron": "our engine in place of Megatron's optimizer",
+}  # fmt: skip
+"""System -> the sentence that its stand-in is worth."""
+
+EIGHT_BIT = re.compile(r"fp8|float8|fp4|int8", re.IGNORECASE)
+"""Precisions of less than 16 bits, which are not executed."""
+
+POLICIES = {"none": "none", "full": "checkpoint", "selective": "selective"}
+"""act_ckpt -> activation."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The cell that stands for a run, and the device. `assumed`: sentences; `open_keys`: what they are about."""
+
+    config: CellConfig
+    target: Target
+    assumed: tuple[str, ...]
+    open_keys: frozenset[str] = field(default_factory=frozenset)
+
+    def changed(self, **changes: Any) -> RunPlan:
+        """Returns the plan with other values at the top of its config."""
+        return replace(self, config=replace(self.config, **changes))
+
+
+class _Notes:
+    """Collects what is assumed, and of which columns."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.columns: set[str] = set()
+
+    def assume(self, column: str, sentence: str) -> None:
+        self.columns.add(column)
+        self.sentences.append(sentence)
+
+
+def plan_of(run: PublishedRun) -> RunPlan:
+    """Returns the plan of a run. Raises NotGivenError, with the reason, where it cannot be estimated."""
+    notes = _Notes()
+    _refuse(run)
+    on_cpu = "cpu" in run.gpu.lower()
+    strategy = _strategy(run, notes)
+    shape = shape_of(run)
+    config = schemas.Config(
+        strategy=schemas.SCHEMAS["strategy"][strategy](),
+        model=schemas.HuggingfaceModel(),
+        data=schemas.Synthetic(),
+        optimizer=_optimizer(run, on_cpu, notes),
+        precision=_precision(run, strategy, notes),
+        activation=_activation(run, notes),
+        huggingface=shape,
+        world_size=run.gpus, micro_batch=run.micro_batch, accumulation=_accumulation(run, notes), sequence=run.seq or 1,
+        device="cpu", backend=SIMULATED, tensors=FAKE,
+    )  # fmt: skip
+    cell = resolve(config, "huggingface", [])
+    if cell.problems:
+        raise NotGivenError("; ".join(cell.problems))
+    _compare_sizes(run, shape, notes)
+    if run.compile not in ("", "0"):
+        notes.assume("compile", f"executed eagerly, where the source compiles ({run.compile})")
+    return RunPlan(cell.config, _target(cell.config, on_cpu, notes), tuple(notes.sentences), frozenset(notes.columns))
+
+
+def _target(config: CellConfig, on_cpu: bool, notes: _Notes) -> Target:
+    if on_cpu:
+        return Target()
+    if config.precision.name == "fp32":
+        notes.assume("attention", "the kernel of attention that torch chooses: flash takes no fp32")
+        return Target("cuda")
+    notes.assume("attention", "flash attention")
+    return Target("cuda", "flash")
+
+
+def _refuse(run: PublishedRun) -> None:
+    """Raises NotGivenError for parallelism, precisions and tiers that are not executed, and for missing sizes."""
+    others = [f"{name}={size}" for name in ("tp", "pp", "cp") if (size := getattr(run, name) or 1) > 1]
+    if others:
+        raise NotGivenError(f"{' '.join(others)}: only data parallelism is executed")
+    if EIGHT_BIT.search(run.precision):
+        raise NotGivenError(f"precision={run.precision}: less than 16 bits is not executed")
+    if missing := [column for column in ("gpus", "seq", "micro_batch") if getattr(run, column) is None]:
+        raise NotGivenError(f"the row does not give {', '.join(missing)}")
+    if "offload" in run.notes.lower():
+        raise NotGivenError("the notes speak of offloading, of which no column says what is where")
+
+
+def _strategy(run: PublishedRun, notes: _Notes) -> str:
+    if run.strategy in ("ddp", "single"):
+        if run.strategy == "single":
+            notes.assume("strategy", "DDP on one rank in place of no engine")
+        return "ddp"
+    system = run.system or "zerobench"
+    found = STRATEGIES.get(system, {}).get(run.strategy)
+    if found is None:
+        raise NotGivenError(f"strategy={run.strategy} of {system}: no strategy here stands for it")
+    if system in STAND_INS:
+        notes.assume("system", STAND_INS[system])
+    return found
+
+
+def _optimizer(run: PublishedRun, on_cpu: bool, notes: _Notes) -> Any:
+    printed = run.optimizer.lower()
+    if not printed:
+        notes.assume("optimizer", "AdamW")
+    elif not re.search(r"adam|sgd", printed):
+        raise NotGivenError(f"optimizer={run.optimizer}: neither Adam nor SGD")
+    name = "sgd" if "sgd" in printed else "adamw"
+    how = "auto" if on_cpu else "foreach"
+    if not on_cpu:
+        notes.assume("implementation", f"{name} by foreach, torch's default on a GPU")
+    return OPTIMIZERS[name](implementation=how)
+
+
+def _precision(run: PublishedRun, strategy: str, notes: _Notes) -> Any:
+    """Mixed precision, as ZeRO has it, where a half precision is printed without more."""
+    printed, casts = run.precision.lower(), strategy.startswith("fsdp2")
+    name = next((name for name in ("bf16", "fp16", "fp32") if re.search(rf"\b(amp_)?{name}\b", printed)), None)
+    if printed and name is None:
+        raise NotGivenError(f"precision={run.precision}: none of fp32, bf16, fp16")
+    if name is None:
+        name = "bf16"
+        notes.assume("precision", "bf16 with fp32 master weights and states")
+    elif name != "fp32":
+        notes.assume("masters", "fp32 master weights and states")
+    if name == "fp16" and casts:
+        name = "bf16"
+        notes.assume("dtype", "bf16 in place of fp16, which has the same size")
+    if name == "fp32" or not casts:
+        return PRECISIONS[name]()
+    if "fp32 reduce" not in printed:
+        notes.assume("wire", "gradients reduced in fp32")
+    return PRECISIONS[name](wire_dtype="fp32")
+
+
+def _activation(run: PublishedRun, notes: _Notes) -> Any:
+    if run.act_ckpt and run.act_ckpt not in POLICIES:
+        raise NotGivenError(f"act_ckpt={run.act_ckpt}: none of {', '.join(POLICIES)}")
+    if not run.act_ckpt:
+        notes.assume("act_ckpt", "no activations recomputed")
+    if run.act_ckpt == "selective":
+        notes.assume("selective", "selective by operators, as torchtitan does by default")
+    return SCHEMAS["activation"][POLICIES[run.act_ckpt or "none"]]()
+
+
+def _accumulation(run: PublishedRun, notes: _Notes) -> int:
+    if run.grad_accum is None:
+        notes.assume("grad_accum", "one micro-batch a step")
+    return run.grad_accum or 1
+
+
+def _compare_sizes(run: PublishedRun, shape: schemas.Huggingface, notes: _Notes) -> None:
+    """Notes a model that is not of the size that the row prints."""
+    if run.params is None:
+        return
+    built = _psi(json.dumps(shape.values()))
+    off = built / run.params - 1
+    if abs(off) > 0.001:
+        notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of what the row prints")
+
+
+@cache
+def _psi(options: str) -> int:
+    with torch.device("meta"):
+        model = models.build("huggingface", json.loads(options))
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,114 @@
+"""Executes cells on fake tensors, or runs them in real worlds; each outcome is handed on as it comes, with progress.
+
+executed   one rank of each cell, the fullest, in a process of its own: no values, no memory, any number of ranks
+real       gloo, tensors with values, a process per rank, all at once
+fake       chosen ranks of a cell as it is, without what an execution changes: to compare with the same real ones
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from zerobench.config.cell import CellConfig
+from zerobench.fake_execution import CPU, LIMITS, Execution, Limits, Target, execute_all
+from zerobench.fake_execution.execute import steps_of
+from zerobench.host.environment import FAKE, SIMULATED
+from zerobench.host.terminal import progress_console
+from zerobench.launch.start_ranks import launch
+from zerobench.rank_record import RankRecord
+from zerobench.worker import RankJob, run_rank
+
+Work = tuple[CellConfig, Target]
+"""A cell, and the device that it is executed for."""
+
+Records = dict[str, dict[int, RankRecord | str]]
+"""Name of a cell -> rank -> its record, or where there is none the error."""
+
+
+@contextmanager
+def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Shows on standard error how many of `total` are done; yields a function that takes this number."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
+    with Progress(*columns, console=progress_console(), transient=True) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda done: shown.update(task, completed=done)
+
+
+def execute_cells(
+    what: str, work: Sequence[Work], jobs: int | None = None, limits: Limits = LIMITS,
+    take: Callable[[int, Execution], None] = lambda *_: None,
+) -> list[Execution]:  # fmt: skip
+    """Executes cells, `jobs` at once (None: one per core), and returns their executions in order. `take` gets each as
+    it ends, with its place. Whatever goes wrong is the `problem` of an execution.
+    """
+    steps = [steps_of(config) for config, _ in work]
+    found: dict[int, Execution] = {}
+    with progress(what, sum(steps), "steps") as show:
+        done = dict[int, int]()
+        for target in dict.fromkeys(target for _, target in work):
+            places = [place for place, (_, its) in enumerate(work) if its == target]
+
+            def heard(number: int, news: Any, places: Sequence[int] = places) -> None:
+                place = places[number]
+                done[place] = steps[place] if isinstance(news, Execution) else news["step"]
+                show(sum(done.values()))
+                if isinstance(news, Execution):
+                    take(place, news)
+
+            executions = execute_all([work[place][0] for place in places], target, jobs, heard, limits)
+            found |= zip(places, executions, strict=True)
+    return [found[place] for place in range(len(work))]
+
+
+def on_cpu(configs: Sequence[CellConfig]) -> list[Work]:
+    """Returns cells to be executed as on a CPU."""
+    return [(config, CPU) for config in configs]
+
+
+def run_real(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float = 280) -> Records:
+    """Returns every rank's accounted pass in real worlds, one world after the other in one launch of ranks."""
+    (ranks,) = {config.world_size for config in configs.values()}
+    return _run(configs, range(ranks), folder / "real", timeout_s)
+
+
+def run_fake(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float = 280) -> Records:
+    """Returns the accounted pass of the first rank and the last, executed on fake tensors."""
+    (ranks,) = {config.world_size for config in configs.values()}
+    faked = {name: replace(one, backend=SIMULATED, tensors=FAKE) for name, one in configs.items()}
+    return _run(faked, (0, ranks - 1), folder / "fake", timeout_s)
+
+
+def _run(configs: Mapping[str, CellConfig], ranks: Sequence[int], folder: Path, timeout_s: float) -> Records:
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [(dict(configs), rank, str(folder)) for rank in ranks]
+    outcome = launch(_of_rank, jobs, folder / "logs", timeout_s)
+    if outcome.status != "ok":
+        raise ValueError(f"{outcome.status}: {outcome.reason}")
+    return {name: {rank: of[name] for rank, of in zip(ranks, outcome.results, strict=True)} for name in configs}
+
+
+def _of_rank(job: tuple[dict[str, CellConfig], int, str], tell: Any) -> dict[str, RankRecord | str]:
+    configs, rank, folder = job
+    return {
+        name: _record(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder))
+        for number, (name, config) in enumerate(configs.items())
+    }
+
+
+def _record(job: RankJob) -> RankRecord | str:
+    gc.collect()  # garbage of the cell before would be freed in the midst of this one, as the allocator sees it
+    try:
+        return run_rank(job, lambda _: None)
+    except Exception:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return traceback.format_exc()

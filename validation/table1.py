@@ -1,0 +1,332 @@
+"""Table 1 of the ZeRO paper, executed: model states per rank at 7.5B, 128B and 1T parameters on 1 to 1,024 ranks.
+
+Each cell runs the engine's own code on fake tensors; formula and printed number stand next to it. Ten minutes.
+
+cells.csv       formula, executed and printed, with the parts of each
+in_flight.csv   the states when their sum is largest, by line of code; the parts add up to `executed_bytes`
+
+    python -m validation table1                           all cells that results/table1 does not have yet
+    python -m validation table1 --only 7.5B N=64          figure 1 of the paper
+    python -m validation table1 --only 1T N=1024 --rerun  1T parameters under each stage again
+    python analysis/table1.py                             the figures
+
+model     the paper gives sizes alone: conf/model says where each shape comes from
+bucket    a thousandth of the gradients, so that each size is reduced in a thousand pieces: for 1T the 1e9 elements that
+          Megatron-core's rule, max(40e6, 1e6·N), gives at N = 1,024
+tile      fp32 gradients that are made at once for an update: 256 MiB, the engine's for a GPU, or a thousandth of those
+          of the rank
+variant   other options for the cell of which most is in flight: smaller units, none ahead of its use, smaller buckets
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from zerobench.config.cell import CellConfig
+from zerobench.config.compose import compose_cells
+from zerobench.fake_execution import Execution, Limits
+from zerobench.host.terminal import stdout_console
+from zerobench.predict.estimate import training_shapes
+from zerobench.records import STATES
+from zerobench.results.fitted_table import plain_table
+from zerobench.sizes import printable
+from zerobench.strategies import shape_of
+from zerobench.theory.closed_forms import floor_bytes, state_formulas
+from zerobench.theory.replay.states import predict_states
+from zerobench.zero.options import TILE_BYTES
+
+from .published.equations import states_per_parameter
+from .runner import execute_cells, on_cpu
+from .store import Store
+
+FOLDER = Path("results/table1")
+CELLS, IN_FLIGHT = "cells.csv", "in_flight.csv"
+
+GB = 1e9
+
+SIZES = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}
+"""Column of the table -> parameters."""
+
+MODELS = {"7.5B": "zero_7_5b", "128B": "zero_128b", "1T": "zero_1t"}
+
+RANKS = (1, 4, 16, 64, 256, 1024)
+
+STAGES = {"zero1": "P_os", "zero2": "P_os+g", "zero3": "P_os+g+p"}
+"""Strategy -> the paper's name."""
+
+BASELINE = "ddp"
+"""The strategy of figure 1's first bar."""
+
+_PRINTED = {
+    "7.5B": {
+        "zero1": ("120", "52.5", "35.6", "31.4", "30.4", "30.1"),
+        "zero2": ("120", "41.3", "21.6", "16.6", "15.4", "15.1"),
+        "zero3": ("120", "30", "7.5", "1.88", "0.47", "0.12"),
+    },
+    "128B": {
+        "zero1": ("2048", "896", "608", "536", "518", "513"),
+        "zero2": ("2048", "704", "368", "284", "263", "257"),
+        "zero3": ("2048", "512", "128", "32", "8", "2"),
+    },
+    "1T": {
+        "zero1": ("16000", "7000", "4750", "4187", "4046", "4011"),
+        "zero2": ("16000", "5500", "2875", "2218", "2054", "2013"),
+        "zero3": ("16000", "4000", "1000", "250", "62.5", "15.6"),
+    },
+}
+
+_FIGURE_1 = "120"
+"""Figure 1's baseline, 7.5B on 64 ranks."""
+
+PIECES = 1000
+
+COMMON = (
+    "backend=simulated", "tensors=fake", "device=cpu", "precision=bf16", "activation=checkpoint", "data=synthetic",
+    "sequence=1024",
+)  # fmt: skip
+"""A micro-batch of one sequence; blocks recompute their activations."""
+
+VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "zero3": {
+        "tiles=2": ("model.tiles=2",),
+        "tiles=4": ("model.tiles=4",),
+        "tiles=4, prefetch=0": ("model.tiles=4", "strategy.prefetch=0"),
+    },
+    "zero2": {
+        "buckets of 1 MiB": ("strategy.bucket_bytes=1MiB",),
+        "buckets of 2 GB": ("strategy.bucket_bytes=2GB",),
+    },
+}
+"""Strategy -> name of a variant of its cell at 7.5B and the most ranks -> what it changes."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell's place in the table. `variant`: empty for the table's own cells."""
+
+    size: str
+    ranks: int
+    strategy: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.strategy} N={self.ranks}" + f" {self.variant}" * bool(self.variant)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line of the cell."""
+        psi = SIZES[self.size]
+        changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
+        words = [
+            f"strategy={self.strategy}", f"world_size={self.ranks}", f"batch={self.ranks}",
+            f"model={MODELS[self.size]}", *COMMON, f"precision.tile_bytes={self._tile_bytes}",
+        ]  # fmt: skip
+        if self.strategy != "zero3" and not any(one.startswith("strategy.bucket_bytes") for one in changed):
+            words.append(f"strategy.bucket_bytes={int(2 * psi / PIECES)}")
+        return words + list(changed)
+
+    @property
+    def config(self) -> CellConfig:
+        """The cell, resolved. It is composed once for all N: the command line decides over nothing else by it."""
+        base = _compose(replace(self, ranks=RANKS[0]))
+        precision = replace(base.precision, tile_bytes=self._tile_bytes)
+        return replace(base, world_size=self.ranks, batch=self.ranks, precision=precision)
+
+    @property
+    def _tile_bytes(self) -> int:
+        shard = 1 if self.strategy == BASELINE else self.ranks
+        return max(TILE_BYTES["cuda"], int(4 * SIZES[self.size] / shard / PIECES))
+
+
+@cache
+def _compose(place: TableCell) -> CellConfig:
+    return compose_cells(place.arguments)[0].config
+
+
+def places() -> list[TableCell]:
+    """Returns the 54 cells, figure 1's baseline, DDP at the largest, and the variants; the quick ones first."""
+    table = [TableCell(size, ranks, stage) for size in SIZES for ranks in reversed(RANKS) for stage in STAGES]
+    baselines = [TableCell("7.5B", 64, BASELINE), TableCell("1T", RANKS[-1], BASELINE)]
+    variants = [TableCell("7.5B", RANKS[-1], stage, name) for stage, named in VARIANTS.items() for name in named]
+    return [*baselines[:1], *table, *baselines[1:], *variants]
+
+
+def matching(every: Sequence[TableCell], words: Sequence[str]) -> list[TableCell]:
+    """Returns those whose names contain every word. Raises ValueError where none does."""
+    found = [place for place in every if all(word in str(place).split() for word in words)]
+    if not found:
+        sizes, ranks = ", ".join(SIZES), ", ".join(f"N={n}" for n in RANKS)
+        raise ValueError(f"--only {' '.join(words)}: no such cell; use words of {sizes}, {ranks}, {', '.join(STAGES)}")
+    return found
+
+
+def printed(size: str, ranks: int, strategy: str) -> str:
+    """Returns what table 1 prints, or figure 1 for the baseline; empty where the paper has no such cell."""
+    if strategy == BASELINE:
+        return _FIGURE_1 if (size, ranks) == ("7.5B", 64) else ""
+    return _PRINTED[size][strategy][RANKS.index(ranks)] if ranks in RANKS else ""
+
+
+def unit_of(text: str) -> float:
+    """Returns one unit of the last digit of a printed number."""
+    return 10.0 ** -len(text.partition(".")[2])
+
+
+def agrees(text: str, gigabytes: float) -> bool:
+    """Returns True where the printed number is the formula's within one unit of its last digit."""
+    return abs(float(text) - gigabytes) < unit_of(text)
+
+
+def how_printed(text: str, gigabytes: float) -> str:
+    """Returns "exact", "rounded", "cut off", or "misprint" for a number that is neither: the columns of 7.5B are
+    rounded, those of 128B and 1T are cut off where rounding would have given the next number.
+    """
+    unit = unit_of(text)
+    if math.isclose(float(text), gigabytes, rel_tol=1e-12):
+        return "exact"
+    if math.isclose(float(text), math.floor(gigabytes / unit + 0.5) * unit, rel_tol=1e-9):
+        return "rounded"
+    return "cut off" if agrees(text, gigabytes) else "misprint"
+
+
+@dataclass(frozen=True)
+class CellRow:
+    """One executed cell. Bytes are of the fullest rank, the states at the instant when their sum is largest."""
+
+    size: str
+    ranks: int
+    strategy: str
+    variant: str
+    model: str
+    psi: int
+    """Parameters of the executed model."""
+    printed_gb: str
+    """Number that the paper prints, in 1e9 bytes; empty where it has no such cell."""
+    paper_formula_bytes: int
+    """The paper's formula at its own round size."""
+    how_printed: str
+    """exact, rounded, cut off, or misprint: the printed number beside the formula at the round size."""
+    formula_bytes: int
+    """Formula of the paper at `psi`."""
+    executed_bytes: int
+    """Model states of the execution: parameters, gradients, master weights, optimizer, and buffers on their way."""
+    replayed_bytes: int
+    """Expectation of theory's replay for `executed_bytes`, from the order that the execution had."""
+    parameters_bytes: int
+    gradients_bytes: int
+    master_bytes: int
+    optimizer_bytes: int
+    communication_bytes: int
+    parameters_formula_bytes: int
+    gradients_formula_bytes: int
+    master_formula_bytes: int
+    optimizer_formula_bytes: int
+    peak_bytes: int
+    """With activations and all else."""
+    bucket_bytes: int
+    tile_bytes: int
+    rank: int
+    execution_s: float
+    resident_bytes: int
+    """The most memory of this machine's that the process of its execution has had."""
+
+
+@dataclass(frozen=True)
+class StatesRow:
+    """Storages of a cell's states that one line of code made, at the instant of `executed_bytes`."""
+
+    size: str
+    ranks: int
+    strategy: str
+    variant: str
+    category: str
+    source: str
+    """The line that made them."""
+    name: str
+    """Label of the largest of them."""
+    storages: int
+    bytes: int
+
+
+def row_of(place: TableCell, found: Execution) -> CellRow:
+    """Returns the row of an execution that went well."""
+    config, record = found.config, found.known
+    strategy, groups, trained = shape_of(config.strategy.values()), config.groups, training_shapes(config)
+    schedule = record.schedule
+    psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
+    formulas = state_formulas(strategy, schedule.shapes, groups, *trained)
+    whole = SIZES[place.size] * states_per_parameter(place.strategy, place.ranks)
+    text = printed(place.size, place.ranks, place.strategy)
+    parts = {f"{category}_bytes": found.at_most_states[category] for category in STATES}
+    expected = {
+        f"{category}_formula_bytes": formulas[category].value for category in STATES if category != "communication"
+    }
+    return CellRow(
+        place.size, place.ranks, place.strategy, place.variant, config.model_name, psi, text, round(whole),
+        how_printed(text, whole / GB) if text else "", floor_bytes(strategy, schedule.shapes, groups, *trained),
+        found.states_bytes, predict_states(strategy, schedule, place.ranks, *trained, groups).states_bytes,
+        **parts, **expected, peak_bytes=found.peak_bytes,
+        bucket_bytes=int(getattr(config.strategy, "bucket_bytes", 0) or 0),
+        tile_bytes=trained[1].tile_bytes or 0, rank=found.rank, execution_s=round(found.seconds, 1),
+        resident_bytes=found.resident_bytes,
+    )  # fmt: skip
+
+
+def states_of(place: TableCell, found: Execution) -> list[StatesRow]:
+    """Returns the parts of the states, by line of code, the largest first."""
+    where = (place.size, place.ranks, place.strategy, place.variant)
+    lines = [line for line in found.known.lines if line.at == "states"]
+    return [StatesRow(*where, one.category, one.source, one.name, one.storages, one.bytes) for one in lines]
+
+
+def place_of(row: CellRow | StatesRow) -> TableCell:
+    """Returns the place that a row is of."""
+    return TableCell(row.size, row.ranks, row.strategy, row.variant)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="cells with all of these: 7.5B, N=64, zero3 ...")
+    parser.add_argument("--rerun", action="store_true", help="execute also what the csv has")
+    parser.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the csv files (default: %(default)s)")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Executes what is due. Returns 1 if a cell could not be executed."""
+    every, problems = places(), list[str]()
+    wanted = matching(every, chosen.only or [])
+    cells = Store(chosen.out / CELLS, CellRow, place_of, every)
+    parts = Store(chosen.out / IN_FLIGHT, StatesRow, place_of, every)
+    due = [place for place in wanted if chosen.rerun or place not in cells.found]
+
+    def take(number: int, found: Execution) -> None:
+        if found.problem:
+            problems.append(f"{due[number]}: {found.problem}")
+            return
+        parts.put(states_of(due[number], found))
+        cells.put([row_of(due[number], found)])
+
+    execute_cells("table1", on_cpu([place.config for place in due]), chosen.jobs, Limits(seconds=1800), take)
+    _show([row for place in wanted for row in cells.found.get(place, ())])
+    print(f"{len(due) - len(problems)} cells executed; in {chosen.out}: {CELLS}, {IN_FLIGHT}")
+    for problem in problems:
+        print(printable(f"validation table1: {problem}"), file=sys.stderr)
+    return int(bool(problems))
+
+
+def _show(rows: Sequence[CellRow]) -> None:
+    header = ["cell", "printed GB", "how", "formula GB", "at own ψ", "executed", "×", "replayed"]
+    table = [
+        [str(place_of(row)), row.printed_gb, row.how_printed, *(f"{size / GB:.2f}" for size in (
+            row.paper_formula_bytes, row.formula_bytes, row.executed_bytes)),
+         f"{row.executed_bytes / row.formula_bytes:.3f}", f"{row.replayed_bytes - row.executed_bytes:+d} B"]
+        for row in rows
+    ]  # fmt: skip
+    stdout_console().print(plain_table(header, table))

@@ -1,0 +1,250 @@
+"""`zerobench calibrate`: the cost of each collective by its size, the engine's beside torch's and a copy in memory.
+
+With `--disk` a disk is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from ..calibrate.collectives import (
+    BACKENDS,
+    WARMUP,
+    Calibration,
+    CalibrationJob,
+    TransferRow,
+    calibrate_rank,
+    evenly,
+    write_calibration,
+)
+from ..calibrate.disk import DiskCalibration, DiskPlan, DiskRow, measure, write_disk_calibration
+from ..cluster.job import gather, machines
+from ..host.temporary import temporary_folder
+from ..host.terminal import progress_console, stdout_console
+from ..launch.over_cluster import launch, places
+from ..launch.start_ranks import Interrupted, Outcome
+from ..results.fitted_table import plain_table
+from ..results.provenance import device_class, machine, started
+from ..sizes import parse_bytes, printable, show_bytes
+from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
+from .arguments import Parser
+
+FOLDER = Path("results/calibration")
+SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def calibrate(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
+
+    Raises JobError where the processes of a job do not come together.
+    """
+    chosen = _parser().parse_args(arguments)
+    try:
+        _check(chosen)
+        if chosen.disk is not None:
+            return calibrate_disk(chosen)
+        sizes = _sizes(chosen.sizes, chosen.world_size)
+    except ValueError as error:
+        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
+        return 2
+    gather()
+    try:
+        outcome = _run(chosen, sizes)
+    except Interrupted:
+        print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
+        return 130
+    if outcome.status != "ok":
+        print(
+            printable(f"zerobench calibrate: nothing is recorded: {outcome.status}: {outcome.reason}"), file=sys.stderr
+        )
+        return 1
+    folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    where = started(machines(chosen.world_size))
+    provenance = {"date": date, **where, **machine(chosen.device, BACKENDS[chosen.device])}
+    found = write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance)
+    show(found)
+    print(f"recorded in {folder}; zerobench.load_calibration reads it")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="zerobench calibrate",
+        description="Measures every collective by size: the engine's own, torch's, and a copy in memory, in turns.",
+    )
+    parser.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
+    parser.add_argument("--sizes", default=SIZES, help="of the full tensor, with commas (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=20, help="of every size (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for all of it (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, or disk)")
+    add_arguments(parser)
+    return parser
+
+
+def _sizes(text: str, world_size: int) -> tuple[int, ...]:
+    sizes = tuple(sorted({evenly(parse_bytes(size), world_size) for size in text.split(",") if size.strip()}))
+    if len(sizes) < 2 or sizes[0] == 0:
+        raise ValueError(f"--sizes {text}: give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two")
+    return sizes
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if chosen.world_size < 1:
+        raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
+    if chosen.repetitions < 3:
+        raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
+    if chosen.out is not None and chosen.out.is_file():
+        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
+
+
+def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
+    with temporary_folder() as folder, _progress() as progress:
+        jobs = [
+            CalibrationJob(
+                rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
+            )
+            for rank, place in enumerate(places(chosen.world_size, folder / "rendezvous"))
+        ]  # fmt: skip
+        task = progress.add_task(f"{len(sizes)} sizes, N={chosen.world_size}", total=chosen.repetitions + WARMUP)
+        return launch(
+            calibrate_rank,
+            jobs,
+            folder / "logs",
+            chosen.timeout,
+            lambda done: progress.update(task, completed=done),
+        )
+
+
+def _progress() -> Progress:
+    rounds = TextColumn("{task.completed:.0f}/{task.total:.0f} rounds")
+    return Progress(*Progress.get_default_columns()[:2], rounds, TimeElapsedColumn(), console=progress_console())
+
+
+def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[TransferRow]:
+    """Returns a row per repetition, with the slowest rank's time. `ranks`: the results of each."""
+    rows = []
+    for same in zip(*ranks, strict=True):
+        seconds = max(row["seconds"] for row in same)
+        rows.append(TransferRow(**(same[0] | {"seconds": seconds}), world_size=world_size, dtype=dtype))
+    return rows
+
+
+def show(found: Calibration) -> None:
+    """Prints the lines, and the bandwidth at the largest size."""
+    header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
+    rows = []
+    for fit in found.fits:
+        low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
+        rows.append(
+            [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
+             f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
+        )  # fmt: skip
+    stdout_console().print(plain_table(header, rows, left=2))
+
+
+# -- a disk ----------------------------------------------------------------------------------------
+
+
+DISK_FOLDER = Path("results/calibration/disk")
+BLOCKS, DEPTHS, FILE = "1MiB,4MiB", "1,4,8", "256MiB"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of --disk."""
+    group = parser.add_argument_group("a disk instead of collectives")
+    words = "measure the disk of folder PATH (here): plain calls beside the engine's files, with and without checksums"
+    group.add_argument("--disk", nargs="?", const=".", metavar="PATH", help=words)
+    group.add_argument("--blocks", default=BLOCKS, help="bytes a request, with commas (default: %(default)s)")
+    group.add_argument("--depths", default=DEPTHS, help="requests at once, with commas (default: %(default)s)")
+    group.add_argument("--file", default=FILE, help="bytes a file; there are three (default: %(default)s)")
+    group.add_argument("--buffered", action="store_true", help="through the page cache, not past it")
+
+
+def calibrate_disk(chosen: argparse.Namespace) -> int:
+    """Returns the exit code: 0 written, 1 the disk failed, 2 the command was wrong, 130 stopped."""
+    try:
+        plan = _disk_plan(chosen)
+    except ValueError as error:
+        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
+        return 2
+    try:
+        rows = _measure_disk(plan)
+    except KeyboardInterrupt:
+        print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(printable(f"zerobench calibrate: nothing is recorded: {error}"), file=sys.stderr)
+        return 1
+    folder = chosen.out or DISK_FOLDER
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    provenance = {"date": date, "disk": disk_of(plan.folder), **machine("cpu", "none")}
+    show_disk(write_disk_calibration(folder, rows, provenance))
+    print(f"recorded in {folder}; zerobench.load_disk_calibration reads it")
+    return 0
+
+
+def _disk_plan(chosen: argparse.Namespace) -> DiskPlan:
+    """Builds the plan. Raises ValueError, a sentence, for invalid options."""
+    blocks = tuple(parse_bytes(size) for size in chosen.blocks.split(",") if size.strip())
+    depths = tuple(int(depth) if depth.strip().isdecimal() else 0 for depth in chosen.depths.split(","))
+    size = parse_bytes(chosen.file)
+    if not blocks or any(block < 1 or block % ALIGN_BYTES for block in blocks):
+        raise ValueError(f"--blocks {chosen.blocks}: must be multiples of {ALIGN_BYTES} bytes, as in 1MiB,4MiB")
+    if min(depths) < 1:
+        raise ValueError(f"--depths {chosen.depths}: must be whole numbers from 1 on, as in 1,4,8")
+    if any(size % block or size < 2 * block for block in blocks):
+        raise ValueError(
+            f"--file {chosen.file}: must be two blocks at least, and a multiple of each of {chosen.blocks}"
+        )
+    if problems := problems_of_path(chosen.disk):
+        raise ValueError(f"--disk {problems[0]}")
+    return DiskPlan(Path(chosen.disk).expanduser(), size, blocks, depths, chosen.repetitions, not chosen.buffered)
+
+
+def _measure_disk(plan: DiskPlan) -> list[DiskRow]:
+    columns = (TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), TimeElapsedColumn())
+    with Progress(*Progress.get_default_columns()[:2], *columns, console=progress_console()) as progress:
+        words = f"{len(plan.blocks) * len(plan.depths)} settings, 3 files of {show_bytes(plan.file_bytes)}"
+        task = progress.add_task(words, total=plan.rounds)
+        return measure(plan, lambda done: progress.update(task, completed=done))
+
+
+def show_disk(found: DiskCalibration) -> None:
+    """Prints throughput by kind, block and depth, and the fraction of the plain calls' that the engine's
+    files reach.
+    """
+    header = ["kind", "block", "depth", "via", "a second", "95 %", "of raw", "95 %", "of bound", "CPU s/GiB"]
+    rows = []
+    for rate in found.rates:
+        low, high = (show_bytes(value) for value in (rate.bytes_per_s_low, rate.bytes_per_s_high))
+        rows.append(
+            [rate.kind, show_bytes(rate.block_bytes), str(rate.depth), rate.via, show_bytes(rate.bytes_per_s),
+             f"{low} – {high}", f"{rate.of_raw:.2f}", f"{rate.of_raw_low:.2f} – {rate.of_raw_high:.2f}",
+             f"{rate.of_bound:.2f}", f"{rate.cpu_s_per_gib:.2f}"]
+        )  # fmt: skip
+    stdout_console().print(plain_table(header, rows, left=4))
+    if not found.rates[0].direct:
+        print("Without direct I/O: through the page cache, whose memory answers for the disk.")
+
+
+def disk_of(folder: Path) -> dict[str, Any]:
+    """Returns file system and device of a folder, as the kernel names them."""
+    number = os.stat(folder).st_dev
+    words = f"{os.major(number)}:{os.minor(number)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, right = line.split(" - ")
+        if left.split()[2] == words:
+            kind, device = right.split()[:2]
+            return {"file_system": kind, "device": device}
+    return {"file_system": None, "device": words}

@@ -1,1 +1,0 @@
-"""`zerobench calibrate`: the cost of each collective by its size, and the rates of a disk."""

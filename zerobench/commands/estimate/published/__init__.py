@@ -1,1 +1,0 @@
-"""`zerobench estimate --published FILE`: others' measured peaks, each beside the estimate of its configuration."""

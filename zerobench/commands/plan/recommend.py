@@ -1,0 +1,275 @@
+"""The goals of a plan, the row that each recommends, and the plan in words: the table of what fits and what binds, the
+commands that confirm it, JSON.
+
+cost    of a row that fits, the cheapest first: states that leave the device and come back in each step, then what goes
+        between GPUs, then blocks that are computed again; between equals the strategy that partitions least
+goal    what is looked for first, before the cost
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...config.cell import CellConfig
+from ...config.schema import Gpt
+from ...sizes import show_bytes
+from .candidates import STRATEGIES, Capacity, name_of
+from .search import ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
+
+OURS = ("zero1", "zero2", "zero3", "megatron")
+"""Strategies of zerobench's engine; a plan that recommends another says so."""
+
+LARGER = 1.02
+"""A row with this many times the parameters of a cheaper one is worth its cost; below it is as large."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`axis`: of a plan for so many GPUs. `value`: of what was found, larger is better; 0 where only cost counts."""
+
+    name: str
+    axis: Callable[[int], PlanAxis]
+    value: Callable[[ExecutedCell], float]
+    words: Callable[[ExecutedCell], str]
+    why: str
+    short: Callable[[ExecutedCell], str] = lambda _: "yes"
+
+
+def _layers(config: CellConfig) -> int:
+    return config.model.layers if isinstance(config.model, Gpt) else 0
+
+
+def shape_words(config: CellConfig) -> str:
+    """Names a GPT's shape: "48 x 1600"; empty for another model."""
+    return f"{config.model.layers} x {config.model.hidden}" if isinstance(config.model, Gpt) else ""
+
+
+def _model_words(probe: ExecutedCell) -> str:
+    return f"{probe.used.psi / 1e9:.2f}B parameters, {shape_words(probe.cell.config)}"
+
+
+GOALS = {
+    goal.name: goal
+    for goal in (
+        Goal(
+            "least_traffic", lambda _: fixed_axis(), lambda _: 0.0,
+            lambda probe: f"{probe.used.volume_psi:.2f} ψ a step between GPUs", "moves the least of what fits",
+        ),
+        Goal(
+            "largest_model", lambda _: layers_axis(), lambda probe: float(probe.used.psi), _model_words,
+            "holds the largest model", lambda probe: f"{probe.used.psi / 1e9:.3g}B, {shape_words(probe.cell.config)}",
+        ),
+        Goal(
+            "largest_batch", lambda _: micro_batch_axis(), lambda probe: float(probe.value),
+            lambda probe: f"micro_batch={probe.value}", "holds the largest micro-batch",
+        ),
+        Goal(
+            "fewest_gpus", gpus_axis, lambda probe: -float(probe.value),
+            lambda probe: f"{probe.value} GPUs" if probe.value > 1 else "1 GPU", "needs the fewest GPUs",
+        ),
+    )
+}  # fmt: skip
+"""Goals by name, the default first."""
+
+
+def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
+    """Returns what a row that fits costs; rows are compared by it in order."""
+    assert row.best is not None
+    one = row.candidate
+    place = STRATEGIES.index(one.strategy) if one.strategy in STRATEGIES else len(STRATEGIES)
+    return one.offloads, round(row.best.used.volume_psi, 1), one.recomputes, place
+
+
+def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
+    """Returns the row to take: the furthest by the goal, of those about as far the cheapest; None where none fits."""
+    fitting = [row for row in rows if row.best is not None]
+    if not fitting:
+        return None
+    values = {id(row): goal.value(row.best) for row in fitting if row.best is not None}
+    furthest = max(values.values())
+    least = furthest / LARGER if furthest > 0 else furthest
+    return min((row for row in fitting if values[id(row)] >= least), key=cost)
+
+
+def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
+    """Returns the recommendation with its reason, in one sentence."""
+    row = recommended(rows, goal)
+    assert row is not None
+    assert row.best is not None
+    whose = "" if row.candidate.strategy in OURS else " (PyTorch's own, not a strategy of zerobench)"
+    free = show_bytes(usable_bytes - row.best.used.peak_bytes)
+    said = f"Take {row.candidate.name}{whose}: it {goal.why} ({goal.words(row.best)}) and leaves {free} free"
+    return f"{said}; {_others(rows, row, goal)}."
+
+
+def _others(rows: Sequence[PlanRow], row: PlanRow, goal: Goal) -> str:
+    """Returns why not another: the cheaper one that comes closest."""
+    assert row.best is not None
+    cheaper = [one for one in rows if one.best is not None and one is not row and cost(one) < cost(row)]
+    if cheaper:
+        next_ = max(cheaper, key=lambda one: goal.value(one.best) if one.best is not None else 0.0)
+        assert next_.best is not None
+        return f"{next_.candidate.name}, which costs less, ends at {goal.words(next_.best)}"
+    unfit = [one for one in rows if one.best is None and one.candidate.recomputes == row.candidate.recomputes]
+    before = [one for one in unfit if _place(one) < _place(row)]
+    if before:
+        names = ", ".join(dict.fromkeys(one.candidate.strategy for one in before))
+        return f"{names} partition{'s' * (len(before) == 1)} less and cannot be had here"
+    return "nothing else that was tried costs less"
+
+
+def _place(row: PlanRow) -> int:
+    strategy = row.candidate.strategy
+    return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
+
+
+# -- the plan in words -----------------------------------------------------------------------------
+
+
+HEADER = ["strategy", "fits", "peak", "free", "reserved", "host", "files", "ψ moved", "binds", "largest tensor"]
+SOMETIMES = ("reserved", "host", "files")
+"""Columns that are shown where any row has bytes there."""
+
+FIRST_TO_GO = ("largest tensor", "reserved", "host", "files", "free", "ψ moved")
+WORDS = ("strategy", "fits", "binds", "largest tensor")
+
+NAME_WIDTH = 44
+"""Characters of a tensor's name in the table; JSON has all of them."""
+
+HELPS = {
+    "activations": "activation=checkpoint, a smaller micro_batch or sequence",
+    "temporary": "a smaller micro_batch, sequence or vocabulary (logits and the loss), or model.tiles=4 under zero3",
+    "parameters": "model.tiles=4 under zero3 (each matrix is gathered in parts), offload=cpu, more --gpus",
+    "gradients": "zero2 or zero3, model.tiles=4 under zero3, offload=cpu, more --gpus",
+    "master": "zero1 or beyond, offload=cpu or nvme, more --gpus",
+    "optimizer": "zero1 or beyond, offload=cpu or nvme, more --gpus",
+    "communication": "smaller buckets (strategy.bucket_bytes), model.tiles=4 under zero3",
+    "inputs": "a smaller micro_batch or sequence",
+}
+"""Category that binds -> what makes it smaller."""
+
+
+def table_of(rows: Sequence[PlanRow], capacity: Capacity, goal: Goal) -> tuple[list[str], list[list[str]]]:
+    """Returns header and lines of the table, less columns that are empty."""
+    lines = [_line(row, capacity, goal) for row in rows]
+    kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
+    return [HEADER[n] for n in kept], [[line[n] for n in kept] for line in lines]
+
+
+def _line(row: PlanRow, capacity: Capacity, goal: Goal) -> list[str]:
+    shown = row.best or row.beyond
+    if shown is None:
+        states = f"states alone {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
+        return [row.candidate.name, "no", *["–"] * (len(HEADER) - 3), states]
+    used, binding = shown.used, shown.used.binding
+    part = used.at_peak[binding] / (sum(used.at_peak.values()) or 1)
+    largest = f"{show_bytes(used.largest.bytes)} {name_of(used.largest)[:NAME_WIDTH]}" if used.largest else "–"
+    fits = goal.short(shown) if row.best else "no"
+    sizes = [used.peak_bytes, capacity.usable_bytes - used.peak_bytes, used.reserved_bytes]
+    sizes += [used.host_bytes or None, used.file_bytes or None]
+    return [
+        row.candidate.name, "≥ " * (row.at_end and fits != "yes") + fits, *map(show_bytes, sizes),
+        f"{used.volume_psi:.2f}", f"{binding} {part:.0%}", largest,
+    ]  # fmt: skip
+
+
+def notes_of(rows: Sequence[PlanRow]) -> list[str]:
+    """Returns why rows were not executed, one sentence for those of the same reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.problem and row.bound_bytes is None:
+            reasons.setdefault(row.problem, []).append(row.candidate.name)
+    return [f"not executed: {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
+    """Returns the sentence for a device on which nothing fits: the smallest that would do, what binds, what helps."""
+    tried = [probe for row in rows for probe in row.probes]
+    if not tried:
+        reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))
+        return f"nothing could be executed: {reasons}"
+    least = min(tried, key=lambda probe: (capacity.load(probe.used), probe.used.peak_bytes))
+    used, tier = least.used, capacity.fullest(least.used)
+    row = next(row for row in rows if least in row.probes)
+    if tier != "device":
+        held, key = used.bytes_in(tier), {"host": "--host-memory", "nvme": "--disk"}[tier]
+        return f"nothing fits: {row.candidate.name} needs {show_bytes(held)} of {tier} per GPU; raise {key}"
+    needed = show_bytes(capacity.smallest_device(used))
+    return (
+        f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with "
+        f"{show_bytes(used.peak_bytes)} at its peak, so the smallest device that would do has {needed}; "
+        f"what binds most is {used.binding} ({show_bytes(used.at_peak[used.binding])}; the largest tensor has "
+        f"{show_bytes(used.largest.bytes if used.largest else None)}: {name_of(used.largest)}), and what would help is "
+        f"{HELPS[used.binding]}"
+    )
+
+
+def overrides_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal) -> list[str]:
+    """Returns the overrides that compose to an executed cell, less the device and the world."""
+    config = probe.cell.config
+    own = [f"strategy={row.candidate.strategy}", f"offload={row.candidate.offload}"]
+    own += [f"activation={row.candidate.activation}"]
+    changed: dict[str, Any] = {}
+    if goal.name == "largest_model":
+        changed = {f"model.{key}": getattr(config.model, key) for key in ("layers", "hidden", "heads")}
+    elif goal.name == "largest_batch":
+        changed = {"micro_batch": probe.value}
+    kept = [word for word in words if word.partition("=")[0] not in (*changed, "world_size", *_ELSEWHERE)]
+    return [*(word for word in own if word not in _PLAIN), *kept, *(f"{key}={value}" for key, value in changed.items())]
+
+
+_PLAIN = ("offload=none", "activation=none")
+_ELSEWHERE = ("backend", "tensors", "device", "draw_on")
+
+
+def commands_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal, device: str) -> list[str]:
+    """Returns the commands that confirm a plan: one rank of the world alone on one device, then the whole world."""
+    overrides, ranks = overrides_of(probe, row, words, goal), probe.cell.config.world_size
+    line = " ".join(shlex.quote(word) for word in overrides)
+    one_rank = f"zerobench {line} world_size={ranks} device={device} backend=simulated measure.warmup=2 measure.steps=1"
+    one_rank += " draw_on=device" * (device == "cuda")
+    per_node = min(ranks, 8)
+    nodes = f" --nnodes {ranks // per_node} --rdzv-backend c10d --rdzv-endpoint HOST:29400" * (ranks > per_node)
+    whole = f"torchrun{nodes} --nproc-per-node {per_node} -m zerobench {line} device={device}"
+    return [one_rank, whole]
+
+
+def as_json(
+    rows: Sequence[PlanRow], capacity: Capacity, goal: Goal, words: Sequence[str], device: str
+) -> dict[str, Any]:
+    """Returns the plan as plain values: sizes in bytes, volumes in ψ."""
+    best = recommended(rows, goal)
+    found: dict[str, Any] = {
+        "goal": goal.name, "device": device, "overrides": list(words), "device_bytes": capacity.device_bytes,
+        "usable_bytes": capacity.usable_bytes, "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
+        "rows": [_row_as_json(row) for row in rows],
+        "recommended": best.candidate.name if best else None,
+        "sentence": sentence(rows, goal, capacity.usable_bytes) if best else nothing_fits(rows, capacity),
+    }  # fmt: skip
+    if best is not None and best.best is not None:
+        found["commands"] = commands_of(best.best, best, words, goal, device)
+    return found
+
+
+def _row_as_json(row: PlanRow) -> dict[str, Any]:
+    one = row.candidate
+    named = {"strategy": one.strategy, "offload": one.offload, "activation": one.activation, "problem": row.problem}
+    return named | {"best": _probe_as_json(row.best), "beyond": _probe_as_json(row.beyond), "at_end": row.at_end,
+                    "bound_bytes": row.bound_bytes, "executed": len(row.probes)}  # fmt: skip
+
+
+def _probe_as_json(probe: ExecutedCell | None) -> dict[str, Any] | None:
+    if probe is None:
+        return None
+    used, config = probe.used, probe.cell.config
+    return {
+        "psi": used.psi, "shape": shape_words(config), "gpus": config.world_size, "micro_batch": config.micro_batch,
+        "peak_bytes": used.peak_bytes, "reserved_bytes": used.reserved_bytes,
+        "host_bytes": used.host_bytes, "file_bytes": used.file_bytes,
+        "at_peak": used.at_peak, "binds": used.binding, "largest_tensor": name_of(used.largest),
+        "largest_tensor_bytes": used.largest.bytes if used.largest else None,
+        "volume_psi": used.volume_psi, "wire_bytes": used.wire_bytes,
+    }  # fmt: skip

@@ -1,0 +1,387 @@
+"""A chosen cell in other systems' words: files for FSDP2, DeepSpeed, Megatron, accelerate, and notes.
+
+Each is a pure function of the resolved cell. A system that has no counterpart of a strategy gets its closest one, and a
+note says so: its memory is then not what was executed.
+
+fsdp2        a module `shard.py` with the `fully_shard` calls on the units of the cell
+             https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+deepspeed    `ds_config.json`, whose sizes are in elements: https://www.deepspeed.ai/docs/config-json/
+megatron     `megatron.args`, one argument a line, for pretrain_gpt.py
+             https://github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py
+accelerate   `accelerate.yaml`, for `accelerate launch --config_file`
+             https://huggingface.co/docs/accelerate/package_reference/cli
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import yaml
+
+from ...config.cell import CellConfig
+from ...config.schema import Gpt
+from ...fake.skipped_random_draws import Undrawn
+from ...predict.build import build_model
+from ...predict.estimate import estimate
+from ...zero.modules.wrapping import default_units
+
+STAGES = {
+    "ddp": 0, "zero1": 1, "megatron": 1, "zero_redundancy": 1, "zero2": 2, "fsdp2_no_reshard": 3, "zero3": 3,
+    "fsdp2": 3, "deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3,
+}  # fmt: skip
+"""Strategy -> what it partitions, as a stage of ZeRO."""
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Our words for dtypes -> torch's."""
+
+PER_NODE = 8
+"""GPUs of a node, where the cell does not say."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """File name -> text, and sentences on what the system does otherwise."""
+
+    files: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+def stage_of(config: CellConfig) -> int:
+    """Returns the stage of ZeRO that a cell's strategy comes to."""
+    return STAGES.get(config.strategy.name, 0)
+
+
+def units_of(config: CellConfig) -> list[tuple[str, str]]:
+    """Returns the units of stage 3, in order: each module's path and the name of its class."""
+    with torch.device("meta"), Undrawn():
+        return [(name, type(unit).__name__) for name, unit in default_units(build_model(config))]
+
+
+def list_of(paths: list[str]) -> str | None:
+    """Returns the path of the module list whose members are `paths`, in order; None where there is none."""
+    parents = {path.rpartition(".")[0] for path in paths}
+    numbers = [path.rpartition(".")[2] for path in paths]
+    is_list = len(parents) == 1 and numbers == [str(number) for number in range(len(paths))]
+    return parents.pop() if is_list and paths else None
+
+
+def nodes_of(config: CellConfig) -> int:
+    """Returns the number of nodes of the world."""
+    return max(1, -(-config.world_size // (config.node_size or PER_NODE)))
+
+
+# -- FSDP2 -----------------------------------------------------------------------------------------
+
+
+DDP = '''\
+"""{name}: every rank holds all states; there is nothing to shard."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+
+def shard(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model in DistributedDataParallel."""
+    init_device_mesh("cuda", ({ranks},))
+{recompute}    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+'''
+
+FSDP2 = '''\
+"""{name}: build the optimizer after shard(model), on the sharded parameters."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import {imports}
+
+
+def shard(model: torch.nn.Module) -> torch.nn.Module:
+    """Shards each block, then what is left of the model; the model's parameters are {stored} shards from then on."""
+    mesh = init_device_mesh("cuda", ({ranks},))
+    policy = MixedPrecisionPolicy(param_dtype={parameters}, reduce_dtype={reduce})
+    how = {{"mesh": mesh, "mp_policy": policy{offload}}}
+{recompute}    units = {units}
+    for unit in units:
+        fully_shard(unit, reshard_after_forward={reshard}, **how)
+    fully_shard(model, reshard_after_forward={root}, **how)
+    return model
+'''
+
+RECOMPUTE = """\
+    blocks = set({units})
+    apply_activation_checkpointing(model, check_fn=lambda module: module in blocks)
+"""
+
+IMPORT = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\n"
+"""As torchtitan and accelerate recompute blocks under FSDP2."""
+
+
+def fsdp2(config: CellConfig) -> Settings:
+    """Returns `shard.py`, whose `shard(model)` does what the cell's strategy does, or comes closest."""
+    paths = [path for path, _ in units_of(config)]
+    modules = list_of(paths)
+    units = f'list(model.get_submodule("{modules}"))' if modules else f"[model.get_submodule(n) for n in {paths!r}]"
+    recompute = RECOMPUTE.format(units=units) if config.recomputes else ""
+    stage, name = stage_of(config), config.strategy.name
+    values = {"name": name, "ranks": config.world_size, "units": units, "recompute": recompute}
+    if stage == 0:
+        return Settings({"shard.py": _with_checkpoint(DDP.format(**values), config)})
+    offloads = config.offload.name != "none"
+    names = ["CPUOffloadPolicy"] * offloads + ["MixedPrecisionPolicy", "fully_shard"]
+    half = config.precision.name != "fp32"
+    reshard = stage == 3 and name != "fsdp2_no_reshard"
+    text = FSDP2.format(
+        imports=", ".join(names), stored="fp32", reshard=reshard, root="None" if reshard else "False",
+        parameters=f"torch.{DTYPES[config.precision.name]}" if half else "None",
+        reduce=f"torch.{DTYPES[config.precision.wire_dtype or config.precision.name]}" if half else "None",
+        offload=', "offload_policy": CPUOffloadPolicy()' * offloads, **values,
+    )  # fmt: skip
+    return Settings({"shard.py": _with_checkpoint(text, config)}, _notes_fsdp2(config, stage))
+
+
+def _with_checkpoint(text: str, config: CellConfig) -> str:
+    """Returns the text with the import that recomputing needs."""
+    return text.replace("import torch\n", f"import torch\n{IMPORT}", 1) if config.recomputes else text
+
+
+def _notes_fsdp2(config: CellConfig, stage: int) -> list[str]:
+    notes = []
+    if stage in (1, 2):
+        words = "FSDP2 has no such stage; reshard_after_forward=False comes closest, look at the row fsdp2_no_reshard"
+        notes.append(f"{config.strategy.name}: {words}")
+    if config.offload.name != "none":
+        words = "CPUOffloadPolicy keeps parameters, gradients and optimizer in host memory"
+        notes.append(f"offload={config.offload.name}: {words}, and FSDP2 has no files")
+    return notes
+
+
+# -- DeepSpeed -------------------------------------------------------------------------------------
+
+
+ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}
+LARGEST_BUCKET = 25 * 2**20
+"""Bytes of our automatic buckets at most; at least 1 MiB."""
+
+
+def deepspeed(config: CellConfig) -> Settings:
+    """Returns `ds_config.json` for the cell."""
+    stage = stage_of(config)
+    found: dict[str, Any] = {
+        "train_batch_size": config.batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.accumulation,
+    }
+    if config.clip is not None:
+        found["gradient_clipping"] = config.clip
+    if config.precision.name != "fp32":
+        found[config.precision.name] = {"enabled": True}
+    if config.precision.gradient_dtype not in (None, config.precision.name):
+        found["data_types"] = {"grad_accum_dtype": config.precision.gradient_dtype}
+    found["zero_optimization"] = _zero(config, stage)
+    if config.recomputes:
+        found["activation_checkpointing"] = {"cpu_checkpointing": config.activation.name == "checkpoint_offload"}
+    return Settings({"ds_config.json": json.dumps(found, indent=2) + "\n"}, _notes_deepspeed(config, stage))
+
+
+def _zero(config: CellConfig, stage: int) -> dict[str, Any]:
+    numel = _bucket_numel(config)
+    found: dict[str, Any] = {"stage": stage}
+    if stage:
+        found |= {"contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": numel}
+    if stage in (1, 2):
+        found |= {"reduce_scatter": True, "allgather_bucket_size": numel}
+    if stage == 3:  # its own defaults keep up to a billion elements whole
+        found |= {"stage3_prefetch_bucket_size": numel, "stage3_max_live_parameters": _unit_numel(config),
+                  "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}  # fmt: skip
+    return found | _offload(config, stage)
+
+
+def _offload(config: CellConfig, stage: int) -> dict[str, Any]:
+    name = config.offload.name
+    if name == "none" or not stage:
+        return {}
+    place: dict[str, Any] = {"device": name, "pin_memory": True}
+    if name == "nvme":
+        place["nvme_path"] = getattr(config.offload, "path", None) or "/local_nvme"
+    moved = bool(getattr(config.offload, "parameters", False))
+    return {"offload_optimizer": place} | ({"offload_param": place} if moved and stage == 3 else {})
+
+
+def _bucket_numel(config: CellConfig) -> int:
+    """Returns the elements of a bucket: the cell's, or as our automatic one: half of a rank's shard."""
+    given, item = getattr(config.strategy, "bucket_bytes", None), ITEM[config.precision.name]
+    if isinstance(given, int):
+        return given // item
+    shard = estimate(config).psi * item // config.world_size
+    return min(max(shard // 2, 2**20), LARGEST_BUCKET) // item
+
+
+def _unit_numel(config: CellConfig) -> int:
+    """Returns the elements that may be gathered at once: two units, one that runs and one ahead."""
+    layers = getattr(config.model, "layers", None) or getattr(config.huggingface, "layers", None) or 1
+    return 2 * -(-estimate(config).psi // int(layers))
+
+
+def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
+    notes = []
+    if config.strategy.name == "fsdp2_no_reshard":
+        notes.append("fsdp2_no_reshard: DeepSpeed's stage 3 gives parameters back after forward; its traffic is 3 ψ")
+    if config.strategy.name == "megatron":
+        notes.append("megatron: gradients are fp32 in one buffer there; DeepSpeed's stage 1 keeps them in buckets")
+    if config.recomputes:
+        notes.append("recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block")
+    if config.offload.name == "nvme":
+        notes.append("offload=nvme: set nvme_path to a folder on the disk")
+    return notes if stage else [*notes, "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank"]
+
+
+# -- Megatron --------------------------------------------------------------------------------------
+
+
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""Stage -> Megatron-FSDP's word for it."""
+
+
+def megatron(config: CellConfig) -> Settings:
+    """Returns `megatron.args` for the cell. The model's shape is there for a GPT of ours."""
+    arguments = [
+        "--tensor-model-parallel-size 1", "--pipeline-model-parallel-size 1",
+        f"--micro-batch-size {config.micro_batch}", f"--global-batch-size {config.batch}",
+        f"--seq-length {config.sequence}", *_shape(config), *_precision(config), *_sharding(config),
+    ]  # fmt: skip
+    if config.recomputes:
+        arguments += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+    if config.offload.name != "none":
+        arguments += ["--optimizer-cpu-offload", f"--optimizer-offload-fraction {_fraction(config):g}"]
+    if config.clip is not None:
+        arguments += [f"--clip-grad {config.clip:g}"]
+    return Settings({"megatron.args": "\n".join(arguments) + "\n"}, _notes_megatron(config))
+
+
+def _shape(config: CellConfig) -> list[str]:
+    model = config.model
+    if not isinstance(model, Gpt):
+        return []
+    untied = [] if model.tied else ["--untie-embeddings-and-output-weights"]
+    return [
+        f"--num-layers {model.layers}", f"--hidden-size {model.hidden}", f"--num-attention-heads {model.heads}",
+        f"--max-position-embeddings {model.positions}", *untied,
+    ]  # fmt: skip
+
+
+def _precision(config: CellConfig) -> list[str]:
+    if config.precision.name == "fp32":
+        return []
+    own = config.precision.wire_dtype == "bf16" and config.strategy.name != "megatron"
+    return [f"--{config.precision.name}", *(["--grad-reduce-in-bf16"] if own else [])]
+
+
+def _sharding(config: CellConfig) -> list[str]:
+    stage = stage_of(config)
+    if stage == 0:
+        return ["--overlap-grad-reduce"]
+    shared = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    if stage == 1:
+        return shared
+    fsdp = ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {SHARDING[stage]}", "--ckpt-format fsdp_dtensor"]
+    return [*shared, *fsdp, "--no-gradient-accumulation-fusion"]
+
+
+def _fraction(config: CellConfig) -> float:
+    return float(getattr(config.offload, "fraction", 1.0))
+
+
+def _notes_megatron(config: CellConfig) -> list[str]:
+    notes = []
+    if config.strategy.name not in ("megatron", "ddp"):
+        words = (
+            "Megatron accumulates gradients in fp32; the row `megatron` was executed as its distributed optimizer is"
+        )
+        notes.append(f"{config.strategy.name}: {words}")
+    if config.offload.name == "nvme":
+        notes.append("offload=nvme: Megatron's optimizer goes to host memory, not to files")
+    if not isinstance(config.model, Gpt):
+        notes.append(f"model={config.model_name}: its shape is yours to add")
+    return notes
+
+
+# -- accelerate ------------------------------------------------------------------------------------
+
+
+def accelerate(config: CellConfig) -> Settings:
+    """Returns `accelerate.yaml`: FSDP2 for stage 3, DeepSpeed for stages 1 and 2 and for files, else plain DDP."""
+    stage = stage_of(config)
+    found: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE", "debug": False, "downcast_bf16": "no", "machine_rank": 0,
+        "main_training_function": "main", "num_machines": nodes_of(config), "num_processes": config.world_size,
+        "mixed_precision": "no" if config.precision.name == "fp32" else config.precision.name,
+        "rdzv_backend": "static" if nodes_of(config) == 1 else "c10d", "same_network": True, "use_cpu": False,
+    }  # fmt: skip
+    if stage == 0:
+        found["distributed_type"] = "MULTI_GPU"
+    elif stage == 3 and config.offload.name != "nvme":
+        found |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(config)}
+    else:
+        found |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(config, stage)}
+    return Settings({"accelerate.yaml": yaml.safe_dump(found, sort_keys=True)}, _notes_accelerate(config, stage))
+
+
+def _fsdp(config: CellConfig) -> dict[str, Any]:
+    classes = dict.fromkeys(name for _, name in units_of(config))
+    return {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(classes),
+        "fsdp_reshard_after_forward": config.strategy.name != "fsdp2_no_reshard",
+        "fsdp_activation_checkpointing": config.recomputes,
+        "fsdp_offload_params": config.offload.name != "none",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def _deepspeed(config: CellConfig, stage: int) -> dict[str, Any]:
+    moved = bool(getattr(config.offload, "parameters", False))
+    found: dict[str, Any] = {
+        "zero_stage": stage, "gradient_accumulation_steps": config.accumulation,
+        "offload_optimizer_device": config.offload.name,
+        "offload_param_device": config.offload.name if moved and stage == 3 else "none",
+        "zero3_init_flag": stage == 3,
+    }  # fmt: skip
+    if config.offload.name == "nvme":
+        path = getattr(config.offload, "path", None) or "/local_nvme"
+        found |= {"offload_optimizer_nvme_path": path, "offload_param_nvme_path": path}
+    return found | ({"gradient_clipping": config.clip} if config.clip is not None else {})
+
+
+def _notes_accelerate(config: CellConfig, stage: int) -> list[str]:
+    notes = []
+    if stage in (1, 2):
+        notes.append(
+            f"{config.strategy.name}: accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
+        )
+    if config.recomputes and not (stage == 3 and config.offload.name != "nvme"):
+        notes.append("recomputing: call model.gradient_checkpointing_enable() in the script")
+    return [*notes, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"]
+
+
+# -- all systems -----------------------------------------------------------------------------------
+
+
+__all__ = ["SYSTEMS", "Settings", "settings_of"]
+
+_FUNCTIONS: dict[str, Callable[[CellConfig], Settings]] = {
+    "fsdp2": fsdp2, "deepspeed": deepspeed, "megatron": megatron, "accelerate": accelerate,
+}  # fmt: skip
+
+SYSTEMS = tuple(_FUNCTIONS)
+"""Systems whose settings there are."""
+
+
+def settings_of(system: str, config: CellConfig) -> Settings:
+    """Returns the settings of one of SYSTEMS for a resolved cell."""
+    return _FUNCTIONS[system](config)

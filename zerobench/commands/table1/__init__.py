@@ -1,1 +1,0 @@
-"""`zerobench table1`: table 1 of the ZeRO paper, executed."""

@@ -1,0 +1,160 @@
+"""Parts of a run that are replaced in a fake world: files, threads, masks of packed sequences.
+
+files     the file tier (zero/offload/disk): regions have their bytes, transfers their sizes, and no byte moves. A
+          channel counts what is reserved and reports each transfer, as long as the disk would carry it; carriers carry
+          every request at once, in the thread that asks: a read is over when it is launched. A pool is of a fake
+          tensor, whose address belongs to nothing: no advice is given on its pages
+threads   the engine's own thread does its work when it is started: FakeTensorMode is for one thread. As in the thread
+          itself, the work is followed by no instrument, but labels and transfers are heard of
+masks     transformers' models look into positions for packed sequences, and make a mask of S × S elements if there are
+          any. Of tensors without values they always expect them; here a row is one sequence, so that there are none,
+          and no mask is made, as in a run
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..zero import labels
+from ..zero.offload import paged_tensor
+from ..zero.offload.disk import buffer_pool, file_store
+from ..zero.offload.disk.direct_io import aligned
+from ..zero.offload.disk.io_threads import Act
+from ..zero.optim import delayed_update
+
+
+class NoFile:
+    """Stands for a Channel that is granted what it wants."""
+
+    def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
+        self.path, self.direct, self.bytes = path, direct, 0
+
+    def grow(self, nbytes: int) -> int:
+        """Reserves `nbytes` more; returns where they begin."""
+        self.bytes += nbytes
+        return self.bytes - nbytes
+
+    def read(self, piece: range, offset: int, name: str) -> None:
+        """Tells of a read."""
+        labels.transfer(labels.READ, self._carried(piece), name)
+
+    def write(self, piece: range, offset: int, name: str) -> None:
+        """Tells of a write."""
+        labels.transfer(labels.WRITE, self._carried(piece), name)
+
+    def close(self) -> None:
+        """Leaves nothing."""
+
+    def _carried(self, piece: range) -> int:
+        return aligned(len(piece)) if self.direct else len(piece)
+
+
+class CarriersAtOnce:
+    """Stands for Carriers."""
+
+    def __init__(self, count: int, name: str) -> None:
+        pass
+
+    def submit(self, block: Hashable, act: Act) -> None:
+        """Calls `act`."""
+        act()
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+
+class NoFolder:
+    """Stands for a Scratch: `path` is named in messages, and not made."""
+
+    def __init__(self, parent: Path | str) -> None:
+        self.path = Path(parent)
+
+    def close(self) -> None:
+        """Leaves nothing."""
+
+
+def _bytes_of(tensor: torch.Tensor) -> range:
+    """Stands for a tensor's memory: it has a length, and parts."""
+    return range(tensor.numel() * tensor.element_size())
+
+
+ROWS: list[tuple[Any, str, Any]] = [
+    (file_store, "Channel", NoFile),
+    (file_store, "Carriers", CarriersAtOnce),
+    (file_store, "memory_of", _bytes_of),
+    (file_store, "checksum", lambda piece: 0),
+    (paged_tensor, "Scratch", NoFolder),
+    (buffer_pool, "_in_large_pages", lambda address, nbytes: None),
+]
+"""(module, name, what stands for it)."""
+
+
+@contextmanager
+def no_files() -> Iterator[None]:
+    """Counts the bytes of files, and makes none."""
+    with ExitStack() as stack:
+        for module, name, other in ROWS:
+            stack.enter_context(mock.patch.object(module, name, other))
+        yield
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+class DoneAtStart:
+    """Stands for a thread. `modes`: those that its work runs under, the outermost first."""
+
+    def __init__(
+        self, modes: list[AbstractContextManager[Any]], target: Callable[..., None], args: tuple[Any, ...], name: str
+    ) -> None:
+        self._modes, self._work = modes, partial(target, *args)
+
+    def start(self) -> None:
+        """Does the work."""
+        with ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            for mode in self._modes:
+                stack.enter_context(mode)
+            self._work()
+
+    def join(self) -> None:
+        """Returns: it is done."""
+
+
+@contextmanager
+def threads_done_at_start(*modes: AbstractContextManager[Any]) -> Iterator[None]:
+    """Runs delayed updates where they are launched."""
+    with mock.patch.object(delayed_update, "Thread", partial(DoneAtStart, list(modes))):
+        yield
+
+
+# -- masks -----------------------------------------------------------------------------------------
+
+
+MODULE, FUNCTION = "transformers.masking_utils", "find_packed_sequence_indices"
+"""The function returns None where no sequences are packed."""
+
+
+@contextmanager
+def as_with_values() -> Iterator[None]:
+    """Answers as for rows of one sequence each, where a model of transformers asks."""
+    module = sys.modules.get(MODULE)
+    if not hasattr(module, FUNCTION):  # no such model, or transformers of another release
+        yield
+        return
+    ask = getattr(module, FUNCTION)
+
+    def none_packed(positions: Any) -> None:
+        (ask(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
+
+    with mock.patch.object(module, FUNCTION, none_packed):
+        yield

@@ -1,0 +1,338 @@
+"""Closed forms of the literature: the model states on one rank, and a step's communication.
+
+States, in bytes per parameter of mixed precision with Adam, K = 12 (in fp32: 4, 4 and K = 8). ψ: trained parameters, φ:
+frozen ones; N: ranks that share a shard, called k if they are a group::
+
+    ddp       (2 + 2 + K)ψ + 2φ              ZeRO, arXiv 1910.02054, section 3.1
+    zero1     (2 + 2)ψ + 2φ + Kψ/N           P_os, section 5.1, figure 1
+    zero2     2ψ + 2φ + (2 + K)ψ/N           P_os+g, section 5.2
+    zero3     (2 + 2 + K)ψ/N + 2φ/N          P_os+g+p, section 5.3
+    megatron  (2 + 2)ψ + 2φ + (4 + K)ψ/N     Megatron-core, dist_optimizer.md: fp16 gradients, all cast at once
+              (2 + 4)ψ + 2φ + Kψ/N           the same with fp32 gradients
+
+An offload drops from these what leaves the device (ZeRO-Offload, arXiv 2101.06840, table 1), a fraction f of it if
+that is configured. A model of several dtypes has its bytes in place of multiples of ψ: P + (G + O)/N.
+
+Elements that a rank moves, all-reduce counting twice (ZeRO, section 7). Of m micro-batches r are reduced, and ZeRO-3
+gathers each once in forward and once in backward; with one micro-batch the paper's figures::
+
+    ddp                       2rψ           2ψ     all-reduce, section 7.1
+    zero1, zero2, megatron    (r + 1)ψ      2ψ     reduce-scatter and all-gather, section 7.2.1
+    zero3                     (r + 2m)ψ     3ψ     reduce-scatter and two all-gathers, section 7.2.2
+
+Bytes between nodes under ZeRO-3 (ZeRO++, arXiv 2306.10209, section 3): a gather of M bytes of parameters moves M, in
+int8 (qwZ) ψ; none from secondary shards in the node (hpZ), but for the first of a step; a reduction moves M, in int4
+(qgZ) ψ/2. With 2-byte elements 3M become 0.75M. Each of N ranks in Z nodes sends (Z - 1)/N of it.
+
+A form knows no schedule. The terms beyond it, by name, are what the replay has more or less: replay/states.py of the
+states, `explained_volume` of the volume.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .groups import GroupShape
+from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .shapes import (
+    OptimizerShape,
+    ParameterShape,
+    PrecisionShape,
+    Schedule,
+    bytes_of,
+    gradient_bytes,
+    is_half,
+    master_bytes,
+    trainable,
+    wire_bytes,
+)
+from .strategy import StrategyShape, gathers_of, settle
+from .tiers import NOWHERE, TierShape
+
+REST = "padding, counts and small parameters, less states unused or not yet made"
+"""Term for the rest: parameters start and shards end at multiples of 64 bytes; an optimizer counts its steps; small
+parameters stay whole; those that no step uses have no states; the largest sum may come before the last reduction."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """Bytes or elements that a run holds or moves beyond a formula; below zero, that it lacks of it."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A closed form. `equation`: in ψ, N, K and the like; `numbers`: their values; `value`: in bytes or elements.
+
+    `beyond`: the terms in flight; with them the value is the replay's prediction, to the byte.
+    """
+
+    equation: str
+    value: int
+    numbers: Mapping[str, float]
+    beyond: tuple[Term, ...] = ()
+
+    def explained(self, predicted: int, in_flight: Mapping[str, int]) -> Formula:
+        """Returns the formula with the terms by which `predicted`, of the replay, differs from it."""
+        named = tuple(Term(name, size) for name, size in in_flight.items() if size)
+        rest = predicted - self.value - sum(in_flight.values())
+        return replace(self, beyond=(*named, *([Term(REST, rest)] if rest else [])))
+
+
+def to_json(formulas: Mapping[str, Formula]) -> str:
+    """Formulas by name as text; `from_json` reads it."""
+    return json.dumps({name: asdict(formula) for name, formula in formulas.items()}, ensure_ascii=False)
+
+
+def from_json(text: str) -> dict[str, Formula]:
+    """Formulas by name. Raises ValueError for text that `to_json` has not written."""
+    try:
+        return {name: _formula(**one) for name, one in json.loads(text).items()}
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise ValueError(f"formulas cannot be read: {error}") from error
+
+
+def _formula(
+    equation: str, value: int, numbers: dict[str, float], beyond: list[dict[str, Any]] | None = None, **_: Any
+) -> Formula:
+    """`_`: the bounds that older versions wrote in place of `beyond`, which were no terms of a sum."""
+    kept = tuple(Term(str(one["name"]), int(one["size"])) for one in beyond or ())
+    return Formula(str(equation), int(value), {str(k): float(v) for k, v in numbers.items()}, kept)
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+FULL = PrecisionShape()
+
+
+@dataclass(frozen=True)
+class State:
+    """One kind of model state. `size`: bytes over all parameters; `frozen`: those of frozen ones among them.
+
+    `ranks`: among which it is divided; None: every rank holds all of it. `stays`: the part of it left on the device.
+    """
+
+    category: str
+    letter: str
+    """P, G or O, of the paper."""
+    size: int
+    ranks: int | None
+    stays: float = 1.0
+    frozen: int = 0
+
+    @property
+    def bytes_here(self) -> float:
+        """Bytes on one rank's device."""
+        return self.size * self.stays / (self.ranks or 1)
+
+
+def states_of(
+    strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
+) -> tuple[State, ...]:  # fmt: skip
+    """Returns the model states under a strategy; a category may have two."""
+    theory, n = strategy.theory, groups.shard_ranks
+    trained = [s for s in shapes if s.trainable]
+    parameters, frozen = (sum(map(bytes_of, some)) for some in (shapes, [s for s in shapes if not s.trainable]))
+    gradients = sum(s.numel * gradient_bytes(s, precision) for s in trained)
+    masters = sum(master_bytes(s) for s in trained if is_half(s))
+    cast = sum(master_bytes(s) for s in trained if gradient_bytes(s, precision) < 4)
+    # gradients that leave the device as they are reduced are whole on none, as under ZeRO-2
+    reduced = n if theory.gradients or tiers.gradients else None
+    updated = n if theory.optimizer else None
+    kept = 1 - tiers.fraction * tiers.optimizer
+    return (
+        State("parameters", "P", parameters, n if theory.parameters else None, 1.0 - tiers.parameters, frozen),
+        State("gradients", "G", gradients, reduced, 1 - tiers.fraction * tiers.gradients),
+        State("master", "O", masters, updated, kept),
+        State("optimizer", "O", optimizer.states * sum(map(master_bytes, trained)), updated, kept),
+        # cast to fp32 all at once, not tile by tile
+        State("gradients", "O", cast if precision.tile_bytes is None else 0, updated),
+    )
+
+
+def state_formulas(
+    strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
+) -> dict[str, Formula]:  # fmt: skip
+    """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without what is in flight."""
+    states = states_of(strategy, shapes, groups, optimizer, precision, tiers)
+    text = _Text(shapes, groups, tiers)
+    found = {}
+    for category in dict.fromkeys(state.category for state in states):
+        mine = [state for state in states if state.category == category]
+        found[category] = text.formula(mine, math.floor(sum(state.bytes_here for state in mine)))
+    return found | {"communication": Formula("0", 0, {}), "states": text.formula(_joined(states), _sum(states))}
+
+
+def floor_bytes(
+    strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
+) -> int:  # fmt: skip
+    """The closed form of the sum of the states on a rank's device, in bytes."""
+    return _sum(states_of(strategy, shapes, groups, optimizer, precision, tiers))
+
+
+def _sum(states: Sequence[State]) -> int:
+    """P, G and O each rounded up to whole bytes, as shards are, less what leaves."""
+    whole: dict[str, int] = {}
+    for state in states:
+        whole[state.letter] = whole.get(state.letter, 0) + state.size
+    ranks = {state.letter: state.ranks or 1 for state in states}
+    leaving = sum(state.size * (1 - state.stays) / (state.ranks or 1) for state in states)
+    return max(0, sum(-(-size // ranks[letter]) for letter, size in whole.items()) - int(leaving))
+
+
+def _joined(states: Iterable[State]) -> list[State]:
+    """The states, those of the optimizer that stay on the device alike being one: K is all that it keeps."""
+    found: dict[tuple[str, float], State] = {}
+    for state in states:
+        key = state.letter, state.stays
+        before = found.get(key, replace(state, size=0))
+        found[key] = replace(before, size=before.size + state.size, category="states")
+    return list(found.values())
+
+
+class _Text:
+    """Writes states in multiples of ψ where all parameters are of one dtype, else as P, G and O."""
+
+    def __init__(self, shapes: Sequence[ParameterShape], groups: GroupShape, tiers: TierShape) -> None:
+        self.psi = sum(s.numel for s in shapes if s.trainable)
+        self.phi = sum(s.numel for s in shapes if not s.trainable)
+        self.is_uniform = self.psi > 0 and len({s.element_bytes for s in shapes if s.numel}) == 1
+        self.ranks, self.shard_ranks = ("k" if groups.shard_group else "N"), groups.shard_ranks
+        self.fraction = tiers.fraction
+
+    def formula(self, states: Sequence[State], value: int) -> Formula:
+        """The states' sum as an equation, with the numbers in it."""
+        sums: dict[str, list[str]] = {}
+        numbers: dict[str, float] = {}
+        for state in states:
+            if state.size and state.stays:
+                for token, symbol in self._products(state, numbers):
+                    sums.setdefault(symbol + f"/{self.ranks}" * (state.ranks is not None), []).append(token)
+                numbers |= {self.ranks: self.shard_ranks} if state.ranks else {}
+        return Formula(" + ".join(map(_product, sums.values(), sums)) or "0", value, numbers)
+
+    def _products(self, state: State, numbers: dict[str, float]) -> list[tuple[str, str]]:
+        """(coefficient, symbol) of a state; the values of its symbols go into `numbers`."""
+        left = "(1 − f)·" if state.stays < 1 else ""
+        numbers |= {"f": self.fraction} if left else {}
+        trained, found = state.size - state.frozen, []
+        if not self.is_uniform:
+            numbers[state.letter] = state.size
+            return [(left + state.letter, "")]
+        if trained:
+            each = trained / self.psi
+            if short := state.category == "states" and state.letter == "O":
+                numbers["K"] = each
+            numbers["ψ"] = self.psi
+            found.append((left + ("K" if short else f"{each:g}"), "ψ"))
+        if state.frozen:
+            numbers["φ"] = self.phi
+            found.append((f"{left}{state.frozen / self.phi:g}", "φ"))
+        return found
+
+
+def _product(tokens: Sequence[str], symbol: str) -> str:
+    """A sum times a symbol: "(2 + K)ψ/N"."""
+    if len(tokens) == 1 or not symbol:
+        return " + ".join(token + symbol for token in tokens)
+    return f"({' + '.join(tokens)}){symbol}"
+
+
+# -- volume ----------------------------------------------------------------------------------------
+
+
+INT8, INT4 = 1.0, 0.5
+"""Bytes of a quantized element, its scale apart."""
+
+
+def volume_formula(strategy: StrategyShape, schedule: Schedule, world_size: int) -> Formula:
+    """Elements that a rank moves in a step, by the closed form."""
+    psi, m = sum(shape.numel for shape in schedule.shapes if shape.trainable), schedule.micro_batches
+    r = strategy.reductions(m)
+    if world_size == 1:
+        return Formula("0", 0, {"N": 1})
+    if not strategy.theory.optimizer:
+        text, value = "2rψ", 2 * r
+    elif strategy.has_buckets:
+        text, value = "(r + 1)ψ", r + 1
+    else:
+        text, value = "(r + 2m)ψ", r + 2 * m
+    if m == 1:
+        return Formula(f"{value}ψ", value * psi, {"ψ": psi})
+    return Formula(text, value * psi, {"ψ": psi, "r": r} | ({"m": m} if "m" in text else {}))
+
+
+def explained_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupShape) -> Formula:
+    """Returns `volume_formula` with its terms; the sum of both is what a run moves, where no hop through
+    nodes, group of ranks or quantization changes what a collective counts as.
+    """
+    formula = volume_formula(strategy, schedule, groups.world_size)
+    if groups.world_size == 1 or not strategy.theory.optimizer:
+        return formula
+    strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
+    sizes: dict[str, int] = {}
+    for buffer, gathers in _gathered(strategy, schedule, groups.shard_ranks):
+        for name, size in _beyond(strategy, schedule, buffer, gathers):
+            sizes[name] = sizes.get(name, 0) + size
+    return replace(formula, beyond=tuple(Term(name, size) for name, size in sizes.items() if size))
+
+
+def _gathered(strategy: StrategyShape, schedule: Schedule, n: int) -> Iterator[tuple[FlatBuffer, int | None]]:
+    """Yields every buffer, and its all-gathers in a step; None: it stays whole, and is gathered once if trained."""
+    shapes = schedule.shapes
+    if strategy.has_buckets:
+        for kind in by_kind(shapes, trainable(shapes)[::-1]):
+            yield from ((buffer, None) for buffer in lay_out_buckets(shapes, kind, n, strategy.bucket_limit))
+        return
+    small, units = by_unit(shapes, strategy.persistence_numel)
+    yield from ((lay_out(shapes, kind, n), None) for kind in by_kind(shapes, small))
+    for name, mine in units.items():
+        gathers = schedule.micro_batches * gathers_of(strategy, schedule, name)
+        yield from ((lay_out(shapes, kind, n), gathers) for kind in by_kind(shapes, mine))
+
+
+def _beyond(
+    strategy: StrategyShape, schedule: Schedule, buffer: FlatBuffer, gathers: int | None
+) -> Iterator[tuple[str, int]]:
+    """(name, elements) that a buffer moves beyond the formula, below zero where it moves less."""
+    m, numel, own = schedule.micro_batches, buffer.padded_numel, buffer.numel
+    expected, r = (1 if strategy.has_buckets else 2 * m), strategy.reductions(m)
+    if not schedule.shapes[buffer.spans[0].parameter].trainable:
+        yield "frozen units", (gathers or 0) * numel
+        return
+    reduced, gathers = (r, 1) if gathers is None else (r if gathers else 0, gathers)
+    yield "padding", (gathers + reduced) * (numel - own)
+    by = "units that stay whole, or that no step uses" if gathers < expected else "units that are gathered again"
+    yield by, (gathers - expected) * own
+    yield "gradients of units that no step uses", (reduced - r) * own
+    if strategy.reduce_with == "all_reduce":
+        yield "all-reduce in place of reduce-scatter", reduced * numel
+
+
+def between_nodes_formula(
+    strategy: StrategyShape, schedule: Schedule, groups: GroupShape, precision: PrecisionShape
+) -> Formula:  # fmt: skip
+    """Bytes that a rank sends to other nodes in a step of ZeRO-3, by the closed form of ZeRO++."""
+    m, (_, nodes) = schedule.micro_batches, groups.nodes
+    trained = [shape for shape in schedule.shapes if shape.trainable]
+    psi = sum(shape.numel for shape in trained)
+    moved = 0.0
+    for shape in trained:
+        gathers = 1 if groups.secondary else 2 * m
+        size = INT8 if groups.quantizes(groups.weight_block, shape.element_bytes) else shape.element_bytes
+        sent = wire_bytes(shape, precision)
+        reduced = INT4 if groups.quantizes(groups.gradient_block, sent) else sent
+        moved += shape.numel * (gathers * size + strategy.reductions(m) * reduced)
+    each = moved / max(1, psi)
+    value = int(moved * (nodes - 1) / groups.world_size)
+    return Formula(f"{each:g}ψ(Z − 1)/N", value, {"ψ": psi, "Z": nodes, "N": groups.world_size})
