@@ -6,12 +6,14 @@ folded    a row that stands for equal modules: "blocks.0–4.mlp_in", so that a 
 rest      the sum of the lines that a short table does not list
 
 A line's number changes with every edit above it, so lines are matched by category, module, function and label, and
-inside of a function by their order. The differences of all moved lines add up to that of the two tables.
+inside of a function by number, shifted as most lines of the file are, then by order. The differences of all moved lines
+add up to that of the two tables.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -322,8 +324,9 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
     """Returns the lines whose bytes differ, the largest difference first; their differences add up to the tables'."""
     ours, theirs = list(before.lines), list(after.lines)
     pairs: list[tuple[Line | None, Line | None]] = []
+    shifts = _shifts(ours, theirs)
     for key, of_one_file in KEYS:
-        found = _match(ours, theirs, key, of_one_file)
+        found = _match(ours, theirs, key, of_one_file, shifts)
         pairs += found
         ours = _without(ours, [one for one, _ in found])
         theirs = _without(theirs, [other for _, other in found])
@@ -337,7 +340,23 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
     return sorted(moved, key=lambda one: (-abs(one.difference), one.source, one.category))
 
 
-def _match(ours: list[Line], theirs: list[Line], key: Key, of_one_file: bool) -> list[tuple[Line, Line]]:
+def _shifts(ours: list[Line], theirs: list[Line]) -> dict[str, int]:
+    """Returns file -> by how many lines its code is further down, as most lines are that both sides have once."""
+    numbers: dict[Any, tuple[list[int], list[int]]] = {}
+    for side, lines in enumerate((ours, theirs)):
+        for one in lines:
+            key = (one.function, one.category, one.module, one.name, one.bytes)
+            numbers.setdefault(key, ([], []))[side].append(one.number)
+    counts: dict[str, Counter[int]] = {}
+    for ((_, file, _), *_), (before, after) in numbers.items():
+        if len(before) == len(after) == 1:
+            counts.setdefault(file, Counter())[after[0] - before[0]] += 1
+    return {file: min(mine, key=lambda by: (-mine[by], abs(by))) for file, mine in counts.items()}
+
+
+def _match(
+    ours: list[Line], theirs: list[Line], key: Key, of_one_file: bool, shifts: dict[str, int]
+) -> list[tuple[Line, Line]]:
     groups: dict[Any, tuple[list[Line], list[Line]]] = {}
     for number, side in enumerate((ours, theirs)):
         for one in side:
@@ -345,20 +364,21 @@ def _match(ours: list[Line], theirs: list[Line], key: Key, of_one_file: bool) ->
     pairs: list[tuple[Line, Line]] = []
     for a, b in groups.values():
         if not of_one_file or len({one.function for one in a}) == len({one.function for one in b}) == 1:
-            pairs += _in_order(a, b)
+            pairs += _in_order(a, b, shifts)
     return pairs
 
 
-def _in_order(ours: list[Line], theirs: list[Line]) -> list[tuple[Line, Line]]:
+def _in_order(ours: list[Line], theirs: list[Line], shifts: dict[str, int]) -> list[tuple[Line, Line]]:
     """Pairs lines of one function: equal ones first, then those of the same number, then by their order."""
-    likes: tuple[Key, ...] = (
-        lambda one: (one.number, one.bytes), lambda one: one.bytes, lambda one: one.number, lambda _: 0,
+    likes: tuple[Callable[[int, int], Any], ...] = (
+        lambda number, size: (number, size), lambda _, size: size, lambda number, _: number, lambda *_: 0,
     )  # fmt: skip
     ours, theirs = (sorted(side, key=lambda one: one.number) for side in (ours, theirs))
     pairs = []
     for like in likes:
         for one in list(ours):
-            other = next((other for other in theirs if like(other) == like(one)), None)
+            wanted = like(one.number + shifts.get(one.function[1], 0), one.bytes)
+            other = next((other for other in theirs if like(other.number, other.bytes) == wanted), None)
             if other is not None:
                 pairs.append((one, other))
                 ours.remove(one)
