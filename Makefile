@@ -79,7 +79,7 @@ setup-browser: .venv/browser
 
 bench: setup
 	@code=0; $(RUN) -m zerobench experiment=stages || code=$$?; \
-	test $$code -gt 1 || $(RUN) analysis/memory.py results/runs --out results/runs/figures || code=$$?; \
+	test $$code -gt 1 || $(RUN) -m zerobench plot memory results/runs --out results/runs/figures || code=$$?; \
 	exit $$code
 
 # Two tests run at once on two cores, and more ranks than cores help nobody. tests/conftest.py spreads them.

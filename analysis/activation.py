@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, phases, stacked
 from analysis.common import script
-from zerobench.plots.marks import unit_of
-from zerobench.plots.names import Rows, rows_of_labels, words_of
+from zerobench.plots.marks import Rows, rows_of_labels, unit_of, words_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, title, with_times
 from zerobench.plots.style import GRAY, PHASES, PURPLE, Fills, patches, rule, seen

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import FIGURES, REFERENCE
+from analysis.common import FIGURES, REFERENCE, main_of
 from zerobench.plots.page import add_page_options
 
 
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     for figure, experiment in FIGURES.items():
         runs = chosen.root / experiment
         if runs.is_dir():
-            codes.append(import_module(f"analysis.{figure}").main([str(runs), "--out", str(out), *page]))
+            codes.append(main_of(figure)([str(runs), "--out", str(out), *page]))
         else:
             print(f"all.py: {figure} is left out: no folder {runs}; experiment={experiment} makes it", file=sys.stderr)
     return max(codes, default=2)

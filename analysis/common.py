@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from zerobench.commands.plot import FIGURES as PLOTTED
+from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.plots.page import SETTINGS, add_page_options, page_of
-from zerobench.plots.script import add_figure_options, save_figure
 
 mpl.rcParams.update(SETTINGS)  # a script's process draws nothing but its figures
 
@@ -29,7 +32,21 @@ FIGURES = {
     **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
     **{same: same for same in ("activation", "buffers", "arena", "tiling", "zeropp", "shard_group", "nodes")},
 }
-"""Figure (and script) -> the experiment that produces its runs."""
+"""Figure -> the experiment that produces its runs. Figures of `zerobench plot` have no script here."""
+
+
+def module_of(figure: str) -> ModuleType:
+    """Returns the module with a figure's `draw`: its script here, or the module of `zerobench plot`."""
+    return import_module(f"zerobench.plots.{figure}" if figure in PLOTTED else f"analysis.{figure}")
+
+
+def main_of(figure: str) -> Callable[[list[str]], int]:
+    """Returns a figure's command, to be called with its arguments: its script's, or `zerobench plot`."""
+    if figure in PLOTTED:
+        return lambda arguments: plot([figure, *arguments])
+    main: Callable[[list[str]], int] = module_of(figure).main
+    return main
+
 
 REFERENCE = Path("results/reference/cpu")
 

@@ -29,13 +29,14 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.ratios import METRICS, ratios_of, source, table
+from zerobench.commands.plot import load_all
 from zerobench.plots.page import add_page_options, key, page_of, sheet
 from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.script import load_all
 from zerobench.plots.style import GRAY, PURPLE, look, rule
 from zerobench.results import selection
-from zerobench.results.conditions import add_options
-from zerobench.results.tables import Results, latest
+from zerobench.results.options import add_options
+from zerobench.results.selection import latest
+from zerobench.results.tables import Results
 
 ROOT = Path("results/compare/cpu")
 

@@ -21,8 +21,9 @@ from analysis.common import script
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.panels import MOST_PANELS
 from zerobench.plots.style import BLUE, GREEN, SKY, rule
+from zerobench.results.selection import latest
 from zerobench.results.summary import summarize
-from zerobench.results.tables import Results, latest
+from zerobench.results.tables import Results
 
 MIB = 2**20
 CAPTION = "Where the states are as the model grows: files take what grows, host memory stays near the pool."

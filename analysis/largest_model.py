@@ -23,6 +23,7 @@ from analysis.common import folder_script
 from zerobench.plots.marks import absent
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import BLUE, ORANGE, SKY, number, patches
+from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 from zerobench.strategies import find
 
@@ -145,15 +146,15 @@ HEADER = [
 
 def table(rows: list[Largest]) -> str:
     """Returns the table of all rows in markdown."""
-    lines = [_markdown(HEADER), _markdown(["---"] * len(HEADER))]
+    lines = []
     for one in rows:
         best, beyond = one.best, one.beyond
         host = show_bytes(best["host_bytes"]) if best["host_bytes"] else "–"
         why = "the family's largest" if one.at_end else "the states alone"
         then = f"{_shape(beyond)}: {show_bytes(beyond['peak_bytes'])}" if beyond else f"– ({why})"
         sizes = [f"{one.billions:.2f}B", _shape(best), show_bytes(best["peak_bytes"]), host]
-        lines.append(_markdown([one.device, one.label, *sizes, best["binds"], then]))
-    return "\n".join(lines) + "\n"
+        lines.append([one.device, one.label, *sizes, best["binds"], then])
+    return Grid(HEADER, lines).markdown(sides=False)
 
 
 def table_2(rows: list[Largest]) -> str:
@@ -162,13 +163,13 @@ def table_2(rows: list[Largest]) -> str:
     if not same:
         return ""
     header = ["strategy", "formula", "paper, theoretical", "paper, measured", "executed"]
-    lines = [_markdown(header), _markdown(["---"] * len(header))]
+    lines = []
     for strategy, (theoretical, measured) in TABLE_2.items():
         one = same.get(strategy)
         shown = f"{measured}B" if measured else "–"
         executed = f"{one.billions:.2f}B ({_shape(one.best)})" if one else "–"
-        lines.append(_markdown([strategy, f"{by_formula(strategy):.1f}B", f"{theoretical}B", shown, executed]))
-    return "\n".join(lines) + "\n"
+        lines.append([strategy, f"{by_formula(strategy):.1f}B", f"{theoretical}B", shown, executed])
+    return Grid(header, lines).markdown(sides=False)
 
 
 def by_formula(strategy: str, device_bytes: float = 32e9) -> float:
@@ -178,10 +179,6 @@ def by_formula(strategy: str, device_bytes: float = 32e9) -> float:
 
 def _shape(probe: dict[str, Any]) -> str:
     return str(probe["shape"]).replace(" x ", " × ")
-
-
-def _markdown(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import script
-from zerobench.plots.marks import absent, bars
-from zerobench.plots.names import Rows, rows_of_labels, words_of
+from zerobench.plots.marks import Rows, absent, bars, rows_of_labels, words_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
 from zerobench.plots.style import BLUE, GREEN, SKY, VERMILION, Fills, number, patches, rule, seen, stack

@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import script
 from analysis.offload import parts_of
-from zerobench.plots.marks import bars, show
-from zerobench.plots.names import NONE, Rows, rows_of_labels
+from zerobench.plots.marks import NONE, Rows, bars, rows_of_labels, show
 from zerobench.plots.page import sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
 from zerobench.plots.style import BLUE, number

@@ -15,7 +15,8 @@ import pandas as pd
 
 from zerobench.judging.paired import effect_of, interleaved, pair_up
 from zerobench.plots.panels import comparisons, title
-from zerobench.results.tables import Results, latest
+from zerobench.results.selection import latest
+from zerobench.results.tables import Results
 
 METRICS = {
     "step_s": "step time",

@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import script
-from zerobench.plots.marks import bars, show, unit_of
-from zerobench.plots.names import Rows, rows_of_labels
+from zerobench.plots.marks import Rows, bars, rows_of_labels, show, unit_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
 from zerobench.plots.style import COLLECTIVES, GRAY, number, patches, rule, seen, stack

@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest
 from analysis.common import script
-from zerobench.plots.marks import absent, bars, show, unit_of
-from zerobench.plots.names import Rows, rows_of_labels
+from zerobench.plots.marks import Rows, absent, bars, rows_of_labels, show, unit_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
 from zerobench.plots.style import CATEGORIES, GRAY, SKY, number, rule

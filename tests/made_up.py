@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from importlib import import_module
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.common import FIGURES
+from analysis.common import FIGURES, module_of
 from tests.cells import cell
 from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
 from zerobench.results.frames import frame_of
@@ -92,7 +91,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def figure_of(name: str, results: Results, **options: Any) -> Figure:
-    figure: Figure = import_module(f"analysis.{name}").draw(results, **options)
+    figure: Figure = module_of(name).draw(results, **options)
     return figure
 
 

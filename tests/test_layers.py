@@ -33,20 +33,19 @@ LAYERS = {
         {"__main__"},
     ],
     "zerobench.zero": [
-        {"labels", "fingerprint", "layout", "strides", "precision"},
+        {"labels", "layout", "precision"},
         {"comm", "arena"},
-        {"protocols"},
         {"modules"},
         {"parameters", "activations"},
         {"offload"},
         {"gradients"},
         {"units"},
         {"optim"},
-        {"options", "option_words", "checkpoint", "attributes"},
+        {"options", "checkpoint", "attributes"},
         {"strategy"},
         {"stage1"},
         {"stage2", "megatron"},
-        {"stage3", "stage1_offloaded"},
+        {"stage3"},
         {"__init__"},
     ],
     "zerobench.theory": [
@@ -64,7 +63,7 @@ comes of it. Inside other packages it is enough that there is none."""
 
 OTHERS = {
     *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
-    *("transformers", "deepspeed", "submitit", "lightning", "pytest"),
+    *("transformers", "deepspeed", "submitit", "hydra_plugins", "lightning", "pytest"),
 }
 """Packages that ours may import: what pyproject.toml requires and what that brings, then what a user may have."""
 
@@ -82,7 +81,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
-    """Dotted names of everything that a file imports, wherever in it, for types alone as well.
+    """Dotted names of everything that a file imports, wherever in it, but for types alone (`if TYPE_CHECKING:`).
 
     Of the package's own `modules` the files' names, packages as their __init__; of others the first word.
     """
@@ -97,13 +96,35 @@ def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
             for alias in node.names:
                 inner = _file(f"{dotted}.{alias.name}", modules) or _file(dotted, modules)
                 found.add(inner or dotted.split(".")[0])
+    by_name = [] if here[-2:] == ["results", "results"] else _imported_by_name(path.read_text())
+    for name in by_name:
+        above = len(name) - len(name.lstrip("."))
+        dotted = ".".join([*here[: -above or None], name.lstrip(".")]) if above else name
+        found.add(_file(dotted, modules) or dotted.split(".")[0])
     return found
 
 
 @cache
 def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """The statements of a file, once for all copies of it."""
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    """The statements of a file that run, once for all copies of it."""
+    tree = ast.parse(text)
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return [node for node in found if id(node) not in for_types]
+
+
+@cache
+def _imported_by_name(text: str) -> list[str]:
+    """The constant names that a file gives to `import_module`: imports that no statement shows."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args)
+    names = [call.args[0] for call in calls if ast.unparse(call.func).split(".")[-1] == "import_module"]
+    return [str(name.value) for name in names if isinstance(name, ast.Constant)]
 
 
 def _file(name: str, modules: Collection[str]) -> str | None:
@@ -178,14 +199,14 @@ PLANTED = {
     "upwards, absolute": ("host/pipes.py", "import zerobench.sweep.cell", "host imports sweep from above"),
     "upwards, inside the engine": ("zero/labels.py", "from . import stage3", "zero.labels imports stage3 from above"),
     "upwards, between its packages": ("zero/comm/base.py", "from ..units.unit import Unit", "comm imports units"),
-    "upwards, for types alone": (
-        "zero/gradients/flow.py",
-        "if TYPE_CHECKING:\n    from ..strategy import Strategy",
-        "zero.gradients imports strategy from above",
+    "upwards, by import_module": (
+        "records/names.py",
+        'def f():\n    importlib.import_module("..sweep.cell", __package__)',
+        "records imports sweep from above",
     ),
-    "a circle inside a package": ("results/attempts.py", "from .tables import load", "results: a circle"),
+    "a circle inside a package": ("results/selection.py", "from .tables import load", "results: a circle"),
     "a circle inside a deep one": (
-        "zero/offload/disk/checksum.py",
+        "zero/offload/disk/io_threads.py",
         "from . import file_store",
         "offload.disk: a circle",
     ),
@@ -196,6 +217,12 @@ PLANTED = {
         "imports analysis, which",
     ),
 }
+
+
+def test_an_import_for_types_alone_may_run_upwards(tmp_path: Path) -> None:
+    path = tmp_path / "flow.py"
+    path.write_text("if TYPE_CHECKING:\n    from torch import nn\nelse:\n    import numpy\nimport ast\n")
+    assert imports_of(path, tmp_path, ()) == {"numpy", "ast"}
 
 
 @pytest.mark.parametrize("planted", PLANTED)

@@ -6,11 +6,11 @@ import argparse
 import sys
 from importlib import import_module
 
-from zerobench.commands.arguments import Parser
 from zerobench.config.compose import RefusedError
 from zerobench.config.unknown_keys import nearest
 from zerobench.host.signals import ENDING, ignore, interrupt_on, unclaimed
 from zerobench.launch import fork_server
+from zerobench.results.options import Parser
 from zerobench.sizes import printable
 
 NAMES = {

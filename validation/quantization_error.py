@@ -27,7 +27,7 @@ from zerobench.host.environment import seed_everything
 from zerobench.host.terminal import stdout_console
 from zerobench.models.contract import loss_of
 from zerobench.predict.build import build_model
-from zerobench.results.fitted_table import plain_table
+from zerobench.results.grid import Grid
 from zerobench.zero.comm.quantize import Codec
 
 from .store import write
@@ -128,7 +128,7 @@ def run(chosen: argparse.Namespace) -> int:
         write(chosen.out, CodeRow, rows)
     shown = [[r.what, r.name, f"{r.numel:,}", f"{r.snr_db:.1f}", f"{r.bias:+.1e}", f"{r.largest:.1e}"] for r in rows]
     header = ["what", "tensor", "elements", "signal to noise dB", "mean error / mean |x|", "largest error / largest"]
-    stdout_console().print(plain_table(header, shown, left=2))
+    stdout_console().print(Grid(header, shown, left=2))
     return 0
 
 

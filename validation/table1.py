@@ -34,7 +34,7 @@ from zerobench.fake_execution import Execution, Limits
 from zerobench.host.terminal import stdout_console
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import STATES
-from zerobench.results.fitted_table import plain_table
+from zerobench.results.grid import Grid
 from zerobench.sizes import printable
 from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes, state_formulas
@@ -329,4 +329,4 @@ def _show(rows: Sequence[CellRow]) -> None:
          f"{row.executed_bytes / row.formula_bytes:.3f}", f"{row.replayed_bytes - row.executed_bytes:+d} B"]
         for row in rows
     ]  # fmt: skip
-    stdout_console().print(plain_table(header, table))
+    stdout_console().print(Grid(header, table))

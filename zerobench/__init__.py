@@ -63,6 +63,9 @@ _HOMES = {
     "lightning_callback": ".watching",
 }
 
+_PLOTTED = ("load", "Results", "run")
+"""Names of results, to which plots/ adds `Results.plot`."""
+
 _NAMES = {"watch": "Watch"}
 """Names that are another one at home."""
 
@@ -78,4 +81,6 @@ def main() -> None:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'zerobench' has no attribute {name!r}")
+    if name in _PLOTTED:
+        import_module(".plots", __name__)
     return getattr(import_module(_HOMES[name], __name__), _NAMES.get(name, name))

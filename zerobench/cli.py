@@ -227,7 +227,7 @@ def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:
     from argparse import ArgumentTypeError
 
     from .config.compose import RefusedError
-    from .results.column_choice import choose
+    from .results.options import choose
 
     try:
         if dry_run:

@@ -15,9 +15,9 @@ import zerobench
 from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen
 from zerobench.commands.replay.clock import ticks_of
 from zerobench.commands.replay.page import write_page
-from zerobench.commands.replay.worlds import World, recorded_worlds
+from zerobench.commands.replay.worlds import ReplayWorld, recorded_worlds
 from zerobench.records import CATEGORIES, EventRow
-from zerobench.results.event_sums import live_bytes
+from zerobench.results.events import live_bytes
 from zerobench.sizes import show_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
@@ -25,19 +25,19 @@ PLACES = (0, 400, 1234, 2600, 3141, 4500, 5000, 5772, 6300, 7777, 8888, 9500, 99
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> ReplayWorld:
     return recorded_worlds(zerobench.load(RECORDED))[0]
 
 
 @pytest.fixture(scope="module")
-def page(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(world: ReplayWorld, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recorded world, and a made-up one of 4 ranks with one stream for each strategy, and none for the last."""
     alone = [replace(panel, streams={1: panel.streams[1]}) for panel in world.panels]
     alone[-1] = replace(
         alone[-1], streams={}, problem="its execution was not to be", row=alone[-1].row | {"peak_bytes": None}
     )
     to = tmp_path_factory.mktemp("page") / "step.html"
-    write_page(to, [world, World(4, "executed", tuple(alone))])
+    write_page(to, [world, ReplayWorld(4, "executed", tuple(alone))])
     return to
 
 
@@ -63,7 +63,7 @@ HOPS: list[dict[str, Any]] = [
 """A step with what the recorded runs have not: two tiers, hops among some ranks, a storage that grows and shrinks."""
 
 
-def test_tiers_hops_and_storages_that_grow_are_shown(browser: Chromium, world: World, tmp_path: Path) -> None:
+def test_tiers_hops_and_storages_that_grow_are_shown(browser: Chromium, world: ReplayWorld, tmp_path: Path) -> None:
     panel = replace(world.panels[3], streams={0: pd.DataFrame(HOPS)})
     write_page(tmp_path / "hops.html", [replace(world, ranks=4, panels=(panel,))])
     opened(browser, tmp_path / "hops.html")
@@ -133,7 +133,7 @@ SHOWN = """return [...document.querySelectorAll('.panel')].map((panel) => ({
 
 
 def test_every_number_wherever_the_cursor_stands_is_that_of_the_tables(
-    browser: Chromium, page: Path, world: World
+    browser: Chromium, page: Path, world: ReplayWorld
 ) -> None:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
     clocks = ticks_of(streams)
@@ -180,7 +180,7 @@ def _check_flights(before: pd.DataFrame, flights: list[Any]) -> int:
     return len(flights)
 
 
-def test_keys_go_through_the_step(browser: Chromium, page: Path, world: World) -> None:
+def test_keys_go_through_the_step(browser: Chromium, page: Path, world: ReplayWorld) -> None:
     from selenium.webdriver.common.keys import Keys
 
     opened(browser, page)
@@ -212,7 +212,7 @@ def test_keys_go_through_the_step(browser: Chromium, page: Path, world: World) -
     assert browser.run("return document.getElementById('card').hidden") is True
 
 
-def test_the_card_on_a_block_says_what_the_tables_say(browser: Chromium, page: Path, world: World) -> None:
+def test_the_card_on_a_block_says_what_the_tables_say(browser: Chromium, page: Path, world: ReplayWorld) -> None:
     opened(browser, page)
     scrub(browser, 6300)
     words = """const map = document.querySelectorAll('.map')[arguments[0]];
@@ -235,7 +235,7 @@ def test_the_card_on_a_block_says_what_the_tables_say(browser: Chromium, page: P
                 assert "arXiv 1910.02054, section" in equation
 
 
-def test_a_rank_and_a_number_of_ranks_are_chosen(browser: Chromium, page: Path, world: World) -> None:
+def test_a_rank_and_a_number_of_ranks_are_chosen(browser: Chromium, page: Path, world: ReplayWorld) -> None:
     opened(browser, page)
     browser.driver.find_element("css selector", "#ranks [data-rank='1']").click()
     assert browser.run("return document.querySelector('.rank .size').dataset.rank") == "1"
@@ -249,7 +249,7 @@ def test_a_rank_and_a_number_of_ranks_are_chosen(browser: Chromium, page: Path, 
     assert browser.run("return getComputedStyle(document.querySelector('.part:not(.c0)')).opacity") == "0.13"
 
 
-def _table_is(browser: Chromium, world: World) -> None:
+def _table_is(browser: Chromium, world: ReplayWorld) -> None:
     cells = browser.run("""return [...document.querySelectorAll('#scale-table tbody tr')].map((row) =>
         [row.dataset.key, ...[...row.querySelectorAll('[data-bytes]')].map(
           (one) => [Number(one.dataset.bytes), one.textContent])])""")

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerobench.host.environment import SIMULATED, rank_environment
-from zerobench.zero.comm.connect import connect
+from zerobench.zero.comm.hierarchical import connect
 
 
 class Counted(TorchDispatchMode):

@@ -14,8 +14,8 @@ from tests.ranks import run_ranks
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.backends import NcclComm
 from zerobench.zero.comm.base import Comm
-from zerobench.zero.comm.connect import connect
 from zerobench.zero.comm.desync import STAMP_NUMEL, DeferredStamps, Stamp, sums_are_exact
+from zerobench.zero.comm.hierarchical import connect
 from zerobench.zero.comm.streams import Handle
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -23,7 +23,7 @@ from zerobench.launch.start_ranks import launch
 from zerobench.probes import collective_waits
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, EVENTS, LINKS, OF_STORAGES, STATES, EventRow
-from zerobench.results.event_sums import live_bytes
+from zerobench.results.events import live_bytes
 from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob, run_rank
 

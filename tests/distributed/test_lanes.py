@@ -16,7 +16,7 @@ from tests import zoo
 from tests.distributed.streams import ModeledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
 from zerobench.zero import Zeropp, initialize
-from zerobench.zero.comm import backends, connect, simulated, streams
+from zerobench.zero.comm import backends, hierarchical, simulated, streams
 from zerobench.zero.comm.backends import FAKE
 from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.streams import Handle
@@ -204,6 +204,6 @@ def test_a_collective_that_is_dropped_is_waited_for() -> None:
 
 
 def test_seams_by_backend_and_device() -> None:
-    assert connect.kinds()["nccl", "cuda"] is backends.NcclComm
-    assert connect.kinds()["gloo", "cuda"] is backends.StagedComm
-    assert connect.kinds()[FAKE, "cuda"] is simulated.SimulatedNccl
+    assert hierarchical.kinds()["nccl", "cuda"] is backends.NcclComm
+    assert hierarchical.kinds()["gloo", "cuda"] is backends.StagedComm
+    assert hierarchical.kinds()[FAKE, "cuda"] is simulated.SimulatedNccl

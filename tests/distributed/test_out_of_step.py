@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 from zerobench import initialize
 from zerobench.zero import Zeropp
 from zerobench.zero.comm import hang_watch
-from zerobench.zero.comm.positions import Position, circle, out_of_step
+from zerobench.zero.comm.hang_watch import Position, circle, out_of_step
 
 SOON_S = 8.0
 """For all that a case does, on a machine that is busy; the group's timeout is 100 s."""

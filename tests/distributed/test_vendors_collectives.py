@@ -16,7 +16,7 @@ from tests.distributed.streams import ModeledCuda
 from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp
-from zerobench.zero.comm import backends, connect
+from zerobench.zero.comm import backends, hierarchical
 from zerobench.zero.comm.base import Comm, WrappedComm
 from zerobench.zero.comm.desync import Stamp
 
@@ -52,7 +52,7 @@ def trained(
     """Losses and weights of every run; with a kind, stamps were seen to be checked."""
     found = []
     patched = {} if kind is None else {("gloo", "cpu"): KINDS[kind]}
-    with mock.patch.dict(connect.KINDS, patched):
+    with mock.patch.dict(hierarchical.KINDS, patched):
         for strategy, options in runs:
             torch.manual_seed(0)
             engine = engine_for(strategy, options)
@@ -65,7 +65,7 @@ def trained(
 
 def disagree(rank: int, n: int) -> str:
     """Ranks that gather different units: what the first to notice says at the end of its step."""
-    with mock.patch.dict(connect.KINDS, {("gloo", "cpu"): KINDS["lanes"]}):
+    with mock.patch.dict(hierarchical.KINDS, {("gloo", "cpu"): KINDS["lanes"]}):
         engine = engine_for("zero3", {})
     seam, full = engine.comm, torch.zeros(32 * n)
     seam.all_gather(full, "unit", Stamp(rank, 5)).wait()

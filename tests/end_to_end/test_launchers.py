@@ -19,7 +19,7 @@ import pytest
 from zerobench.dispatch import job_folder
 from zerobench.judging.comparison import EXACT
 from zerobench.results.board import read_board
-from zerobench.results.job_folders import JOBS
+from zerobench.results.leftovers import JOBS
 from zerobench.results.tables import load
 
 from .command import SMALL, zerobench

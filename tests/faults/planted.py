@@ -322,7 +322,7 @@ def uploads_twice() -> Iterator[None]:
 
 @contextmanager
 def larger_pool() -> Iterator[None]:
-    from zerobench.zero.offload.disk.buffer_pool import Pool
+    from zerobench.zero.offload.disk.direct_io import Pool
 
     make = Pool.__init__
 

@@ -170,7 +170,7 @@ def test_every_verb_does_what_it_does_for_the_others(folder: Path, tmp_path_fact
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_a_figure_is_drawn_of_the_others(folder: Path) -> None:
-    assert import_module("analysis.memory").draw(load(folder)) is not None
+    assert import_module("zerobench.plots.memory").draw(load(folder)) is not None
 
 
 def test_show_of_a_damaged_run_says_what_is_damaged(folder: Path, capsys) -> None:

@@ -27,8 +27,8 @@ from zerobench.host.owners import machine
 from zerobench.host.temporary import LEASE, temporary_folder
 from zerobench.launch import fork_server
 from zerobench.results import folders
-from zerobench.results.abandoned import abandoned
 from zerobench.results.folders import amend_row
+from zerobench.results.leftovers import abandoned
 from zerobench.results.rescue import Unwritten, sentences, temporary_place
 from zerobench.sweep.cell import find_or_run, run_cell
 from zerobench.sweep.command import _removed, check_folders

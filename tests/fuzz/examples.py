@@ -84,16 +84,16 @@ def search(folder: Path) -> list[Path]:
 
 def cached(folder: Path) -> list[Path]:
     from zerobench.records import MemoryRow, RunRow
-    from zerobench.results import table_cache
+    from zerobench.results import run_files
     from zerobench.results.frames import write_frame
     from zerobench.results.tables import load, run_folders
 
     two_runs(folder)
     runs = run_folders(folder)
-    index = {one.name: table_cache.signature(one) for one in runs}
+    index = {one.name: run_files.signature(one) for one in runs}
     found = load(folder)
-    table_cache.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
-    table_cache.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
+    run_files.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
+    run_files.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
 
 

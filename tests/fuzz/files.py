@@ -142,7 +142,7 @@ def _suite(folder: Path, path: Path) -> Any:
 
 
 def _find_weights(folder: Path, path: Path) -> Any:
-    from zerobench.zero.checkpoint.weight_files import find_weights
+    from zerobench.zero.checkpoint.weights import find_weights
 
     found = find_weights(path, slice(None))
     for tensor in found.tensors.values():

@@ -14,17 +14,17 @@ class Stale(Exception):
 class Mutant:
     """A fault that could be written by accident.
 
-    `wrong`: the fault, in one sentence. `where`: the file or folder of the project that holds the text `old`, once; a
-    folder lets the text move between its files. `new`: the text in its place. `caught_by`: tests (pytest's node ids) of
-    which each fails with the fault and passes without.
+    `wrong`: the fault, in one sentence. `old`: a text that the package has once, in whichever file. `new`: the text in
+    its place. `caught_by`: tests (pytest's node ids) of which each fails with the fault and passes without. `where`:
+    the file or folder of the project with the text.
     """
 
     name: str
     wrong: str
-    where: str
     old: str
     new: str
     caught_by: tuple[str, ...]
+    where: str = "zerobench"
 
 
 @dataclass(frozen=True)

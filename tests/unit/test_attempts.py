@@ -20,10 +20,10 @@ from zerobench.config.cell import Cell
 from zerobench.judging.comparison import compare_runs
 from zerobench.judging.paired import UNDECIDED
 from zerobench.records import LineRow
-from zerobench.results.attempts import in_order, moments, split
 from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.selection import in_order, latest, moments, split
 from zerobench.results.summary import TIMES
-from zerobench.results.tables import collect, latest, load, merge
+from zerobench.results.tables import collect, load, merge
 from zerobench.sweep import cell as cells
 from zerobench.sweep import reuse
 

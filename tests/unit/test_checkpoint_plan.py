@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from zerobench.zero.checkpoint.planner import Flat, LoadPlanner
+from zerobench.zero.checkpoint.operations import Flat, LoadPlanner
 
 
 def metadata(chunks: list[tuple[int, int]], numel: int = 12) -> Metadata:

@@ -196,7 +196,7 @@ def test_every_command_of_the_workflows_parses() -> None:
         "make nothing",
         'make table1 TABLE1="--onyl 7.5B"',
         "python analysis/gone.py",
-        "python analysis/memory.py --out",
+        "python analysis/arena.py --out",
         "zerobnch status",
     ],
 )

@@ -21,9 +21,9 @@ from zerobench.host import others
 from zerobench.host.pipes import patient
 from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
-from zerobench.results.column_choice import choose
-from zerobench.results.fitted_table import plain_table
-from zerobench.results.in_html import html_of
+from zerobench.results.grid import Grid
+from zerobench.results.options import choose
+from zerobench.results.shown import html_of
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.command import _readers
@@ -93,9 +93,7 @@ def test_a_name_that_is_no_column_is_one_sentence_before_anything_runs(words: li
 
 def test_a_file_has_all_columns_whatever_their_width(capsys) -> None:
     long = "zero3 gpt_tiny N=4 b=4 " + " ".join(f"strategy.key_{n}=value" for n in range(9))
-    made = plain_table(
-        ["cell", "why", *(f"figure {n}" for n in range(20))], [[long, "it is", *["123456789"] * 20]], 2, ()
-    )
+    made = Grid(["cell", "why", *(f"figure {n}" for n in range(20))], [[long, "it is", *["123456789"] * 20]], 2, ())
     stdout_console().print(made)
     shown = capsys.readouterr().out
     assert shown.count("123456789") == 20
@@ -133,7 +131,7 @@ def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        stdout_console().print(plain_table(["cell", "peak"], table))
+        stdout_console().print(Grid(["cell", "peak"], table))
         stdout_console().print("failed", style="red")
         assert ("\x1b[31m" in capsys.readouterr().out) == colored
 

@@ -35,9 +35,8 @@ from zerobench.dispatch.task import _leased, run_job
 from zerobench.dispatch.threads import StayingThreads
 from zerobench.dispatch.watch import Watch
 from zerobench.host.signals import end_with_parent
-from zerobench.results.abandoned import tidy
 from zerobench.results.board import BoardWriter
-from zerobench.results.job_folders import JOBS, abandoned, boards_of_orphans
+from zerobench.results.leftovers import JOBS, abandoned_jobs, boards_of_orphans, tidy
 from zerobench.results.rescue import Unwritten, sentences
 from zerobench.results.tables import load
 from zerobench.sweep.progress import Reporter
@@ -340,7 +339,7 @@ def test_jobs_of_a_killed_sweep_are_followed_while_they_live_and_their_folders_g
     writer = BoardWriter()
     writer.put_up(tmp_path)
     living, dead = (JobFolder.make(tmp_path, n, launches, "jobs", writer.name_in(tmp_path)) for n in (1, 2))
-    assert abandoned(tmp_path) == []
+    assert abandoned_jobs(tmp_path) == []
     for folder in (living, dead):
         assert folder.lease is not None
         folder.lease.release()
@@ -353,12 +352,12 @@ def test_jobs_of_a_killed_sweep_are_followed_while_they_live_and_their_folders_g
         followed = Followed(tmp_path)
         assert followed.read()
         assert [launch.name for board in followed.boards.values() for launch in board.launches] == ["ddp tiny N=2 b=8"]
-        assert abandoned(tmp_path) == [dead.path]
+        assert abandoned_jobs(tmp_path) == [dead.path]
         assert dead.path in look(tmp_path).leftovers
         tidy(tmp_path)  # as a sweep does that needs no job
         assert list((tmp_path / JOBS).iterdir()) == [living.path]
     assert not followed.read()
-    assert abandoned(tmp_path) == [living.path]
+    assert abandoned_jobs(tmp_path) == [living.path]
     tidy(tmp_path)
     assert not (tmp_path / JOBS).exists()
     assert run_job(str(tmp_path / JOBS / "3-removed"), ["false"], str(tmp_path)) is None, "its folder is gone"
@@ -377,14 +376,14 @@ def test_a_task_that_slurm_has_ended_leaves_no_result(end: str, tmp_path: Path, 
 def test_only_folders_of_jobs_are_taken_for_abandoned_ones(tmp_path: Path) -> None:
     """Neither others' nor those behind a link."""
     (tmp_path / "runs" / JOBS / "2024-01").mkdir(parents=True)
-    assert abandoned(tmp_path / "runs") == []
+    assert abandoned_jobs(tmp_path / "runs") == []
     folder = JobFolder.make(tmp_path / "runs", 1, [], "jobs")
     assert folder.lease is not None
     folder.lease.release()
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / JOBS).symlink_to(tmp_path / "runs" / JOBS)
-    assert abandoned(tmp_path / "linked") == []
-    assert abandoned(tmp_path / "runs") == [folder.path]
+    assert abandoned_jobs(tmp_path / "linked") == []
+    assert abandoned_jobs(tmp_path / "runs") == [folder.path]
 
 
 def test_a_setting_that_the_launcher_does_not_have_is_one_sentence() -> None:

@@ -14,7 +14,7 @@ import yaml
 import zerobench
 from tests.cells import cell
 from zerobench.commands.export.command import export
-from zerobench.commands.export.perfetto import LANES, Span, lanes
+from zerobench.commands.export.perfetto import LANES, TraceSpan, lanes
 from zerobench.config.schema import Measure
 from zerobench.records import CATEGORIES
 from zerobench.results.tables import Results
@@ -109,7 +109,7 @@ def test_modules_lie_in_their_phase(trace: list[dict[str, Any]]) -> None:
 
 
 def test_what_overlaps_lies_on_lanes() -> None:
-    spans = [Span("units", name, begin, end) for name, begin, end in (("a", 0, 2), ("b", 1, 3), ("c", 2, 4))]
+    spans = [TraceSpan("units", name, begin, end) for name, begin, end in (("a", 0, 2), ("b", 1, 3), ("c", 2, 4))]
     assert [[one.name for one in lane] for lane in lanes(spans)] == [["a", "c"], ["b"]]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.made_up import MIB, results_of, run
 from zerobench import cli
-from zerobench.commands.export.latex import escaped, to_latex
+from zerobench.commands.export.table import escaped, to_latex
 from zerobench.results.tables import collect
 
 HOSTILE = r"50%_off #1 & $x^2$ {a}\b ~[c] <i>" + "\nψ × é"

@@ -16,7 +16,7 @@ from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench.calibrate.disk import CHECKED, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.plots.page import settle
 from zerobench.plots.panels import model_of
-from zerobench.plots.places import name_points
+from zerobench.plots.pareto import name_points
 
 ROOT = Path(__file__).parents[2]
 

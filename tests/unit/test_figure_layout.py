@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from analysis import calibration, compare, disk, largest_model, table1
-from analysis.common import FIGURES, REFERENCE
+from analysis.common import FIGURES, REFERENCE, main_of, module_of
 from tests.figure_faults import faults, texts_of
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.disk import load_disk_calibration
+from zerobench.commands.plot import load_all
 from zerobench.plots.page import Page, settle
-from zerobench.plots.script import load_all
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {
@@ -44,7 +43,7 @@ def drawn(name: str, page: Page) -> Figure:
         if name in OTHERS:
             figure = OTHERS[name]()
         else:
-            figure = import_module(f"analysis.{name}").draw(load_all([ROOT / REFERENCE / FIGURES[name]]))
+            figure = module_of(name).draw(load_all([ROOT / REFERENCE / FIGURES[name]]))
         settle(figure)
     return figure
 
@@ -69,7 +68,7 @@ def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_pa
     """One run of a script: PDF and PGF of a column, without TeX; the caption beside them, not in them."""
     source = str(ROOT / REFERENCE / "stages")
     arguments = ["--out", str(tmp_path), "--width", "column", "--format", "pgf,pdf"]
-    assert import_module("analysis.volume").main([source, *arguments]) == 0
+    assert main_of("volume")([source, *arguments]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"volume.pdf", "volume.pgf", "volume.txt"}
     caption = (tmp_path / "volume.txt").read_text().strip()
     assert caption.endswith(".")
@@ -89,6 +88,6 @@ def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_pa
 
 def test_a_format_that_is_none_is_one_sentence(capsys) -> None:
     with pytest.raises(SystemExit) as left:
-        import_module("analysis.volume").main(["--format", "pdf,tiff"])
+        main_of("volume")(["--out", "figures", "--format", "pdf,tiff"])
     assert left.value.code == 2
     assert "'tiff' is no format of figures; there are pdf, svg, png, pgf" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run
-from zerobench.plots.names import name_cells, rows_of_labels
+from zerobench.plots.marks import name_cells, rows_of_labels
 from zerobench.plots.page import Sheet
 
 

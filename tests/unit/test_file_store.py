@@ -15,7 +15,7 @@ import torch
 
 from zerobench.zero import labels
 from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, IoHandle, Pool
-from zerobench.zero.offload.disk.checksum import checksum, memory_of
+from zerobench.zero.offload.disk.file_store import checksum, memory_of
 
 BLOCK = 4 * ALIGN_BYTES
 

@@ -15,6 +15,7 @@ from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema import Launch
 from zerobench.host import environment
 from zerobench.predict import fit
+from zerobench.predict.build import facts_of
 from zerobench.predict.estimate import closed_form, estimate
 from zerobench.predict.fit import Fit, fit_of, refuse_unfit
 from zerobench.sizes import show_bytes
@@ -64,12 +65,12 @@ def test_the_host_of_gpus_may_be_what_is_too_small(monkeypatch: pytest.MonkeyPat
 
 def test_a_peer_is_known_by_the_papers_formula_and_what_no_theory_knows_is_not_judged(monkeypatch) -> None:
     config = config_of("fsdp2", 2)
-    assert fit_of(config) == Fit("this machine", MACHINE, 2, closed_form(config)[1])
+    assert fit_of(config) == Fit("this machine", MACHINE, 2, closed_form(config, facts_of(config)))
 
     def build(_config: CellConfig) -> None:
         raise RuntimeError("it reads values")
 
-    monkeypatch.setattr("zerobench.predict.estimate.build_model", build)
+    monkeypatch.setattr("zerobench.predict.build.build_model", build)
     assert fit_of(config) is None
 
 

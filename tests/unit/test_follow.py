@@ -13,9 +13,9 @@ import pytest
 from tests.cells import cell
 from zerobench import cli
 from zerobench.commands.folder_contents import look
-from zerobench.commands.follow import Drawn, Followed, in_words
+from zerobench.commands.follow import DrawnBoards, Followed, in_words
 from zerobench.host.terminal import stdout_console
-from zerobench.results.board import BoardWriter, Launch, board_folders, read_board
+from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
 from zerobench.results.folders import claim_folder
 from zerobench.sweep.launch_table import table_of
 from zerobench.sweep.progress import Reporter
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_to_has_no_board_and_its_sweep_goes_on(t
     (tmp_path / "file").write_text("")
     writer = BoardWriter()
     writer.put_up(tmp_path / "file" / "results")
-    writer.write([Launch("zero2")], 0, lambda: "", at_once=True)
+    writer.write([BoardLaunch("zero2")], 0, lambda: "", at_once=True)
     assert list(writer.boards.values()) == [None], "known, so that it is not tried again"
     writer.take_down()
     assert writer.boards == {}
@@ -67,9 +67,9 @@ def test_followers_print_a_line_per_change_and_end_with_the_sweep(tmp_path: Path
     writer = BoardWriter()
     writer.put_up(tmp_path)
     stages = [
-        [Launch("zero1 tiny", "running", "timed"), Launch("zero2 tiny")],
-        [Launch("zero1 tiny", "ok", peak_bytes=2**20, seconds=4.25), Launch("zero2 tiny", "running")],
-        [Launch("zero1 tiny", "ok", peak_bytes=2**20, seconds=4.25), Launch("zero2 tiny", "crash\x1b[2J")],
+        [BoardLaunch("zero1 tiny", "running", "timed"), BoardLaunch("zero2 tiny")],
+        [BoardLaunch("zero1 tiny", "ok", peak_bytes=2**20, seconds=4.25), BoardLaunch("zero2 tiny", "running")],
+        [BoardLaunch("zero1 tiny", "ok", peak_bytes=2**20, seconds=4.25), BoardLaunch("zero2 tiny", "crash\x1b[2J")],
     ]
 
     def sweep() -> None:
@@ -96,7 +96,7 @@ def test_followers_print_a_line_per_change_and_end_with_the_sweep(tmp_path: Path
 def test_a_killed_sweep_and_a_run_without_a_board_are_told(tmp_path: Path, capsys) -> None:
     writer = BoardWriter()
     writer.put_up(tmp_path)
-    writer.write([Launch("zero1", "running")], 0, lambda: "", at_once=True)
+    writer.write([BoardLaunch("zero1", "running")], 0, lambda: "", at_once=True)
     followed = Followed(tmp_path)
     assert followed.read()
     (aside,) = writer.boards.values()
@@ -122,13 +122,13 @@ def test_the_drawn_boards_fit_the_terminal(width: int, tmp_path: Path, monkeypat
     writer = BoardWriter()
     writer.put_up(tmp_path)
     launches = [
-        Launch(name.format(n), "running" if n == 20 else "ok", "timed", "3/10", 2.5, 2**30, 9) for n in range(40)
+        BoardLaunch(name.format(n), "running" if n == 20 else "ok", "timed", "3/10", 2.5, 2**30, 9) for n in range(40)
     ]
     writer.write(launches, 20, lambda: "about 9 s left", at_once=True)
     followed = Followed(tmp_path)
     followed.read()
     console = stdout_console()
-    console.print(Drawn(followed, console).picture())
+    console.print(DrawnBoards(followed, console).picture())
     writer.take_down()
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
@@ -144,7 +144,7 @@ def test_an_interval_that_is_none_is_one_sentence(every: str, capsys) -> None:
 
 
 def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
-    launches = [Launch(f"cell {number}") for number in range(40)]
+    launches = [BoardLaunch(f"cell {number}") for number in range(40)]
     for number, state in ((2, "running"), (20, "ok"), (30, "running"), (39, "submitted")):
         launches[number].state = state
     console = stdout_console()

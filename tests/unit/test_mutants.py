@@ -32,7 +32,7 @@ DOUBLE = "test_adding.py::test_double"
 
 
 def planted(name: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, "", "package", old, new, tests)
+    return Mutant(name, "", old, new, tests, "package")
 
 
 CASES = {

@@ -15,7 +15,7 @@ from torch import nn
 import zerobench
 from zerobench.zero import NvmeOffload
 from zerobench.zero.offload.disk.direct_io import Channel, DiskError
-from zerobench.zero.offload.nvme_range import MASTER
+from zerobench.zero.offload.nvme import MASTER
 
 CUTS, BLOCK = 5, 4096
 PATIENCE_S = 20.0

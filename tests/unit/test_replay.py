@@ -14,12 +14,11 @@ import zerobench
 from zerobench import cli
 from zerobench.commands.replay import command, page
 from zerobench.commands.replay.clock import TICKS, ticks_of
-from zerobench.commands.replay.executed import executed_worlds
 from zerobench.commands.replay.film import reels_of, write_film
-from zerobench.commands.replay.pack import NUMBERS, WORDS, data_of, inflated
-from zerobench.commands.replay.worlds import World, recorded_worlds
+from zerobench.commands.replay.page import NUMBERS, WORDS, data_of, inflated
+from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
-from zerobench.results.event_sums import live_bytes
+from zerobench.results.events import live_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)
@@ -31,18 +30,18 @@ def results() -> zerobench.Results:
 
 
 @pytest.fixture(scope="module")
-def world(results: zerobench.Results) -> World:
+def world(results: zerobench.Results) -> ReplayWorld:
     return recorded_worlds(results)[0]
 
 
-def test_a_world_has_every_strategy_and_rank(world: World) -> None:
+def test_a_world_has_every_strategy_and_rank(world: ReplayWorld) -> None:
     assert (world.ranks, world.how) == (2, "measured")
     assert [panel.key for panel in world.panels] == ["ddp", "zero1", "zero2", "zero3"]
     assert [list(panel.streams) for panel in world.panels] == [[0, 1]] * 4
     assert [panel.label for panel in world.panels] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
 
 
-def test_the_largest_sums_are_those_of_the_table_of_memory(world: World, results: zerobench.Results) -> None:
+def test_the_largest_sums_are_those_of_the_table_of_memory(world: ReplayWorld, results: zerobench.Results) -> None:
     for panel in world.panels:
         memory = results.memory[results.memory["run_id"] == panel.row["run_id"]]
         whole = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].set_index(["rank", "category"])
@@ -54,7 +53,7 @@ def test_the_largest_sums_are_those_of_the_table_of_memory(world: World, results
             assert np.sum([*sums.values()], axis=0).max() == whole.loc[(rank, "total"), "max_bytes"]
 
 
-def test_the_pages_data_are_the_tables(world: World) -> None:
+def test_the_pages_data_are_the_tables(world: ReplayWorld) -> None:
     """Each value of each event, read back as the page reads it."""
     found = inflated(DATA.search(page.page_of([world]))[1])
     strings = found["strings"]
@@ -78,7 +77,7 @@ def test_the_pages_data_are_the_tables(world: World) -> None:
             assert np.abs(microseconds / 1e6 - events["seconds"]).max() < 1e-6
 
 
-def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: World) -> None:
+def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: ReplayWorld) -> None:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
     clocks = ticks_of(streams)
     meets = []
@@ -100,7 +99,7 @@ def test_streams_that_have_nothing_in_common_have_a_clock_all_the_same() -> None
     assert (np.diff(one) >= 0).all()
 
 
-def test_the_committed_page_is_todays(world: World) -> None:
+def test_the_committed_page_is_todays(world: ReplayWorld) -> None:
     """Its code and style, and of its data the measured world; what was executed is not executed again here."""
     committed, now = (RECORDED.parents[1] / "docs/assets/replay/step.html").read_text(), page.page_of([world])
     assert [DATA.sub("", text) for text in (committed, now)] == [DATA.sub("", now)] * 2, "run `make replay`"
@@ -111,7 +110,7 @@ def test_the_committed_page_is_todays(world: World) -> None:
     assert theirs["strings"][: len(ours["strings"])] == ours["strings"]
 
 
-def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: World) -> None:
+def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: ReplayWorld) -> None:
     hostile = "</script><script>alert(1)</script><b>"
     first = world.panels[0]
     planted = replace(first, row=first.row | {"model": hostile, "command": hostile})
@@ -123,7 +122,7 @@ def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: World) -> None
     )
 
 
-def test_a_page_that_is_too_large_is_not_written(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_too_large_is_not_written(world: ReplayWorld, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(page, "LIMIT_BYTES", 10_000)
     with pytest.raises(ValueError, match=r"above 9.8 KiB; leave ranks"):
         page.write_page(tmp_path / "step.html", [world])
@@ -159,7 +158,7 @@ def test_without_events_the_command_that_records_them_is_told(capsys: pytest.Cap
     )
 
 
-def test_without_ffmpeg_a_film_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_without_ffmpeg_a_film_is_refused_before_anything_is_read(monkeypatch, capsys) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert cli.run(["replay", "nowhere", "--mp4", "step.mp4"]) == 2
     assert "--mp4 step.mp4: ffmpeg is not installed; install it, or write --gif" in capsys.readouterr().err
@@ -172,7 +171,7 @@ def test_runs_of_different_settings_are_no_one_page(results: zerobench.Results) 
         recorded_worlds(replace(results, runs=other))
 
 
-def test_a_film_has_its_frames_and_the_sums_of_the_tables(world: World, tmp_path: Path) -> None:
+def test_a_film_has_its_frames_and_the_sums_of_the_tables(world: ReplayWorld, tmp_path: Path) -> None:
     from PIL import Image
 
     two = replace(world, panels=world.panels[2:])
@@ -188,7 +187,7 @@ def test_a_film_has_its_frames_and_the_sums_of_the_tables(world: World, tmp_path
 
 
 @pytest.mark.slow
-def test_an_executed_step_is_the_recorded_one(world: World) -> None:
+def test_an_executed_step_is_the_recorded_one(world: ReplayWorld) -> None:
     """At the measured N: the fullest rank's bytes of each category, event by event as their maxima, and its traffic."""
     stage3 = world.panels[3]
     (executed,) = executed_worlds([stage3], [2], jobs=1)

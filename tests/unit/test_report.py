@@ -13,9 +13,9 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.commands.report import content, runs
+from zerobench.commands.report import command, runs
 from zerobench.records import CATEGORIES, COLLECTIVES
-from zerobench.results import run_files, table_cache
+from zerobench.results import run_files
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect, load
 
@@ -189,9 +189,9 @@ def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
 
 def test_of_many_runs_the_newest_are_told_and_no_other_is_read(tmp_path: Path, monkeypatch) -> None:
     """2,000 runs make a page of 3 MiB: accounts and drawn settings are few, and a run more is a row of the table."""
-    monkeypatch.setattr(table_cache, "WORTH", 8)
+    monkeypatch.setattr(run_files, "WORTH", 8)
     monkeypatch.setattr(runs, "MOST", 2)
-    monkeypatch.setattr(content, "MOST", 1)
+    monkeypatch.setattr(command, "MOST", 1)
     read: list[Path] = []
     real = run_files.read_table
     monkeypatch.setattr(run_files, "read_table", lambda path, *more: read.append(path) or real(path, *more))

@@ -16,7 +16,7 @@ from zerobench.config.schema_memory import CpuOffload
 from zerobench.config.schema_training import AdamW, Sgd
 from zerobench.records import RunRow
 from zerobench.results import selection
-from zerobench.results.conditions import Where
+from zerobench.results.options import Where
 from zerobench.results.tables import Results, collect
 from zerobench.sweep.cell import _blank_row
 
@@ -112,17 +112,18 @@ def test_failed_and_superseded_attempts_are_left_out_unless_asked_for() -> None:
 
 @pytest.mark.parametrize(("flags", "drawn"), [([], False), (["--all"], True)])
 def test_a_figure_has_them_with_all_alone(flags: list[str], drawn: bool, tmp_path: Path, capsys, monkeypatch) -> None:
-    from analysis import memory
+    from zerobench.commands.plot import plot
+    from zerobench.plots import memory
 
     collect(attempts(), tmp_path / "runs")
     seen: list[Results] = []
     draw = memory.draw
     monkeypatch.setattr(memory, "draw", lambda results, **more: (seen.append(results), draw(results, **more))[1])
-    assert memory.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *flags]) == 0
+    assert plot(["memory", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *flags]) == 0
     assert ("invalid" in set(seen[0].runs["status"])) == drawn
     assert ("left out; --all takes them" in capsys.readouterr().err) != drawn
-    assert memory.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--where", "strategy=zero9"]) == 2
-    assert "memory.py: --where strategy=zero9: no such run" in capsys.readouterr().err
+    assert plot(["memory", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--where", "strategy=zero9"]) == 2
+    assert "zerobench plot memory: --where strategy=zero9: no such run" in capsys.readouterr().err
 
 
 def test_every_swept_key_is_a_column() -> None:

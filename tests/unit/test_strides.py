@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from zerobench.zero import STAGES, Offload, initialize
-from zerobench.zero.strides import MemoryOrder
+from zerobench.zero.layout import MemoryOrder
 
 TENSORS = {
     "rows": torch.arange(24.0).view(2, 3, 4),

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.test_status_show_prune import make
-from zerobench.results import table_cache
-from zerobench.results.results import Results
-from zerobench.results.tables import ALL_TABLES, load
+from zerobench.results import run_files
+from zerobench.results.tables import ALL_TABLES, Results, load
 
 RUNS = 8
 
@@ -22,7 +21,7 @@ RUNS = 8
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A results folder that is just large enough for a cache."""
     for name in ("WORTH", "RENEWED_AFTER"):
-        monkeypatch.setattr(table_cache, name, RUNS)
+        monkeypatch.setattr(run_files, name, RUNS)
     for repeat in range(RUNS):
         make(tmp_path, repeat=repeat)
     return tmp_path
@@ -72,7 +71,7 @@ def test_runs_that_changed_came_or_went_are_seen(folder: Path) -> None:
     make(folder, repeat=RUNS)
     now = load(folder)
     whole(folder)
-    for kept in folder.glob(f"{table_cache.PREFIX}*"):
+    for kept in folder.glob(f"{run_files.PREFIX}*"):
         shutil.rmtree(kept)
     same(now, load(folder))
     assert len(now.runs) == RUNS
@@ -101,14 +100,14 @@ def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(
 def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
     first = whole(folder)
     table = "steps" if name == "index.json" else name.partition(".")[0]
-    (next(folder.glob(f"{table_cache.PREFIX}{table}-*")) / name).write_bytes(b"[1]")
+    (next(folder.glob(f"{run_files.PREFIX}{table}-*")) / name).write_bytes(b"[1]")
     same(load(folder), first)
 
 
 @pytest.mark.parametrize("name", ["memory.parquet", "runs.parquet"])
 def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> None:
     first = whole(folder)
-    [kept] = folder.glob(f"{table_cache.PREFIX}{name.partition('.')[0]}-*")
+    [kept] = folder.glob(f"{run_files.PREFIX}{name.partition('.')[0]}-*")
     (kept / name).unlink()
     same(load(folder), first)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
-from zerobench.commands.account.tiers import passages_of
+from zerobench.commands.account.memory import passages_of
 from zerobench.records import MemoryRow, RunRow
 from zerobench.results.frames import frame_of
 from zerobench.results.tables import collect

@@ -11,9 +11,8 @@ from torch.optim.optimizer import _foreach_supported_types
 
 import zerobench
 from zerobench.zero import STAGES, Offload
-from zerobench.zero.fingerprint import CHUNK, fingerprint
 from zerobench.zero.gradients.placeholders import StandIn
-from zerobench.zero.parameters.versions import Versions
+from zerobench.zero.parameters.versions import CHUNK, Versions, fingerprint
 
 X = torch.ones(2, 4)
 

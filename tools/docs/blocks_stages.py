@@ -11,8 +11,9 @@ import pandas as pd
 
 from tools.docs.blocks_systems import pipes
 from tools.docs.committed import load
+from zerobench.results.selection import latest
 from zerobench.results.summary import summarize
-from zerobench.results.tables import Results, latest
+from zerobench.results.tables import Results
 
 STATES = ("parameters", "gradients", "optimizer", "communication")
 PARTS = ("all_reduce", "reduce_scatter", "all_gather", "other")

@@ -35,8 +35,8 @@ from zerobench.cluster.store import JOIN_S
 from zerobench.dispatch.slurm import OVER
 from zerobench.host.durable import PROBE
 from zerobench.host.leases import BROKEN
-from zerobench.results import attempts, tables
-from zerobench.results.job_folders import JOBS
+from zerobench.results import selection, tables
+from zerobench.results.leftovers import JOBS
 from zerobench.results.provenance import source_hash
 
 from ..store import read, write
@@ -378,7 +378,7 @@ def latest(where: Path) -> dict[tuple[str, int], dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a damaged run is a difference, found by the comparison
-        for name in sorted(finished(where), key=attempts.split):
+        for name in sorted(finished(where), key=selection.split):
             row = tables.read_row(where / name)
             if row is not None:
                 found[row["cell_id"], row["repeat"]] = row

@@ -21,11 +21,11 @@ import psutil
 
 import zerobench
 from zerobench.cluster.store import JOIN_S
-from zerobench.results import attempts
+from zerobench.results import selection
 from zerobench.results.board import BOARD
 from zerobench.results.folders import PARTIAL
-from zerobench.results.results import Results
-from zerobench.results.table_cache import PREFIX as CACHE
+from zerobench.results.run_files import PREFIX as CACHE
+from zerobench.results.tables import Results
 
 from ..store import write as write_rows
 from .campaign import Campaign, digest
@@ -113,7 +113,7 @@ def repeated(columns: pd.Index[str]) -> list[str]:
 
 def last_of_each(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the last run of each cell and repeat, by that index."""
-    order = sorted(range(len(runs)), key=[attempts.split(name) for name in runs["run_id"]].__getitem__)
+    order = sorted(range(len(runs)), key=[selection.split(name) for name in runs["run_id"]].__getitem__)
     return (
         runs.iloc[order]
         .drop_duplicates(["cell_id", "repeat"], keep="last")

@@ -15,7 +15,7 @@ import psutil
 from zerobench.cluster.job import find_job
 from zerobench.config.unknown_keys import nearest
 from zerobench.host.terminal import stdout_console
-from zerobench.results.fitted_table import plain_table
+from zerobench.results.grid import Grid
 
 from . import SECTIONS
 from .section import NOT_RUN, WAITING, SuiteSection, SuiteSetup
@@ -132,7 +132,7 @@ def _print(suite: GpuSuite, sections: list[SuiteSection]) -> None:
         if section.name not in suite.done or told is None:
             continue
         say(f"\n{section.title}", "bold")
-        console.print(plain_table(told["table"]["header"], told["table"]["rows"]))
+        console.print(Grid(told["table"]["header"], told["table"]["rows"]))
         for note in told["table"]["notes"]:
             say(note, "dim")
     for sentence in dict.fromkeys([*suite.differs, *_failures(suite)]):

@@ -26,8 +26,8 @@ from zerobench.results.provenance import versions
 from zerobench.sizes import show_bytes
 from zerobench.zero.comm.backends import NcclComm, gather_into, scatter_into
 from zerobench.zero.comm.base import Comm
-from zerobench.zero.comm.connect import connect
 from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
+from zerobench.zero.comm.hierarchical import connect
 
 from .section import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
 

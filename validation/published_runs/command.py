@@ -23,7 +23,7 @@ from rich.console import Console
 
 from zerobench.fake_execution import Execution, Limits
 from zerobench.host.terminal import stdout_console
-from zerobench.results.fitted_table import plain_table
+from zerobench.results.grid import Grid
 from zerobench.results.provenance import source_of
 from zerobench.sizes import printable, show_count
 
@@ -199,7 +199,7 @@ def show(judged: Sequence[Judged], console: Console) -> None:
     there = [one for one in judged if one.status == "compared"]
     if there:
         header = ["run", "kind", "published GiB", "estimate GiB", "error"]
-        console.print(plain_table(header, [_line(one) for one in there], left=2))
+        console.print(Grid(header, [_line(one) for one in there], left=2))
     said = {one.run.id: one.explanation or one.reason for one in judged if one.status != "no peak"}
     for name, words in said.items():
         if words:

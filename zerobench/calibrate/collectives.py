@@ -26,7 +26,7 @@ from ..host.environment import Rendezvous, rank_environment
 from ..host.files import read_text
 from ..zero.comm.backends import gather_into, scatter_into
 from ..zero.comm.base import Comm
-from ..zero.comm.connect import connect
+from ..zero.comm.hierarchical import connect
 
 RESAMPLES = 200
 Row = TypeVar("Row")

@@ -43,14 +43,14 @@ from ..judging.recording import LimitChange, Wanted, print_changes, record_cell
 from ..judging.reports import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
 from ..records import RunRow
 from ..results import selection, tables
-from ..results.conditions import add_options
 from ..results.frames import frame_of
+from ..results.options import Parser, add_options
 from ..results.provenance import device_class
+from ..results.selection import CODE, latest
 from ..results.summary import summarize
 from ..results.tables import Results
 from ..sizes import printable, show_count
 from ..sweep.command import run_cells
-from .arguments import Parser
 from .folder_contents import code_of
 
 USAGE = """\
@@ -406,7 +406,7 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
     """Returns a row per cell, with its name, work and environment, the largest tensor at its peak in words, and its
     lines of code. `results`: the tables of these runs.
     """
-    tensors, launches, lines = results.tensors, tables.latest(runs), LinesOfRuns(results.lines)
+    tensors, launches, lines = results.tensors, latest(runs), LinesOfRuns(results.lines)
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
@@ -424,6 +424,6 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
 def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]:
     """Returns metric -> its values in all launches of a cell by the same code, of one commit of the user's."""
     mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
-    for column in (*tables.CODE, "commit"):
+    for column in (*CODE, "commit"):
         mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]
     return {metric: [float(v) for v in mine[metric].dropna()] for metric in METRICS if metric in mine}

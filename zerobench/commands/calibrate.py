@@ -30,11 +30,11 @@ from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
 from ..launch.start_ranks import Interrupted, Outcome
-from ..results.fitted_table import plain_table
+from ..results.grid import Grid
+from ..results.options import Parser
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
 from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
-from .arguments import Parser
 
 FOLDER = Path("results/calibration")
 SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
@@ -150,7 +150,7 @@ def show(found: Calibration) -> None:
             [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
              f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
         )  # fmt: skip
-    stdout_console().print(plain_table(header, rows, left=2))
+    stdout_console().print(Grid(header, rows, left=2))
 
 
 # -- a disk ----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def show_disk(found: DiskCalibration) -> None:
              f"{low} – {high}", f"{rate.of_raw:.2f}", f"{rate.of_raw_low:.2f} – {rate.of_raw_high:.2f}",
              f"{rate.of_bound:.2f}", f"{rate.cpu_s_per_gib:.2f}"]
         )  # fmt: skip
-    stdout_console().print(plain_table(header, rows, left=4))
+    stdout_console().print(Grid(header, rows, left=4))
     if not found.rates[0].direct:
         print("Without direct I/O: through the page cache, whose memory answers for the disk.")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import shutil
 import sys
@@ -15,8 +13,9 @@ from itertools import groupby
 
 from ..config.unknown_keys import nearest
 from ..records.describe import ROWS, Column, columns_of, said_of
+from ..results.grid import Grid
+from ..results.options import Parser
 from ..sizes import printable
-from .arguments import Parser
 
 WIDEST = 120
 """Width of lines where output is not a terminal."""
@@ -118,12 +117,12 @@ def as_markdown(found: Sequence[Column]) -> str:
     """Formats a heading and a pipe table per table."""
     lines = []
     for table, mine in groupby(found, key=lambda column: column.table):
-        lines += [f"## {table}", "", f"{said_of(table)}.", "", "| column | type | unit | meaning |", "|" + " --- |" * 4]
-        for column in mine:
-            kind = f"{column.kind} or none" if column.optional else column.kind
-            meaning = column.meaning.replace("|", "\\|")
-            lines.append(f"| `{column.name}` | {kind} | {column.unit} | {meaning} |")
-        lines.append("")
+        rows = [
+            [f"`{one.name}`", f"{one.kind} or none" if one.optional else one.kind, one.unit, one.meaning]
+            for one in mine
+        ]
+        grid = Grid(["column", "type", "unit", "meaning"], rows, left=4)
+        lines += [f"## {table}", "", f"{said_of(table)}.", "", grid.markdown()]
     return "\n".join(lines)
 
 
@@ -134,11 +133,7 @@ def as_json(found: Sequence[Column]) -> str:
 
 def as_csv(found: Sequence[Column]) -> str:
     """Formats a line per column, with a header."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(asdict(found[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(column) for column in found)
-    return out.getvalue()
+    return Grid(list(asdict(found[0])), [list(map(str, asdict(column).values())) for column in found]).csv()
 
 
 FORMATS: dict[str, Callable[[Sequence[Column]], str]] = {

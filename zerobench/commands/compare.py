@@ -15,13 +15,13 @@ from rich.console import Console
 from ..host.terminal import file_console, stdout_console
 from ..judging import noise_floor
 from ..judging.comparison import compare_runs
-from ..results.conditions import add_options
+from ..results.grid import Grid
+from ..results.options import Parser, add_options
 from ..results.selection import matching
 from ..sizes import printable
-from .arguments import Parser
 from .comparison_text import MINIMUM_EFFECT, passages
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
-from .text_blocks import Grid, Passage, print_parts, say
+from .text_blocks import Passage, print_parts, say
 
 NOISE_FOLDER = "results/noise"
 
@@ -123,12 +123,7 @@ def _markdown(section: Passage) -> str:
     lines = [f"## {printable(section.title)}", ""]
     for part in section.parts:
         if isinstance(part, Grid):
-            ruler = "| --- |" + " --: |" * (len(part.header) - 1)
-            lines += ["", _pipes(part.header), ruler, *map(_pipes, part.rows), ""]
+            lines += ["", part.markdown()]
         else:
             lines.append(f"- {printable(part)}")
     return "\n".join(lines) + "\n"
-
-
-def _pipes(cells: list[str]) -> str:
-    return "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ..judging.comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured
 from ..judging.lines import Lines, MovedLine, moved_lines
 from ..judging.paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
+from ..results.grid import Grid
 from ..sizes import show_bytes
-from .text_blocks import Grid, Part, Passage
+from .text_blocks import Part, Passage
 
 MINIMUM_EFFECT = 3.0
 """Smallest relevant effect, in percent."""

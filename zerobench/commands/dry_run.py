@@ -17,7 +17,7 @@ from ..dispatch.plan import at_once, groups_of, resources_for, settings_for
 from ..host.terminal import stdout_console
 from ..predict.estimate import Estimate, estimate
 from ..predict.fit import Fit, fit_of
-from ..results.fitted_table import plain_table
+from ..results.grid import Grid
 from ..results.printed_table import ONE_MEMORY
 from ..sizes import show_bytes, show_count
 from ..sweep.command import fitting
@@ -79,7 +79,7 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     jobs, by_job = _jobs(cells, launcher) if launcher is not None else ({}, [])
     columns = {"cell": names, "plan": plans} | _figures(planned) | jobs
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    console.print(plain_table(list(columns), rows, 2, FIRST_TO_GO, chosen))
+    console.print(Grid(list(columns), rows, 2, FIRST_TO_GO, chosen))
     notes = [f"{name}: {one.why}" for name, one in zip(names, planned, strict=True) if one.why]
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
     for note in _notes_on_memory(planned) + one_memory + notes + by_job:

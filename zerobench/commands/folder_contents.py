@@ -2,7 +2,7 @@
 
 A run *failed* where its status is not ok. It is *superseded* where an ok run of the same cell, repeat, code, torch and
 device began later, and *outdated* where the newest ok run of its cell, on the same torch and device, is by other code.
-*Leftovers*: results/abandoned.py.
+*Leftovers*: results/leftovers.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .. import strategies
 from ..config.cell import CellConfig
 from ..host.files import read_text
 from ..registry import DATA, MODELS
-from ..results.abandoned import abandoned, partials
-from ..results.attempts import Moment, moments, split
+from ..results.leftovers import abandoned, partials
 from ..results.provenance import source_of
-from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
+from ..results.selection import CODE, Moment, moments, split
+from ..results.tables import SEARCHES, collections_in, load, read_row, run_folders
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from rich.text import Text
 
 from ..host.temporary import is_claimed
 from ..host.terminal import is_quiet, stdout_console
-from ..results.board import AWAITS, RUNNING, SUBMITTED, WAITING, Board, Launch, board_folders, is_up, read_board
+from ..results.board import AWAITS, RUNNING, SUBMITTED, WAITING, Board, BoardLaunch, board_folders, is_up, read_board
 from ..results.folders import PARTIAL
-from ..results.job_folders import boards_of_orphans
+from ..results.leftovers import boards_of_orphans
 from ..sizes import printable, show_bytes
 from ..sweep.launch_table import table_of
 
@@ -92,14 +92,14 @@ def _display(followed: Followed, console: Console) -> Iterator[Callable[[], None
     if is_quiet() or not console.is_terminal:
         yield (lambda: None) if is_quiet() else Lines(followed, console)
         return
-    drawn = Drawn(followed, console)
+    drawn = DrawnBoards(followed, console)
     with Live(drawn.picture(), console=console, auto_refresh=False, transient=True) as live:
         drawn.live = live
         yield drawn
 
 
 @dataclass
-class Drawn:
+class DrawnBoards:
     """Boards, drawn in place of what was drawn before."""
 
     followed: Followed
@@ -151,7 +151,7 @@ class Lines:
         self.console.print(printable(words), markup=False, highlight=False, soft_wrap=True)
 
 
-def in_words(launch: Launch) -> str:
+def in_words(launch: BoardLaunch) -> str:
     """Returns the state of a launch, its pass while it runs, its figures when it is done."""
     if launch.state == RUNNING and launch.mode == AWAITS:
         return "another sweep measures it"

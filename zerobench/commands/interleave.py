@@ -24,8 +24,8 @@ import pandas as pd
 
 from ..host.revisions import GitError, full_hash, git, worktree
 from ..results import tables
-from ..results.attempts import in_order, split
 from ..results.provenance import PACKAGE
+from ..results.selection import in_order, latest, split
 
 RUNS = "results/runs/interleaved"
 
@@ -105,7 +105,7 @@ def _as_launches(found: list[Side]) -> Side:
     """Numbers the newest launches of each folder, cell by cell, in the order in which they began: each is one more
     launch of its cell. A run that is in two folders, as in a copy, is one.
     """
-    newest = [Side(tables.latest(one.runs), one.lines) for one in found if len(one.runs)]
+    newest = [Side(latest(one.runs), one.lines) for one in found if len(one.runs)]
     whole = _together([_apart(one, number) for number, one in enumerate(newest)])
     names = whole.runs["run_id"].str.rpartition("/")[0]
     runs = whole.runs[~whole.runs.assign(name=names).duplicated(["name", "started"])]

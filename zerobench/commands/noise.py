@@ -16,14 +16,14 @@ from ..config.world import has_times
 from ..host.terminal import stdout_console
 from ..judging import noise_floor
 from ..judging.noise_floor import NoiseFloor, floor_from
-from ..results.fitted_table import plain_table
+from ..results.grid import Grid
+from ..results.options import Parser
+from ..results.selection import latest
 from ..results.summary import LEAST_LAUNCHES
-from ..results.tables import latest
 from ..sizes import printable
 from ..sweep.command import check_folders
 from ..sweep.progress import Reporter
 from ..sweep.sweep import Sweep
-from .arguments import Parser
 from .compare import NOISE_FOLDER
 from .interleave import load_runs
 
@@ -145,4 +145,4 @@ def _print(floors: list[NoiseFloor]) -> None:
         place = floor.environment
         where = f"{place['device_class']}, {place['processor']}, {place['cores']} cores, torch {place['torch']}"
         rows.append([where, floor.title, *(f"{100 * floor.of('step_s', k):.1f} %" for k in SHOWN_PAIRS)])
-    stdout_console().print(plain_table(header, rows, left=2))
+    stdout_console().print(Grid(header, rows, left=2))

@@ -1,16 +1,29 @@
-"""`zerobench plot`: a figure of finished runs as a file, the figures of `results.plot`."""
+"""`zerobench plot`: a figure of finished runs as a file, the figures of `results.plot`. Scripts of analysis/ share its
+options, and how files are written.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
 
 from ..plots import Plots
 from ..plots.memory import add_capacity
-from ..plots.script import add_figure_options, save_figure
+from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, page_of
+from ..plots.panels import MOST_PANELS
+from ..plots.style import learn_colors
 from ..plots.throughput import add_drop_from
-from ..results.conditions import RESULTS
+from ..results.options import RESULTS, add_options
+from ..results.selection import chosen
+from ..results.tables import Results, load
 
 FIGURES = tuple(name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name)))
 
@@ -51,3 +64,70 @@ def _parser() -> argparse.ArgumentParser:
     for add in (add_capacity, add_drop_from):
         add(parser)
     return parser
+
+
+def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> None:
+    """Adds --out, --panels, the page's options, --where and --all. `out`: the default of --out, None if it has none."""
+    add = parser.add_argument
+    told = "required" if out is None else f"default: {out}"
+    words = f"a file, whose ending is its format ({', '.join(FORMATS)}), or a folder ({told})"
+    add("--out", type=Path, default=out, required=out is None, help=words)
+    add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
+    add_page_options(parser)
+    add_options(parser)
+
+
+def save_figure(
+    program: str, name: str, draw: Callable[..., Figure], runs: Sequence[Path], options: dict[str, Any]
+) -> int:
+    """Draws the runs and writes the files. `options`: those of add_figure_options; others go to `draw` by name.
+
+    Exit code 2, with an error message, if there is nothing to draw.
+    """
+    page, out = page_of(options), options.pop("out")
+    try:
+        page, folder, stem = _place(page, out, name)
+        results, left_out = chosen(load_all(runs), options.pop("where"), options.pop("all"))
+        if left_out:
+            print(f"{program}: {left_out}", file=sys.stderr)
+        if results.runs.empty:
+            raise ValueError(f"no runs in {', '.join(map(str, runs))}")
+        learn_colors(results, runs)
+        with page.used():
+            page.save(draw(results, **options), folder, stem)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _place(page: Page, out: Path, name: str) -> tuple[Page, Path, str]:
+    """Returns the page with its formats, the folder and the name of the files without their endings. Raises ValueError
+    if `out` ends as neither a figure nor a folder does.
+    """
+    ending = out.suffix.removeprefix(".")
+    if not ending or out.is_dir():
+        return page, out, name
+    if ending not in FORMATS:
+        known = f"a figure ends in .{', .'.join(FORMATS)}"
+        raise ValueError(f"--out {out}: {known}; anything else must be a folder that exists, or a name without a dot")
+    if page.formats not in (CAPTIONED, (ending,)):
+        raise ValueError(f"--out {out} with --format {','.join(page.formats)}: give a folder, or no --format")
+    return replace(page, formats=(ending,)), out.parent, out.stem
+
+
+def load_all(paths: Sequence[Path]) -> Results:
+    """The tables of all folders below one another, without duplicates of rows."""
+    parts = {path.resolve(): load(path) for path in paths}.values()
+    tables = {}
+    for field in fields(Results):
+        frames = [getattr(part, field.name) for part in parts]
+        filled = [frame for frame in frames if len(frame)]
+        tables[field.name] = pd.concat(filled, ignore_index=True).drop_duplicates() if filled else frames[0]
+    return Results(**tables)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of panels; give 1 or more")
+    return int(text)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ..host.temporary import PRUNED, is_claimed
 from ..host.terminal import stdout_console
-from ..results.fitted_table import plain_table
 from ..results.folders import PARTIAL
+from ..results.grid import Grid
+from ..results.options import Parser
 from ..sizes import printable, show_bytes, show_count
-from .arguments import Parser
 from .folder_contents import FolderContents, look, size_of
 
 
@@ -129,7 +129,7 @@ def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) ->
     console = stdout_console()
     if doomed:
         rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]
-        console.print(plain_table(["to be removed", "why", "size"], rows, left=2))
+        console.print(Grid(["to be removed", "why", "size"], rows, left=2))
         console.print(f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}", highlight=False)
     outdated = held.verdicts().count("outdated")
     if outdated and not older_code:

@@ -9,11 +9,11 @@ import sys
 import warnings
 from pathlib import Path
 
-from ..results import pick as rows
+from ..results import selection as rows
+from ..results.options import Parser
 from ..results.tables import Results, load
 from ..sizes import printable
 from .account.account import print_account
-from .arguments import Parser
 from .folder_contents import FolderContents, RunInFolder, look
 
 
@@ -69,7 +69,7 @@ def _load_run(folder: Path) -> Results:
 
 
 def pick(name: str, held: FolderContents) -> RunInFolder:
-    """Returns the run of that name (results/pick.py)."""
+    """Returns the run of that name (results/selection.py)."""
     hint = f"; `zerobench status {held.where}` lists what is there"
     row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)

@@ -6,10 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..results.column_choice import STATUS, add_columns
-from ..results.conditions import RESULTS, add_options
+from ..results.options import RESULTS, STATUS, Parser, add_columns, add_options
 from ..sizes import printable
-from .arguments import Parser
 
 EVERY_S = 0.5
 

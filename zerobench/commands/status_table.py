@@ -10,10 +10,9 @@ from typing import Any
 
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow
-from ..results.column_choice import STATUS
-from ..results.conditions import RESULTS, Where
-from ..results.fitted_table import plain_table
 from ..results.frames import frame_of
+from ..results.grid import Grid
+from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
 from ..results.selection import matching
 from ..sizes import printable, show_bytes, show_count, show_ms
@@ -36,7 +35,7 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
     lines = [_count(held, len(cells))]
     if cells:
-        console.print(plain_table(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
+        console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
     lines += [f"being written now: {name_of(path)}" for path in held.writing]
     if held.leftovers:
         size = show_bytes(sum(size_of(path) for path in held.leftovers))

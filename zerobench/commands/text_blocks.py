@@ -9,18 +9,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from ..results.fitted_table import plain_table
+from ..results.grid import Grid
 from ..sizes import printable
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table: the first `left` columns to the left, the others to the right."""
-
-    header: list[str]
-    rows: list[list[str]]
-    left: int = 1
-
 
 Part = str | Grid
 
@@ -42,6 +32,6 @@ def print_parts(console: Console, parts: list[Part]) -> None:
     """Prints sentences, indented, and tables."""
     for part in parts:
         if isinstance(part, Grid):
-            console.print(plain_table(part.header, part.rows, part.left))
+            console.print(part)
         else:
             say(console, f"  {part}")

@@ -16,8 +16,7 @@ from ..models import huggingface, huggingface_config
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
-from ..zero.comm.reductions import REDUCTIONS
-from ..zero.options import AUTO, MODES, Options
+from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
 from . import bounds, combinations, optimizers, world, zero_r
 from .cell import Cell, CellConfig
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Synthetic, Text
@@ -227,8 +226,8 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
     keep_root, reduce_with = getattr(strategy, "keep_root", None), getattr(strategy, "reduce_with", None)
     if keep_root not in (None, True, False, AUTO):
         problems.append(f"strategy.keep_root={keep_root}: use true, false or {AUTO}")
-    if reduce_with not in (None, *REDUCTIONS):
-        problems.append(f"strategy.reduce_with={reduce_with}: use {' or '.join(REDUCTIONS)}")
+    if reduce_with not in (None, *REDUCE_WITH):
+        problems.append(f"strategy.reduce_with={reduce_with}: use {' or '.join(REDUCE_WITH)}")
 
 
 def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:

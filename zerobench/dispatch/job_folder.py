@@ -8,7 +8,7 @@ It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system tha
     unwritten.json  the job's: runs that are not in their results folder, where there are such
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
-    lease-*      leases (results/job_folders.py) of the composing process and of the job's tasks, while they live
+    lease-*      leases (results/leftovers.py) of the composing process and of the job's tasks, while they live
     .submitit/   submitit's: files whose names begin with the job's id
 
 Nothing in it is executed by the job but its own interpreter on the command that the composing process was started with.
@@ -32,8 +32,8 @@ from ..host.durable import replace_text
 from ..host.files import read_text
 from ..host.leases import Lease, lease_in
 from ..host.temporary import remove
-from ..results.board import Launch, board_folders, read_board
-from ..results.job_folders import COMPOSER, JOBS, ORDER
+from ..results.board import BoardLaunch, board_folders, read_board
+from ..results.leftovers import COMPOSER, JOBS, ORDER
 from ..results.rescue import Unwritten
 from ..sweep.sweep import CellLaunch
 
@@ -129,7 +129,7 @@ class JobFolder:
         except (OSError, ValueError, TypeError, RecursionError):  # none, mostly
             return []
 
-    def board(self) -> list[Launch]:
+    def board(self) -> list[BoardLaunch]:
         """Returns the launches as the job's own board shows them; none before it is up."""
         boards = [board for path in board_folders(self.path) if (board := read_board(path)) is not None]
         return boards[-1].launches if boards else []

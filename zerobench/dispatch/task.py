@@ -21,7 +21,7 @@ from typing import Any
 
 from ..host.leases import take
 from ..host.signals import end_with_parent
-from ..results.job_folders import LEASE
+from ..results.leftovers import LEASE
 
 JOB = "ZEROBENCH_JOB"
 """Environment variable that names the job's folder to the command."""

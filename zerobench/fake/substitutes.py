@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..zero import labels
 from ..zero.offload import paged_tensor
-from ..zero.offload.disk import buffer_pool, file_store
+from ..zero.offload.disk import direct_io, file_store
 from ..zero.offload.disk.direct_io import aligned
 from ..zero.offload.disk.io_threads import Act
 from ..zero.optim import delayed_update
@@ -93,7 +93,7 @@ ROWS: list[tuple[Any, str, Any]] = [
     (file_store, "memory_of", _bytes_of),
     (file_store, "checksum", lambda piece: 0),
     (paged_tensor, "Scratch", NoFolder),
-    (buffer_pool, "_in_large_pages", lambda address, nbytes: None),
+    (direct_io, "_in_large_pages", lambda address, nbytes: None),
 ]
 """(module, name, what stands for it)."""
 

@@ -28,6 +28,7 @@ from ..config.optimizers import default_implementation
 from ..config.schema import Measure
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
 from ..host.environment import FAKE, SIMULATED
+from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_rank
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
@@ -117,7 +118,7 @@ class Execution:
 
     `problem`: a sentence where it could not be executed, else empty. `seconds`: time that the execution itself took.
     `memory`: a GPU's, under its allocator; None for a CPU. `resident_bytes`: the most memory that the process which
-    executed it has had of this machine's.
+    executed it has had of this machine's. `facts`: of the model; None if it cannot be built without memory.
     """
 
     config: CellConfig
@@ -127,6 +128,7 @@ class Execution:
     problem: str = ""
     memory: DeviceMemory | None = None
     resident_bytes: int = 0
+    facts: ModelFacts | None = None
 
     @property
     def allocated_bytes(self) -> int | None:
@@ -207,7 +209,8 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
     takes progress.
     """
     config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
-    rank, begun = simulated_rank(config), time.perf_counter()
+    facts, begun = facts_if_any(config), time.perf_counter()
+    rank = simulated_rank(config, facts)
     record, memory, problem = None, None, ""
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
         try:
@@ -220,7 +223,7 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
             if dist.is_initialized():
                 dist.destroy_process_group()
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Execution(config, rank, time.perf_counter() - begun, record, problem, memory, resident)
+    return Execution(config, rank, time.perf_counter() - begun, record, problem, memory, resident, facts)
 
 
 def sentence_of(error: BaseException) -> str:

@@ -8,12 +8,7 @@ activations, temporary
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from ..config.cell import CellConfig
-from ..fake.skipped_random_draws import Undrawn
-from ..predict.build import build_model
 from ..records import CATEGORIES, LineRow, TensorRow
 from .execute import Execution
 
@@ -31,9 +26,9 @@ class Parts:
     without memory), logits count as loss.
     """
 
-    def __init__(self, config: CellConfig) -> None:
-        self._wide = str(vocabulary_of(config))
-        self._weighted = _modules_with_weights(config)
+    def __init__(self, execution: Execution) -> None:
+        self._execution, self._wide = execution, str(vocabulary_of(execution.config))
+        self._weighted = execution.facts.weighted if execution.facts else frozenset()
 
     def of(self, row: LineRow | TensorRow) -> str:
         """Returns the part of a row."""
@@ -41,8 +36,9 @@ class Parts:
             return row.category
         return LOGITS if row.module in self._weighted else LOSS
 
-    def at_peak(self, execution: Execution) -> dict[str, int]:
+    def at_peak(self) -> dict[str, int]:
         """Returns part -> its bytes at the peak instant; they add up to the peak."""
+        execution = self._execution
         parts = dict.fromkeys(PARTS, 0) | execution.at_peak
         for row in execution.record.lines if execution.record else []:
             if row.at == "peak" and (part := self.of(row)) != row.category:
@@ -55,13 +51,3 @@ def vocabulary_of(config: CellConfig) -> int | None:
     """Returns the number of different tokens that the model predicts; None for one that has no such option."""
     found = config.model_options.get("vocabulary")
     return found if isinstance(found, int) else config.vocabulary or None
-
-
-def _modules_with_weights(config: CellConfig) -> set[str]:
-    """Returns the names of modules without children that have parameters."""
-    try:
-        with torch.device("meta"), Undrawn():
-            model: nn.Module = build_model(config)
-    except Exception:  # a user's builder may do things that a model without memory cannot
-        return set()
-    return {name for name, one in model.named_modules() if not [*one.children()] and [*one.parameters(recurse=False)]}

@@ -7,7 +7,7 @@ of the variable COLUMNS. A file, a pipe too, has none: its console is *endless*.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -43,6 +43,20 @@ def file_console(file: TextIO) -> Output:
 def progress_console() -> Console:
     """Returns a console on standard error, for progress; it prints nothing where the command is quiet."""
     return Console(stderr=True, quiet=is_quiet())
+
+
+@contextmanager
+def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[[], None]]:
+    """Draws a bar on standard error while the block runs, gone at its end; yields the function that advances it by one.
+    Where standard error is no terminal, or the command is quiet, nothing is drawn.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn(noun), TimeElapsedColumn())
+    console = progress_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda: progress.advance(task)
 
 
 def is_endless(console: Console) -> bool:

@@ -24,8 +24,8 @@ from ..config.identity import work_id
 from ..config.names import base_name, differences, name_cells, show_value
 from ..host.environment import SIMULATED
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
+from ..results.selection import latest
 from ..results.summary import summarize
-from ..results.tables import latest
 from .lines import Lines, LinesOfRuns
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up

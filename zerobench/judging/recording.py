@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..config.cell import CellConfig
 from ..host.terminal import stdout_console
-from ..results.fitted_table import plain_table
+from ..results.grid import Grid
 from ..results.summary import LEAST_LAUNCHES
 from ..sizes import printable
 from .budget_file import BudgetFile, CellBudget, Environment
@@ -91,7 +91,7 @@ def print_changes(changes: list[LimitChange]) -> None:
             console.print(f"{printable(cell)}: new, {mine[0][0]}", markup=False, highlight=False, soft_wrap=True)
             continue
         console.print(printable(cell), style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(plain_table(HEADER[1:], mine, left=("metric", "line")))
+        console.print(Grid(HEADER[1:], mine, left=("metric", "line")))
 
 
 PROCESSORS = "; "

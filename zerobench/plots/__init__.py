@@ -1,4 +1,4 @@
-"""Figures of finished runs: what the scripts of analysis/ draw, and what `results.plot` returns as matplotlib axes.
+"""Figures of finished runs: what `zerobench plot` draws, and what `results.plot` returns as matplotlib axes.
 
 page.py says how large a figure and its text are, panels.py which cells stand side by side, marks.py and style.py what
 is drawn of them; each other module is a figure, with one function `draw(results, ...)`.
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Plots:
     """Figures of some runs, a method each.
 
-    A method draws a panel for each set of cells that train the same thing, as the script of its name in analysis/ does,
-    and leaves out what that leaves out: failed attempts, and runs that a newer one of the same cell supersedes. It
-    returns one matplotlib Axes, or an array of Axes where there are several. `axes.figure` is the figure, which is
-    pyplot's: a notebook shows it, and so does `plt.show()`; further figures are `panels=`, the most that are drawn.
+    A method draws a panel for each set of cells that train the same thing, as `zerobench plot` does, and leaves out
+    what that leaves out: failed attempts, and runs that a newer one of the same cell supersedes. It returns one
+    matplotlib Axes, or an array of Axes where there are several. `axes.figure` is the figure, which is pyplot's: a
+    notebook shows it, and so does `plt.show()`; further figures are `panels=`, the most that are drawn.
 
     `results.plot(width="column", style="slides")` returns the same for another page.
     """
@@ -117,3 +117,6 @@ def _shown(figure: Any) -> Drawn:
     plt.figure(FigureClass=lambda **page: figure)
     axes = np.array(figure.axes, dtype=object)
     return axes[0] if len(axes) == 1 else axes
+
+
+Results.plot = property(Plots)

@@ -18,8 +18,9 @@ from ..config.cell import CellConfig
 from ..config.names import name_cells
 from ..config.schema import config_dir
 from ..host.environment import SIMULATED
+from ..results.selection import latest
 from ..results.summary import SETTING, summarize
-from ..results.tables import Results, latest
+from ..results.tables import Results
 
 MOST_PANELS = 12
 

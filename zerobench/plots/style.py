@@ -20,7 +20,7 @@ from ..records import palette
 from ..records.palette import Fills
 from ..results.tables import Results, run_folders
 from ..strategies import Look, find, spare_look
-from .layout import NUMBER
+from .page import NUMBER
 
 BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.GREEN
 YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY

@@ -1,8 +1,12 @@
-"""Activations of a cell's model alone: their peak, and the bytes of them that move to host memory."""
+"""Activations of a cell's model alone: their peak, and the bytes of them that move to host memory.
+
+The peak is that of the model's forward and backward on fake tensors, observed by the ledger, without engine or ranks: a
+run's excess over it is the engine's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +15,11 @@ from torch import nn
 from ..config.cell import CellConfig
 from ..config.schema import Gpt
 from ..config.zero_r import activation_policy
+from ..fake import world_of_tensors
 from ..host.environment import FAKE
 from ..sections import known
 from ..theory.activations import GptShape, host_bytes
+from ..zero import labels
 
 KINDS = ("gpt", "mlp")
 """Models whose control flow does not depend on values, so that their activations can be predicted."""
@@ -32,11 +38,33 @@ def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module
         return None
     if config.model.kind not in KINDS or config.data.name not in DATA:
         return None
-    from ..probes.fake_run import activation_bytes  # not needed by ranks, which import this module too
+    return activation_bytes(lambda: build(config), batches.batch(0, 0))
 
-    with torch.device("meta"):
-        model = build(config)
-    return activation_bytes(model, batches.batch(0, 0))
+
+def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tensor]) -> int:
+    """Returns the peak bytes of activations in a forward and backward of the model on `inputs`, whose shapes and dtypes
+    alone are used; it returns a loss. Passes on the error of a model that reads values.
+    """
+    from ..probes.fake_ledger import ShapesOnly  # not needed by the timed pass, which imports this module, too
+
+    with world_of_tensors(fake=True) as world:
+        with world.building():
+            model = build()
+        batch = [torch.zeros(one.shape, dtype=one.dtype) for one in inputs]
+        with ShapesOnly("cpu") as ledger:
+            for name, parameter in model.named_parameters():
+                ledger.on_tensor(parameter, labels.PARAMETERS, name)
+                if parameter.requires_grad:
+                    parameter.register_hook(lambda gradient: ledger.on_tensor(gradient, labels.GRADIENTS, ""))
+            for one in batch:
+                ledger.on_tensor(one, labels.INPUTS, "batch")
+            ledger.begin()
+            ledger.enter_phase("forward")
+            loss = model(*batch)
+            ledger.enter_phase("backward")
+            loss.backward()
+            ledger.end("step")
+    return ledger.sums.extremes["step"].highest[labels.ACTIVATIONS]
 
 
 def shape_of(config: CellConfig) -> GptShape:

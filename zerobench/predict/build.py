@@ -1,8 +1,9 @@
-"""Builds a cell's model, places it where it trains, and derives its shapes for theory."""
+"""Builds a cell's model, places it where it trains, and derives what theory and estimates need to know of it."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +12,46 @@ from torch import nn
 from .. import models
 from ..config.cell import CellConfig
 from ..config.zero_r import activation_policy
+from ..fake.skipped_random_draws import Undrawn
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules import meta_init
 from ..zero.modules.wrapping import default_units, unit_of_parameters
 from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A cell's model, built once without memory. `shapes`: theory's view; `weighted`: names of the modules without
+    children that have parameters; `units`: of stage 3, in order, each module's path and the name of its class.
+    """
+
+    shapes: tuple[ParameterShape, ...]
+    weighted: frozenset[str]
+    units: tuple[tuple[str, str], ...]
+
+    @property
+    def psi(self) -> int:
+        """Trainable parameters."""
+        return sum(shape.numel for shape in self.shapes if shape.trainable)
+
+
+def facts_of(config: CellConfig) -> ModelFacts:
+    """Builds a resolved cell's model on the meta device. Errors of the model's own builder are passed on."""
+    with torch.device("meta"), Undrawn():
+        model = build_model(config)
+    leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}
+    weighted = frozenset(name for name, one in leaves.items() if [*one.parameters(recurse=False)])
+    units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
+    return ModelFacts(tuple(shapes_of(model)), weighted, units)
+
+
+def facts_if_any(config: CellConfig) -> ModelFacts | None:
+    """Returns the facts; None if a user's builder does things that a model without memory cannot."""
+    try:
+        return facts_of(config)
+    except Exception:  # its run raises the same error, and reports it
+        return None
 
 
 def place_model(config: CellConfig, device: torch.device) -> nn.Module:

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..config.cell import CellConfig
-from ..fake.skipped_random_draws import Undrawn
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
 from ..theory.replay.link_traffic import Links, predict_links
@@ -18,7 +15,7 @@ from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.strategy import StrategyShape
 from . import activations as own_activations
-from .build import build_model, schedule_options, shapes_of
+from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
 
 @dataclass(frozen=True)
@@ -83,16 +80,14 @@ def held_bytes(config: CellConfig) -> tuple[int, int] | None:
     are passed on.
     """
     if not predicts(config.strategy.values()):
-        formula = closed_form(config)[1]
+        formula = closed_form(config, facts_of(config))
         return None if formula is None else (formula, 0)
     states = _states_of(config, _schedule_of(config))
     return states.states_bytes, states.host_bytes
 
 
 def _schedule_of(config: CellConfig) -> Schedule:
-    with torch.device("meta"), Undrawn():
-        shapes = shapes_of(build_model(config))
-    return replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
+    return replace(Schedule.sequential(facts_of(config).shapes, config.accumulation), **schedule_options(config))
 
 
 def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
@@ -100,20 +95,17 @@ def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
     return predict_states(strategy, schedule, config.world_size, *training_shapes(config), groups, tiers)
 
 
-def closed_form(config: CellConfig) -> tuple[int, int | None]:
-    """Returns ψ, the trainable parameters of a resolved cell, and the paper's formula for its states, in bytes, of the
-    peers that partition as a stage does too; None where there is none. Errors of the model's own builder are passed on.
+def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
+    """Returns the paper's formula for the states of a resolved cell, in bytes, of the peers that partition as a stage
+    does too; None if there is none.
     """
-    with torch.device("meta"), Undrawn():
-        shapes = shapes_of(build_model(config))
-    psi = sum(shape.numel for shape in shapes if shape.trainable)
     section = config.strategy.values()
     own = spec_of(section["name"])
     theory = spec_of(own.partitions_as).theory if own.partitions_as else own.theory
     if theory is None:
-        return psi, None
+        return None
     strategy, trained = StrategyShape.of(theory, section), training_shapes(config)
-    return psi, floor_bytes(strategy, shapes, config.groups, *trained, config.offload.theory_shape())
+    return floor_bytes(strategy, facts.shapes, config.groups, *trained, config.offload.theory_shape())
 
 
 def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
@@ -133,17 +125,16 @@ def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = N
     return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
 
 
-def simulated_rank(config: CellConfig) -> int:
-    """Returns the rank of a simulated world that is run: `rank`, or the fullest. An error of the model's own builder is
-    left to the rank, which raises and reports it.
+def simulated_rank(config: CellConfig, facts: ModelFacts | None = None) -> int:
+    """Returns the rank of a simulated world that is run: `rank`, or the fullest. `facts`: of the model, if they are
+    known. An error of the model's own builder is left to the rank, which raises and reports it.
     """
     if config.rank is not None:
         return config.rank
-    try:
-        with torch.device("meta"), Undrawn():
-            shapes = shapes_of(build_model(config))
-    except Exception:  # a user's builder may do things that a model without memory cannot
+    facts = facts or facts_if_any(config)
+    if facts is None:
         return 0
+    shapes = facts.shapes
     optimizer, precision = training_shapes(config)
     if not predicts(config.strategy.values()):
         return spec_of(config.strategy.name).fullest_rank(shapes, config.world_size, optimizer)

@@ -43,7 +43,7 @@ AWAITS = "awaits"
 
 
 @dataclass
-class Launch:
+class BoardLaunch:
     """A launch of a sweep. `state`: waiting, submitted (its job waits for the launcher), running, skipped, reused or
     its run's status. `mode`: the pass, or AWAITS; `step`: "3/10" of it. `seconds`: since it began, or that it took.
     """
@@ -71,7 +71,7 @@ class Board:
     pid: int
     current: int
     left: str
-    launches: list[Launch]
+    launches: list[BoardLaunch]
 
     @property
     def title(self) -> str:
@@ -101,7 +101,7 @@ class BoardWriter:
         board = self.boards.get(where)
         return board.path.name if board is not None else ""
 
-    def write(self, launches: Sequence[Launch], current: int, left: Callable[[], str], at_once: bool) -> None:
+    def write(self, launches: Sequence[BoardLaunch], current: int, left: Callable[[], str], at_once: bool) -> None:
         """Replaces what the boards say; without `at_once` not more often than each EVERY_S."""
         now = time.monotonic()
         boards = [board for board in self.boards.values() if board is not None]
@@ -109,7 +109,7 @@ class BoardWriter:
             return
         self._written = now
         said: dict[str, Any] = {"host": platform.node(), "pid": os.getpid(), "current": current, "left": left()}
-        said["launches"] = [{one.name: getattr(launch, one.name) for one in fields(Launch)} for launch in launches]
+        said["launches"] = [{one.name: getattr(launch, one.name) for one in fields(BoardLaunch)} for launch in launches]
         for board in boards:
             with contextlib.suppress(OSError):
                 aside = board.path / f".{FILE}"
@@ -139,7 +139,9 @@ def read_board(path: Path) -> Board | None:
     """Reads a board; None where it was taken down, says nothing yet, or is not one."""
     try:
         said = json.loads(read_text(path / FILE))
-        launches = [Launch(**{one.name: launch[one.name] for one in fields(Launch)}) for launch in said["launches"]]
+        launches = [
+            BoardLaunch(**{one.name: launch[one.name] for one in fields(BoardLaunch)}) for launch in said["launches"]
+        ]
         return Board(path, str(said["host"]), int(said["pid"]), int(said["current"]), str(said["left"]), launches)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

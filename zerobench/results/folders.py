@@ -31,8 +31,8 @@ from ..host.durable import rename_new, replace_text, sync, sync_files
 from ..host.files import read_text
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
-from .attempts import split
 from .frames import write_rows
+from .selection import split
 from .tables import OPTIONAL, SEARCHES, TABLES
 
 PARTIAL = ".partial-"

@@ -1,15 +1,21 @@
 """Rows as tables in files and as frames, with the columns of their dataclass and one type for each.
 
 A *kind* is the dataclass of a row. A column has one type in parquet and one in pandas, by the type of its field.
-Columns that a file lacks are filled; what a file has beyond them is left out.
+Columns that a file lacks are filled; what a file has beyond them is left out. A reader relies on these types:
+
+category   strategy, category, phase and tier are ordered: a sort, a groupby and a legend follow the order of the
+           stages, of the ledger and of a step. A frame has the values that it holds and no others
+unit       `frame.attrs["units"]` is column -> unit, for every number that has one (`zerobench columns`)
+bytes      are integers, but for means over a group of ranks (`wire_bytes` of traffic)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +23,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..records import SCHEMA_VERSION
+from ..records import ALLOCATOR, CATEGORIES, PHASES, SCHEMA_VERSION, TIERS, describe
+from ..strategies import built_in
 from .row_checks import columns_of, problem_of_table
-from .typed_frames import untyped
 
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
@@ -110,3 +116,48 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     for name in (name for name, base in columns.items() if base is str and frame[name].hasnans):
         frame[name] = frame[name].where(frame[name].notna(), None)  # equal whether read from JSON or from parquet
     return frame
+
+
+ORDERS: dict[str, Callable[[], Sequence[str]]] = {
+    "strategy": lambda: list(built_in()),
+    "category": lambda: (*CATEGORIES, "states", "total", *ALLOCATOR),
+    "phase": lambda: PHASES,
+    "tier": lambda: TIERS,
+}
+"""Column -> its values, in their order. Others, as a user's strategy, follow these by name."""
+
+
+class Units(dict[str, str]):
+    """Column -> unit. It is not changed, so that a copy is itself: pandas copies `attrs` with each operation."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Units:
+        return self
+
+
+@cache
+def units_of(table: str) -> Units:
+    """Units of the table's columns that have one."""
+    return Units({column.name: column.unit for column in describe.columns_of(table) if column.unit})
+
+
+def typed(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the frame with ordered categories and units; it shares the other columns with `frame`."""
+    ordered = {name: _ordered(frame[name], ORDERS[name]()) for name in ORDERS if name in frame}
+    made = frame.assign(**ordered)
+    made.attrs = {**frame.attrs, "units": units_of(table)}
+    return made
+
+
+def untyped(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the frame with text in place of categories and without units, as files have it."""
+    made = frame.astype({name: "object" for name in ORDERS if name in frame})
+    made.attrs = {}
+    return made
+
+
+def _ordered(column: pd.Series, order: Sequence[str]) -> pd.Series:
+    found = set(column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column.dropna().unique())
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        found &= set(column.dropna().unique())
+    values = [*(one for one in order if one in found), *sorted(found.difference(order))]
+    return column.astype("object").astype(pd.CategoricalDtype(values, ordered=True))

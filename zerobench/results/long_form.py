@@ -21,7 +21,7 @@ import pandas as pd
 from ..records import CATEGORIES, COLLECTIVES, LINKS
 from ..records.describe import columns_of
 from ..records.run_setting import RunSetting
-from .typed_frames import Units
+from .frames import Units
 
 COLUMNS = ("run_id", "rank", "metric", "value", "unit")
 

@@ -15,10 +15,9 @@ from ..host.environment import SIMULATED
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow, SearchRow
 from ..sizes import printable, show_bytes
-from .busy import busy_words, is_busy
-from .fitted_table import FittedTable, plain_table
 from .frames import frame_of
-from .summary import SETTING, summarize
+from .grid import Grid
+from .summary import SETTING, busy_words, is_busy, summarize
 
 MIB = 2**20
 
@@ -26,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Column:
+class SweepColumn:
     """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max chooses the best
     of the strategies that are compared, None marks none. `there`: True where a cell makes the column worth its width.
     `times`: True of a time, of which none is best on a busy machine.
@@ -39,7 +38,7 @@ class Column:
     times: bool = False
 
 
-def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> Column:
+def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> SweepColumn:
     """Builds a column of MiB. `on_host`: the column of bytes in host memory, ranked together with it without a GPU."""
 
     def show(row: Row) -> str:
@@ -52,13 +51,13 @@ def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None =
         size: float = (row[key] + more) / MIB
         return round(size, 1 if size >= 10 else 3)
 
-    return Column(show, value, best)
+    return SweepColumn(show, value, best)
 
 
-def _some(key: str) -> Column:
+def _some(key: str) -> SweepColumn:
     """Builds a column of bytes that most sweeps do not have."""
     shown = _mib(key).show
-    return Column(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
+    return SweepColumn(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
 
 
 def _is_zero(value: Any) -> bool:
@@ -69,7 +68,7 @@ def _any(row: Row, *keys: str) -> bool:
     return any(pd.notna(row[key]) and row[key] > 0 for key in keys)
 
 
-def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> Column:
+def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> SweepColumn:
     """Builds a column of numbers, rounded where they are ranked too; a dash where a number is missing."""
 
     def show(row: Row) -> str:
@@ -78,7 +77,7 @@ def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, s
     def value(row: Row) -> float:
         return float("nan") if pd.isna(row[key]) else round(row[key] * scale, digits)
 
-    return Column(show, value, best, times=key in ("step_s", "tokens_per_s"))
+    return SweepColumn(show, value, best, times=key in ("step_s", "tokens_per_s"))
 
 
 def _interval(row: Row) -> str:
@@ -111,7 +110,7 @@ def _coded(row: Row) -> str:
     return " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED) + " %"
 
 
-COLUMNS: dict[str, Column] = {
+COLUMNS: dict[str, SweepColumn] = {
     "peak MiB": _mib("peak_bytes", min, on_host="host_peak_bytes"),
     "host MiB": _some("host_peak_bytes"),
     "files MiB": _some("nvme_bytes"),
@@ -123,12 +122,12 @@ COLUMNS: dict[str, Column] = {
     "volume ψ": _figure("volume_psi", min),
     "predicted ψ": _figure("predicted_volume_psi"),
     "between nodes MiB": _some("between_nodes_bytes"),
-    "quantized": Column(_coded, there=lambda row: _any(row, *CODED)),
+    "quantized": SweepColumn(_coded, there=lambda row: _any(row, *CODED)),
     "step ms": _figure("step_s", min, digits=1, scale=1000),
-    "95 % interval": Column(_interval),
+    "95 % interval": SweepColumn(_interval),
     "tokens/s": _figure("tokens_per_s", max, digits=0),
-    "last loss": Column(_loss),
-    "trains": Column(_trains, there=lambda row: row["training"] in ("equal", "close", "differs")),
+    "last loss": SweepColumn(_loss),
+    "trains": SweepColumn(_trains, there=lambda row: row["training"] in ("equal", "close", "differs")),
 }
 
 RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
@@ -146,10 +145,10 @@ ONE_MEMORY = "without a GPU device and host are one memory, told apart by the en
 
 
 def print_results(
-    rows: list[Row], chosen: Sequence[str] | None = None, more: Mapping[str, Column] | None = None
+    rows: list[Row], chosen: Sequence[str] | None = None, more: Mapping[str, SweepColumn] | None = None
 ) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
-    reason. `chosen`: names of columns, instead of those that fit; see FittedTable. `more`: columns of this sweep alone,
+    reason. `chosen`: names of columns, instead of those that fit; see Grid. `more`: columns of this sweep alone,
     before the others.
     """
     cells = sorted_cells(rows)
@@ -158,7 +157,7 @@ def print_results(
     shown = COLUMNS if chosen else columns
     if words := busy_words(cells):
         console.print(words, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print(_table(cells, {**(more or {}), **shown}, [*(more or {}), *chosen] if chosen else chosen))
+    console.print(grid_of(cells, {**(more or {}), **shown}, [*(more or {}), *chosen] if chosen else chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
     if not is_quiet() and shares_memory(cells):
@@ -206,7 +205,7 @@ def sorted_cells(rows: list[Row]) -> list[Row]:
     return sorted(cells, key=lambda c: tuple((pd.isna(c[k]), 0 if pd.isna(c[k]) else c[k]) for k in order))
 
 
-def best_rows(cells: list[Row], column: Column) -> set[int]:
+def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
     """Returns the indices of the best values, one comparison at a time; where all are equal none is best."""
     places: dict[tuple[Any, ...], list[int]] = {}
     for place, cell in enumerate(cells):
@@ -225,7 +224,10 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
     return found
 
 
-def _table(cells: list[Row], columns: dict[str, Column], chosen: Sequence[str] | None) -> FittedTable:
+def grid_of(
+    cells: list[Row], columns: Mapping[str, SweepColumn], chosen: Sequence[str] | None = None, sign: str = "*"
+) -> Grid:
+    """Returns the table of cells; the best values are marked by their style, and followed by `sign`."""
     best = {name: best_rows(cells, column) for name, column in columns.items()}
     rows = []
     for place, cell in enumerate(cells):
@@ -233,10 +235,11 @@ def _table(cells: list[Row], columns: dict[str, Column], chosen: Sequence[str] |
         shown = []
         for name, column in columns.items():
             text = column.show(cell) if cell["status"] == "ok" else "–"
-            mark = ("*" if place in best[name] else " ") if column.best else ""
-            shown.append(Text(text + mark, style="bold green" if mark == "*" else ""))
+            is_best = place in best[name]
+            mark = (sign if is_best else " " * len(sign)) if column.best else ""
+            shown.append(Text(text + mark, style="bold green" if is_best else ""))
         rows.append([Text(printable(cell["name"])), Text(status), *shown])
-    return FittedTable(["cell", "status", *columns], rows, (0, 1), FIRST_TO_GO, chosen)
+    return Grid(["cell", "status", *columns], rows, 2, FIRST_TO_GO, chosen)
 
 
 def print_searches(found: list[SearchRow]) -> None:
@@ -254,7 +257,7 @@ def print_searches(found: list[SearchRow]) -> None:
         rows.append([*start, *_show_found(search, mark), str(search.tried)])
     console = stdout_console()
     header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
-    console.print(plain_table(header, rows, left=3))
+    console.print(Grid(header, rows, left=3))
     if not is_quiet() and any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")
 

@@ -6,12 +6,21 @@ whole     a table whose pages were read too, each compared with its checksum
 A run with a damaged table is left out. Of a small folder all is read with the rows. Of a large one only the ends are:
 a long table is read when it is used, and a run has no rows there if one of its pages is damaged.
 
+What was read of a large folder is cached, each table beside the runs as one file::
 
-Thousands of runs have their rows in a second and a long table in two. What was read is cached (table_cache.py).
+    .tables-NAME-KEY/    NAME.parquet; index.json: run -> sizes and times of its files
+
+Ten thousand small files take seconds to read, one large one a moment. The cache is derived data: a run whose files
+have changed is read again, a deleted one is left out, and a read-only folder has no cache.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +29,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from ..host.files import read_text
 from ..records import RunRow
-from . import table_cache
-from .attempts import by_number
 from .frames import check_table, concatenate, read_table, to_frame, write_frame
+from .selection import by_number
 
 RUNS = "runs"
 
@@ -38,10 +47,10 @@ class RunFiles:
         read_row: Callable[[Path], dict[str, Any] | None],
     ) -> None:  # fmt: skip
         self._where, self._kinds, self._read_row = where, kinds, read_row
-        self.is_large = len(folders) >= table_cache.WORTH
+        self.is_large = len(folders) >= WORTH
         self._read: dict[tuple[Path, str], pa.Table] = {}
-        cached = self.is_large or table_cache.is_there(where)
-        self._states = {folder.name: table_cache.signature(folder) for folder in folders} if cached else {}
+        cached = self.is_large or is_there(where)
+        self._states = {folder.name: signature(folder) for folder in folders} if cached else {}
         self._used: list[tuple[Path, str]] = []
         self.rows = self._read_rows(folders)
         """The rows of all runs, in the order of their numbers."""
@@ -97,7 +106,7 @@ class RunFiles:
 
     def _recall(self, name: str, kind: type) -> tuple[pd.DataFrame, set[str]]:
         """Returns the cached rows of a table, and the runs that they are of; none where the cache is damaged."""
-        cache, known = table_cache.recall(self._where, name, self._states)
+        cache, known = recall(self._where, name, self._states)
         known &= {run_id for _, run_id in self._used} if name != RUNS else known
         try:
             frame = read_table(cache, kind).to_pandas() if cache and known else pd.DataFrame()
@@ -110,9 +119,9 @@ class RunFiles:
     def _keep(self, name: str, kind: type, frame: pd.DataFrame, known: set[str], damaged: set[str]) -> None:
         of_runs = {run_id for folder, run_id in self._used if folder.name == run_id} - damaged
         index = {run_id: self._states[run_id] for run_id in of_runs if run_id in self._states}
-        if table_cache.is_due(len(index) - len(known), len(known)):
+        if is_due(len(index) - len(known), len(known)):
             rows = frame[frame["run_id"].isin(index)]
-            table_cache.keep(self._where, name, index, lambda path: write_frame(path, rows, kind, name != RUNS))
+            keep(self._where, name, index, lambda path: write_frame(path, rows, kind, name != RUNS))
 
 
 def read_or_warn(folder: Path, name: str, kind: type, run_id: str) -> pa.Table | None:
@@ -124,3 +133,62 @@ def read_or_warn(folder: Path, name: str, kind: type, run_id: str) -> pa.Table |
     except ValueError as error:
         warnings.warn(f"{folder}: rows of {name} are left out: {error}", stacklevel=4)
         return None
+
+
+PREFIX = ".tables-"
+ASIDE = ".tables."
+"""Prefix of a cache until it is whole."""
+
+INDEX = "index.json"
+
+WORTH = 64
+"""Runs from which on a folder has a cache."""
+
+RENEWED_AFTER = 16
+"""Runs, or a tenth of those that are remembered, that must be new before the cache is written again."""
+
+Signature = list[list[int | str]]
+"""Name, size in bytes and time of the last change in ns of every file of a run."""
+
+
+def is_there(where: Path) -> bool:
+    """Returns True where a table of the folder is cached."""
+    return next(where.glob(f"{PREFIX}*"), None) is not None
+
+
+def recall(where: Path, name: str, states: dict[str, Signature]) -> tuple[Path | None, set[str]]:
+    """Returns the file of a cached table, or None; and the runs of `states` that are in it unchanged."""
+    for kept in where.glob(f"{PREFIX}{name}-*"):
+        # damaged, or being replaced: no cache
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
+            index = json.loads(read_text(kept / INDEX)).items()
+            return kept / f"{name}.parquet", {run for run, was in index if run in states and was == states[run]}
+    return None, set()
+
+
+def is_due(new: int, remembered: int) -> bool:
+    """Returns True where so many uncached runs are worth a new cache."""
+    return new >= max(RENEWED_AFTER, remembered // 10) and new + remembered >= WORTH
+
+
+def keep(where: Path, name: str, index: dict[str, Signature], write: Callable[[Path], None]) -> None:
+    """Replaces the cache of a table: `write` writes it, of the runs of `index`, to a path."""
+    of_all_tables = [path for path in where.glob(f"{PREFIX}*") if "-" not in path.name.removeprefix(PREFIX)]
+    old = [*where.glob(f"{PREFIX}{name}-*"), *of_all_tables]  # an earlier version wrote the latter
+    aside = where / f"{ASIDE}{uuid.uuid4().hex[:12]}"
+    try:
+        aside.mkdir()
+        write(aside / f"{name}.parquet")
+        (aside / INDEX).write_text(json.dumps(index))
+        aside.rename(where / f"{PREFIX}{name}-{uuid.uuid4().hex[:12]}")
+    except OSError:  # read-only, or full: the runs themselves are complete
+        old = [aside]
+    for folder in old:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def signature(folder: Path) -> Signature:
+    """Returns the state of a run's files."""
+    with os.scandir(folder) as files:
+        found = [(one.name, one.stat()) for one in files if one.is_file()]
+    return sorted([name, state.st_size, state.st_mtime_ns] for name, state in found)

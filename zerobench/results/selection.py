@@ -1,19 +1,33 @@
-"""Selects the runs of a verb or a figure: by keys (--where), without failed and superseded attempts unless --all."""
+"""Which runs: by keys (--where), by name, the newest of each cell, in the order in which they began.
+
+A run's folder is named PREFIX-ATTEMPT-TOKEN: cell and environment, a number that grows with every attempt at them in
+one folder, and a random word by which runs of different machines differ (older runs have none). Among attempts of one
+prefix in one folder the number decides, unless two have the same one, as after a merge; between others the wall clock's
+`started` does, which may have been set back. A *moment* is (started, attempt): the latest start of this attempt and
+those before it, which gives all runs one order.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from ..config.cell import CellConfig
 from ..config.flat import by_key
-from ..config.names import show_value
+from ..config.names import name_cells, show_value
 from ..config.unknown_keys import meant
 from ..sizes import show_count
-from .conditions import Where
-from .tables import Results, latest
+from .options import Where
+
+if TYPE_CHECKING:
+    from .tables import Results
 
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
 """Statuses of rows without a result. Others are results: that a cell does not fit (oom), for example."""
@@ -88,3 +102,97 @@ def _equal(value: Any, wanted: str) -> bool:
         return not isinstance(value, bool | str) and value is not None and float(value) == float(wanted)
     except (TypeError, ValueError):
         return False
+
+
+LISTED = 10
+"""Number of candidates that are listed where a name fits several."""
+
+Row = dict[str, Any]
+
+
+def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = ()) -> Row:
+    """Returns the run of that name, else the newest of the cell of that name, else the only one whose name begins with
+    it, else the only one that contains it, else the newest of the only cell whose name begins with it: among more cells
+    a name gets longer.
+
+    `rows`: in the order in which they began. For the sentence of the ValueError, where `name` fits none or several:
+    `where` they are, a `hint`, and what is said of each run that was `left_out`, for it may be the one.
+    """
+    by_id = {str(row["run_id"]): row for row in rows}
+    if name in by_id:
+        return by_id[name]
+    names = dict(zip(by_id, name_cells([CellConfig.from_json(row["config"]) for row in by_id.values()]), strict=True))
+    called = [run for run, cell in names.items() if cell == name]
+    if called:  # as `zerobench status` prints it: the newest launch
+        return by_id[called[-1]]
+    fitting = [run for run in by_id if run.startswith(name)] or [run for run in by_id if name in run]
+    if len(fitting) == 1:
+        return by_id[fitting[0]]
+    fitting = fitting or [run for run, cell in names.items() if cell.startswith(f"{name} ")]
+    if len({names[run] for run in fitting}) == 1 and " " in name:
+        return by_id[fitting[-1]]
+    if fitting:
+        newest = fitting[: -LISTED - 1 : -1]
+        listed = "\n".join(f"  {run}  {by_id[run]['status']}  {names[run]}" for run in newest)
+        more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
+        raise ValueError(f"{name or where} fits {len(fitting)} runs; name one of\n{listed}{more}")
+    near = [repr(one) for one in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
+    near = near or difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
+    after = f"; the nearest: {', '.join(near)}" if near else hint
+    raise ValueError(f"{name}: no such run in {where}{after}" + "".join(f"; {one}" for one in left_out[:LISTED]))
+
+
+Moment = tuple[str, int]
+
+_NAME = re.compile(r"(.+)-(\d+)(?:-x[0-9a-f]{6})?", re.ASCII)
+
+CODE = ("source_hash", "torch_version", "device_class")
+"""Columns in which launches of a cell must agree to be the same measurement."""
+
+
+def split(run_id: str) -> tuple[str, int]:
+    """Splits a run's name into PREFIX and ATTEMPT; a name without a number is its own prefix, attempt 0."""
+    found = _NAME.fullmatch(run_id)
+    return (found[1], int(found[2])) if found else (run_id, 0)
+
+
+def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
+    """Returns the moments of (run_id, started) of one folder, given in the order of a collection or
+    sorted by `split`.
+    """
+    named = [(*split(run_id), started) for run_id, started in runs]
+    counts = Counter((prefix, number) for prefix, number, _ in named)
+    merged = {prefix for (prefix, _), count in counts.items() if count > 1}
+    latest: dict[str, str] = {}
+    found = []
+    for prefix, number, started in named:
+        latest[prefix] = started if prefix in merged else max(started, latest.get(prefix, ""))
+        found.append((latest[prefix], number))
+    return found
+
+
+def by_number(runs: pd.DataFrame) -> pd.DataFrame:
+    """Sorts the runs of a results folder by prefix and attempt."""
+    return runs.iloc[sorted(range(len(runs)), key=[split(run_id) for run_id in runs["run_id"]].__getitem__)]
+
+
+def in_order(places: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenates the runs of all folders, each as `moments` expects them, in the order in which they began."""
+    filled = [runs for runs in places if len(runs)]
+    if not filled:
+        return pd.DataFrame()
+    keys = [key for runs in filled for key in moments(zip(runs["run_id"], runs["started"], strict=True))]
+    return pd.concat(filled, ignore_index=True).iloc[sorted(range(len(keys)), key=keys.__getitem__)]
+
+
+def latest(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the newest launches of each cell, all by the same code, the newest of each repeat; cells in their first
+    order.
+    """
+    last = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id")[list(CODE)]
+    same = (runs[list(CODE)].to_numpy() == last.loc[runs["cell_id"]].to_numpy()).all(axis=1)
+    kept = runs[same].drop_duplicates(["cell_id", "repeat"], keep="last")
+    place = {cell: number for number, cell in enumerate(dict.fromkeys(runs["cell_id"]))}
+    order = np.lexsort((kept["repeat"].astype("int64"), kept["cell_id"].map(place)))
+    ordered: pd.DataFrame = kept.iloc[order]
+    return ordered

@@ -2,11 +2,13 @@
 
 One launch: medians over its steps, with the interval that it recorded. Several: the geometric mean of their medians,
 with a 95 % t-interval of the logarithms over launches, since steps of one process have common effects that two
-processes do not have.
+processes do not have. Times of cells that ran while other processes kept the machine busy are shown, and none is
+called the best.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pandas as pd
 import scipy
 
 from ..config.cell import CellConfig
-from .tables import latest
+from .selection import latest
 
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
@@ -106,3 +108,27 @@ def _rates(row: dict[str, Any]) -> tuple[float, float]:
         return float("nan"), float("nan")
     tokens = row["tokens_per_s"] * row["step_s"]
     return tokens / high, tokens / low
+
+
+SLACK = 0.5
+"""Cores that a quiet machine's own services may take, and that readings may be off by."""
+
+
+def is_busy(row: Mapping[str, Any]) -> bool:
+    """Returns True if other processes took cores that the ranks would have used."""
+    others = row.get("others_cores")
+    if others is None or pd.isna(others):
+        return False
+    left = row["cores"] - row["world_size"] * row["threads"]
+    return bool(others > max(0, left) + SLACK)
+
+
+def busy_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a sentence on the cells that ran on a busy machine; empty if there are none."""
+    busy = [row for row in rows if is_busy(row)]
+    if not busy:
+        return ""
+    worst = max(busy, key=lambda row: row["others_cores"])
+    took = f"other processes took up to {worst['others_cores']:.1f} of its {worst['cores']} cores"
+    which = "all cells ran" if len(busy) == len(rows) else f"{len(busy)} of {len(rows)} cells ran"
+    return f"the machine was busy while {which}: {took}; no time is marked as the best, measure again when it is quiet"

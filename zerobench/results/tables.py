@@ -1,34 +1,161 @@
-"""Reads the tables of runs into pandas (results/folders.py writes them). A run's folder::
+"""Finished runs: `load` reads their tables into `Results`, the tables of one or many runs; `Run` has those of one.
+
+A run's folder (results/folders.py writes it)::
 
     config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, lines, traffic as parquet,
     and events where they were asked for
 
 A *collection* (`zerobench export --format parquet`) holds the same tables of many runs, one parquet file each.
-`load` reads a run, a results folder, a collection, or a folder of collections.
+`load` reads a run, a results folder, a collection, or a folder of collections. Frames come typed (frames.py): ordered
+categories, integer bytes, units.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from ..config.flat import swept
 from ..host.files import read_text
 from ..records import EventRow, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .attempts import in_order
-from .frames import concatenate, read_table, to_frame, write_frame
-from .results import Later
-from .results import Results as Results
+from . import shown
+from .frames import concatenate, read_table, to_frame, typed, write_frame
+from .long_form import long_form
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
 from .run_files import RunFiles, read_or_warn
+from .selection import in_order, pick
+
+
+class Later:
+    """A table that is read when it is first used, by whichever Results that has it."""
+
+    def __init__(self, read: Callable[[], pd.DataFrame]) -> None:
+        self._read = read
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The table."""
+        return self._read()
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """Tables of one or many runs. `runs`: one row per run. The others carry `run_id`; their columns: records/.
+
+    strategy, category, phase and tier are ordered categories; bytes are integers; `frame.attrs["units"]` is column ->
+    unit. In a notebook it shows itself as a table and a figure.
+    """
+
+    runs: pd.DataFrame
+    steps: pd.DataFrame
+    memory: pd.DataFrame
+    timeline: pd.DataFrame
+    tensors: pd.DataFrame
+    lines: pd.DataFrame
+    traffic: pd.DataFrame
+    events: pd.DataFrame
+    searches: pd.DataFrame
+
+    plot: ClassVar[Any]
+    """Figures of these runs, each a method that returns matplotlib axes: `results.plot.memory()`. The package plots/,
+    which imports this one, adds it.
+    """
+
+    def __post_init__(self) -> None:
+        for name, table in vars(self).items():
+            if not isinstance(table, Later):
+                object.__setattr__(self, name, typed(name, table))
+
+    def __getattribute__(self, name: str) -> Any:
+        """Reads a table that is used for the first time."""
+        found = object.__getattribute__(self, name)
+        if isinstance(found, Later):
+            found = typed(name, found.frame)
+            object.__setattr__(self, name, found)
+        return found
+
+    def with_runs(self, runs: pd.DataFrame) -> Results:
+        """Returns the same tables with other rows of runs; none is read for it."""
+        return Results(**{**vars(self), "runs": runs})
+
+    def of(self, run_ids: Iterable[str]) -> Results:
+        """Returns the tables of these runs only."""
+        return Results(**self._tables_of(run_ids))
+
+    def run(self, name: str) -> Run:
+        """Returns one run: by its run_id, by a part that fits no other, or the newest of the cell of that name
+        ("zero2 gpt_tiny N=2 b=8"). Raises ValueError, a sentence, where `name` fits none or several.
+        """
+        rows: list[dict[str, Any]] = self.runs.to_dict("records")  # type: ignore[assignment]
+        return Run(**self._tables_of([str(pick(name, rows, "these results")["run_id"])]))
+
+    def sweep(self) -> pd.DataFrame:
+        """`runs` with a leading column for each swept key that has no column of its own, named as on the command line:
+        "optimizer.lr", "model.hidden", "offload". It is empty where a run's choices have no such key.
+        """
+        columns = swept(list(self.runs["config"]), beside=self.runs.columns)
+        values = {
+            key: pd.Series(one, index=self.runs.index, dtype="object").infer_objects() for key, one in columns.items()
+        }
+        whole = pd.concat([pd.DataFrame(values, index=self.runs.index), self.runs], axis=1)
+        whole.attrs = dict(self.runs.attrs)
+        return whole
+
+    def long(self, *metrics: str, beside: Sequence[str] = ()) -> pd.DataFrame:
+        """Returns measured figures in tidy form, a row per figure: run_id, rank, metric, value, unit.
+
+        A metric is a column of `runs`, and its row without a rank is that column's value; rows with a rank have the
+        rank's own figure (long_form.RANKS says which have one). `metrics`: those wanted, all by default. `beside`:
+        columns of `sweep()` to carry along, as "strategy". Raises ValueError, a sentence, for one that is not there.
+        """
+        return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
+
+    def __repr__(self) -> str:
+        return shown.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return shown.html_of(self)
+
+    def _tables_of(self, run_ids: Iterable[str]) -> dict[str, pd.DataFrame]:
+        kept = set(run_ids)
+
+        def of_kept(frame: pd.DataFrame) -> pd.DataFrame:
+            return frame[frame["run_id"].isin(kept)] if "run_id" in frame else frame
+
+        def part(name: str, table: Any) -> Any:
+            return Later(lambda: of_kept(getattr(self, name))) if isinstance(table, Later) else of_kept(table)
+
+        return {name: part(name, table) for name, table in vars(self).items()}
+
+
+class Run(Results):
+    """Tables of one run, as `Results.run` returns them."""
+
+    @property
+    def row(self) -> pd.Series:
+        """Its row of the table of runs."""
+        return self.runs.iloc[0]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its whole resolved config."""
+        config: dict[str, Any] = json.loads(self.row["config"])
+        return config
+
+    def __repr__(self) -> str:
+        return shown.text_of_run(self)
+
+    def _repr_html_(self) -> str:
+        return shown.html_of_run(self)
+
 
 TABLES: dict[str, type] = {
     "steps": StepRow,
@@ -47,9 +174,6 @@ ALL_TABLES = {"runs": RunRow, "searches": SearchRow, **TABLES}
 
 SEARCHES = "searches"
 """The folder, in a results folder, of the results of searches: a JSON file each."""
-
-CODE = ("source_hash", "torch_version", "device_class")
-"""Columns in which launches of a cell must agree to be the same measurement."""
 
 
 def load(path: str | Path) -> Results:
@@ -178,19 +302,6 @@ def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
 def _optional(kind: type) -> dict[str, None]:
     """Returns the columns of a row type that a row of an earlier version may lack."""
     return {one.name: None for one in fields(kind) if one.default is not MISSING}
-
-
-def latest(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the newest launches of each cell, all by the same code, the newest of each repeat; cells in their first
-    order.
-    """
-    last = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id")[list(CODE)]
-    same = (runs[list(CODE)].to_numpy() == last.loc[runs["cell_id"]].to_numpy()).all(axis=1)
-    kept = runs[same].drop_duplicates(["cell_id", "repeat"], keep="last")
-    place = {cell: number for number, cell in enumerate(dict.fromkeys(runs["cell_id"]))}
-    order = np.lexsort((kept["repeat"].astype("int64"), kept["cell_id"].map(place)))
-    ordered: pd.DataFrame = kept.iloc[order]
-    return ordered
 
 
 def collect(results: Results, folder: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..zero import labels
 from ..zero.comm.backends import FAKE
-from ..zero.strides import MemoryOrder
+from ..zero.layout import MemoryOrder
 from .peer_engine import PeerEngine
 
 

@@ -11,10 +11,10 @@ from ..config.cell import Cell
 from ..config.compose import RefusedError, refuse_senseless
 from ..host.terminal import is_quiet
 from ..predict.fit import refuse_unfit
-from ..results import attempts, rescue
-from ..results.abandoned import tidy
+from ..results import rescue, selection
 from ..results.board import SUBMITTED, WAITING
-from ..results.conditions import RESULTS
+from ..results.leftovers import tidy
+from ..results.options import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable, show_count
 from .launch_table import interruption_of
@@ -74,7 +74,7 @@ def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Un
     """
     folders = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
     places = [*folders, *(one.kept for one in lost if one.kept is not None)]
-    written = [row["run_id"] for row in rows if row["status"] == "ok" and attempts.split(row["run_id"])[1]]
+    written = [row["run_id"] for row in rows if row["status"] == "ok" and selection.split(row["run_id"])[1]]
     gone = [run for run in dict.fromkeys(written) if not any((place / run).is_dir() for place in places)]
     if gone:
         words = f"{show_count(len(gone), 'run')} of this sweep no longer in {', '.join(map(str, folders))}"

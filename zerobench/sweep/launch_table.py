@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..results.board import RUNNING, SKIPPED, SUBMITTED, WAITING, Launch
-from ..results.fitted_table import FittedTable
+from ..results.board import RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch
+from ..results.grid import Grid
 from ..sizes import printable, show_bytes
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
@@ -22,7 +22,7 @@ AROUND = 6
 """Lines of a terminal that are not the table's rows."""
 
 
-def table_of(launches: Sequence[Launch], current: int, left: str, height: int) -> RenderableType:
+def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: int) -> RenderableType:
     """Returns the launches that run and those around the current one, as many as `height` lines hold, and a line on the
     whole.
     """
@@ -30,10 +30,10 @@ def table_of(launches: Sequence[Launch], current: int, left: str, height: int) -
     near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
     rows = [_row(launches[at]) for at in sorted(near[:room])]
     caption = Text(f"{summary_of(launches)}; {left}", style="italic")
-    return Group(FittedTable(HEADER, rows, (0, 1, 2), FIRST_TO_GO, hints=False), caption)
+    return Group(Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False), caption)
 
 
-def summary_of(launches: Sequence[Launch]) -> str:
+def summary_of(launches: Sequence[BoardLaunch]) -> str:
     """Returns the numbers of launches that are done, run side by side and wait for the launcher of their jobs."""
     running, submitted = (sum(one.state == state for one in launches) for state in (RUNNING, SUBMITTED))
     words = f"{sum(one.is_done for one in launches)} of {len(launches)} launches done"
@@ -41,7 +41,7 @@ def summary_of(launches: Sequence[Launch]) -> str:
     return words + f", {submitted} wait for the launcher" * (submitted > 0)
 
 
-def interruption_of(launches: Sequence[Launch]) -> str:
+def interruption_of(launches: Sequence[BoardLaunch]) -> str:
     """Formats "1 of 2 done, zero1 gpt_tiny N=2 b=8 interrupted; the same command resumes"."""
     cut = [one.name for one in launches if one.state in (RUNNING, INTERRUPTED)]
     done = sum(one.is_done and one.state != INTERRUPTED for one in launches)
@@ -50,7 +50,7 @@ def interruption_of(launches: Sequence[Launch]) -> str:
     return f"{words}; the same command resumes"
 
 
-def _row(launch: Launch) -> list[Text]:
+def _row(launch: BoardLaunch) -> list[Text]:
     peak = show_bytes(launch.peak_bytes) if launch.peak_bytes else ""
     loss = f"{launch.loss:.4f}" if launch.loss is not None else ""
     seconds = f"{launch.seconds:.0f}" if launch.seconds else ""

@@ -30,6 +30,7 @@ from ..predict.fit import refuse_unfit
 from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of
+from ..results.selection import CODE
 from ..sizes import show_count
 from . import parity
 from .cell import run_cell
@@ -191,7 +192,7 @@ def reference_of(cell: Cell) -> Cell:
 
 
 def _key(config: CellConfig, row: Row) -> str:
-    code = {name: row[name] for name in tables.CODE}
+    code = {name: row[name] for name in CODE}
     if code["source_hash"] == source_of(config):  # a user's strategy is code that its reference does not run
         code["source_hash"] = source_of(replace(config, strategy=strategies.reference().options()))
     return " ".join([parity.training_key(config), *map(str, code.values())])

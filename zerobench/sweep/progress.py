@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from ..host.terminal import progress_console
-from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, BoardWriter, Launch
+from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, BoardLaunch, BoardWriter
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
 from .launch_table import table_of
@@ -24,7 +24,7 @@ LINE_EVERY_S = 30.0
 
 
 @dataclass
-class Entry(Launch):
+class Entry(BoardLaunch):
     """A launch with its timing; None for one that takes no time: it is reused, or its cell is invalid. `begun`: when,
     on this process's clock. `elsewhere`: a job of a launcher runs it.
     """
@@ -146,7 +146,7 @@ class Reporter:
             self._begin()
         self._post()
 
-    def show(self, launch: CellLaunch, seen: Launch) -> None:
+    def show(self, launch: CellLaunch, seen: BoardLaunch) -> None:
         """Shows a launch as the board of its job does."""
         entry = self._entry_of(launch)
         for name in ("state", "mode", "step", "loss", "peak_bytes", "seconds"):

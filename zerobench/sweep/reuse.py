@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..results import attempts, provenance, tables
+from ..results import provenance, selection, tables
 
 LONGEST_NAME = 80
 """Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
@@ -29,7 +29,7 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
         rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(run_prefix(cell))}-*")}
         mine = [(folder, row) for folder, row in rows.items() if row is not None]
         wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
-        newest = sorted(wanted, key=lambda one: (attempts.split(one[0].name), one[1]["started"]), reverse=True)
+        newest = sorted(wanted, key=lambda one: (selection.split(one[0].name), one[1]["started"]), reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 
@@ -55,7 +55,7 @@ def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: s
 
 
 def run_prefix(cell: Cell) -> str:
-    """Returns how the names of a cell's runs begin: cell, code, torch, class of device; results/attempts.py has the
+    """Returns how the names of a cell's runs begin: cell, code, torch, class of device; results/selection.py has the
     rest.
     """
     return f"{_cell_prefix(cell)}-{provenance.environment_hash(cell.config)}"

@@ -25,7 +25,7 @@ from ..config.overrides import Overrides
 from ..config.sweeper import Proposed
 from ..host.terminal import is_quiet
 from ..results import rescue
-from ..results.printed_table import Column, print_results
+from ..results.printed_table import SweepColumn, print_results
 from ..results.tables import SEARCHES
 from ..sizes import parse_bytes, printable, show_bytes
 from ..sweep.command import check_folders, print_ending
@@ -90,7 +90,7 @@ def _limit_of(check: Overrides, proposed: Proposed) -> int | None:
         raise RefusedError([f"search.memory_limit: {error}"]) from None
 
 
-def _columns(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial]) -> dict[str, Column]:
+def _columns(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial]) -> dict[str, SweepColumn]:
     """Columns of the sweep's table: the objectives, and of the best trials a mark."""
     by_cell = {row["cell_id"]: trial for trial in trials for row in trial.rows}
     chosen = {trial.cell.cell_id for trial in best}
@@ -104,7 +104,7 @@ def _columns(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial])
 
         return show
 
-    return {one.column: Column(shows(place)) for place, one in enumerate(proposed.objectives)}
+    return {one.column: SweepColumn(shows(place)) for place, one in enumerate(proposed.objectives)}
 
 
 def _shown(proposed: Proposed, place: int, trial: Trial) -> str:

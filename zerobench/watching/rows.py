@@ -40,16 +40,16 @@ NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
 
 
 @dataclass(frozen=True)
-class Instant:
+class Began:
     """An instant, as the wall clock and as a clock that never jumps show it."""
 
     started: str
     seconds: float
 
 
-def now() -> Instant:
+def now() -> Began:
     """Returns this instant."""
-    return Instant(datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic())
+    return Began(datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class WatchedWorld:
     rank: int
     world_size: int
     node_size: int | None
-    began: Instant
+    began: Began
 
     @classmethod
     def here(cls, node_size: int | None) -> WatchedWorld:

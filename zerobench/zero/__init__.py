@@ -25,17 +25,13 @@ from .comm.checked_later import sealed
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import Megatron
 from .modules import meta_init
-from .modules.guards import check_gradients, check_module, check_units, mark
-from .modules.shared_memory import check_memory
+from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
 from .offload.policy import NvmeOffload, Offload
-from .optim.guards import check_groups
-from .optim.segments import ELEMENTWISE, check_optimizer
-from .option_words import spelled_out
-from .options import BUCKETED, MODES, TILE_BYTES, Options
+from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
+from .options import BUCKETED, MODES, TILE_BYTES, Options, spelled_out
 from .precision import LossScaling
 from .stage1 import Stage1
-from .stage1_offloaded import StreamedStage1
-from .stage2 import Stage2
+from .stage2 import Stage2, StreamedStage1
 from .stage3 import Stage3
 from .strategy import Strategy
 
@@ -69,7 +65,7 @@ def initialize(
     engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
-    `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (option_words.py).
+    `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (options.py).
 
     The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
     construction with rank 0's seed, unit by unit, on `device` (modules/meta_init.py).

@@ -16,15 +16,16 @@ Bytes a parameter on each rank, as its documentation has them (dist_optimizer.md
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import labels
 from .comm.base import Comm
-from .comm.reductions import Reduction
-from .protocols import UnitView
 from .stage1 import Stage1, WholeBucket
+
+if TYPE_CHECKING:
+    from .units.unit import Unit
 
 DEFAULTS: dict[str, Any] = {
     "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None
@@ -34,9 +35,9 @@ DEFAULTS: dict[str, Any] = {
 class MainGradients(WholeBucket):
     """A unit's part, `main`, of a buffer that stays for good."""
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, main: torch.Tensor) -> None:
+    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, main: torch.Tensor) -> None:
         self._main = main
-        super().__init__(unit, comm, reduction)
+        super().__init__(unit, comm, reduce_with)
 
     def make_full(self) -> torch.Tensor:
         return self._main
@@ -61,5 +62,5 @@ class Megatron(Stage1):
             start = 0
             for unit in units:
                 main = flat.narrow(0, start, unit.layout.padded_numel)
-                unit.gradients = MainGradients(unit, self.comm, self.options.reduction, main)
+                unit.gradients = MainGradients(unit, self.comm, self.options.reduce_with, main)
                 start += unit.layout.padded_numel

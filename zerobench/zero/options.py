@@ -1,4 +1,8 @@
-"""The options of `zerobench.initialize`, and the modes that set their defaults."""
+"""The options of `zerobench.initialize`, and the modes that set their defaults.
+
+Parses the word form of `initialize`'s options, as on the command line: offload="cpu", zeropp="qwz",
+wire_dtype="bf16".
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .comm.reductions import REDUCTIONS, Reduction
 from .comm.zeropp import Zeropp
 from .offload.policy import Offload
-from .precision import Dtypes, LossScaling
+from .precision import DTYPES, Dtypes, LossScaling
 
 AUTO = "auto"
 """The value of an option that is derived from the model."""
@@ -22,6 +25,9 @@ BUCKET_LIMITS = 2**20, 25 * 2**20
 """Smallest and largest automatic bucket in bytes: small beside the shards, since two buckets are in flight, and large
 enough to use the link's bandwidth.
 """
+
+REDUCE_WITH = ("reduce_scatter", "all_reduce")
+"""Values of `Options.reduce_with`: one of a bucket's size on the wire, or two."""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
 """Options of the strategies with buckets; strategies whose units are modules have none."""
@@ -129,11 +135,6 @@ class Options:
         """Where the parameters of `module` are, or will be."""
         return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
 
-    @property
-    def reduction(self) -> Reduction:
-        """The way in which a unit's gradients are summed over the ranks."""
-        return REDUCTIONS[self.reduce_with]
-
     def check(self) -> None:
         """Raises ValueError, one sentence, for a value that cannot be."""
         sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
@@ -149,11 +150,50 @@ class Options:
             )
         if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
-        if self.reduce_with not in REDUCTIONS:
-            raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCTIONS)}")
+        if self.reduce_with not in REDUCE_WITH:
+            raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCE_WITH)}")
         if self.gradient_dtype not in (None, *HALVES):
             raise ValueError(
                 f"gradient_dtype: {self.gradient_dtype} cannot hold gradients; use torch.float32 or a half"
             )
         if self.wire_dtype not in (None, *HALVES):
             raise ValueError(f"wire_dtype: {self.wire_dtype} cannot travel; use torch.float32 or a half")
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "offload": {"none": None, "cpu": Offload()},
+    "zeropp": {
+        "none": None,
+        "qwz": Zeropp(quantize_weights=True),
+        "hpz": Zeropp(secondary_shards=True),
+        "qgz": Zeropp(quantize_gradients=True),
+        "all": Zeropp(quantize_weights=True, secondary_shards=True, quantize_gradients=True),
+    },
+    "gradient_dtype": DTYPES,
+    "wire_dtype": DTYPES,
+    "initial_dtype": DTYPES,
+}
+
+KINDS: dict[str, type] = {"offload": Offload, "zeropp": Zeropp}
+"""Option -> the type that it may have besides a word, apart from None."""
+
+
+def spelled_out(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns `options` with words replaced by their values. Raises ValueError for unknown words."""
+    return {name: _value_of(name, given) for name, given in options.items()}
+
+
+def _value_of(name: str, given: Any) -> Any:
+    if isinstance(given, str) and name in ("device", "initial_device"):
+        return torch.device(given)
+    if isinstance(given, str) and name in WORDS:
+        if name == "offload" and given == "nvme":
+            raise ValueError("offload: 'nvme' needs a folder for its files; pass zerobench.zero.NvmeOffload(path=...)")
+        if given not in WORDS[name]:
+            raise ValueError(f"{name}: {given!r} is unknown; use one of {', '.join(WORDS[name])}")
+        return WORDS[name][given]
+    kind = KINDS.get(name)
+    if kind is not None and given is not None and not isinstance(given, kind):
+        words = ", ".join(repr(word) for word in WORDS[name])
+        raise ValueError(f"{name}: {given!r} cannot be; use {words} or a zerobench.zero.{kind.__name__}")
+    return given

@@ -13,17 +13,16 @@ A bucket's gradients have memory from the first that comes to the update, and no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn, optim
 
 from . import labels
 from .comm.base import Comm
-from .comm.reductions import Reduction
 from .gradients.bucket_base import GradientBucket
-from .gradients.engine_view import BucketUnit
 from .layout import Layout, buckets
 from .options import Options
-from .protocols import UnitView
 from .strategy import Strategy
 from .units.gathers_after_update import OverlappedParamGathers
 from .units.unit import ALIGN_BYTES, Unit
@@ -37,8 +36,8 @@ class WholeBucket(GradientBucket):
 
     _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction) -> None:
-        super().__init__(unit, comm, reduction)
+    def __init__(self, unit: Unit, comm: Comm, reduce_with: str) -> None:
+        super().__init__(unit, comm, reduce_with)
         self.full = self.make_full()
         self.shard = unit.own_slice(self.full)
         self.stays = self.travels_apart  # then reductions need not wait for one another: nothing is freed after one
@@ -151,24 +150,23 @@ class Stage1(Strategy):
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
         """The life that a unit's gradients have under this stage."""
-        return WholeBucket(unit, self.comm, self.options.reduction)
+        return WholeBucket(unit, self.comm, self.options.reduce_with)
 
     # -- buckets are sent in one order on all ranks, as they fill --------------------------------------
 
-    def gradients_written(self, unit: BucketUnit) -> None:
+    def due(self, unit: Unit) -> Iterable[Unit]:
         # a bucket that is full waits for those before it: ranks whose gradients come in another order would pair
         # different buckets
         while self._next < len(self.units) and self.units[self._next].gradients.is_full:
-            self.reduce(self.units[self._next])
+            yield self.units[self._next]
             self._next += 1
 
-    def finish_reductions(self) -> None:
+    def left_over(self) -> Iterable[Unit]:
         sent, self._next = self._next, 0
         for unit in self.units[:sent]:
             if unit.gradients.filled and not unit.gradients.is_in_flight:  # some came after the bucket was sent
-                self.reduce(unit)
-        for unit in self.units[sent:]:
-            self.reduce(unit)
+                yield unit
+        yield from self.units[sent:]
 
     def forget(self) -> None:
         self._next = 0

@@ -9,6 +9,11 @@ reduction is done; what remains, until the update, is the own shard of the mean:
 
 In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
 In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
+
+ZeRO-1 whose gradients leave the device as they are reduced (ZeRO-Offload, offload/cpu.py and offload/nvme.py).
+
+Nothing of them stays, so of whole ones there is a bucket at a time, as in stage 2: what is left of stage 1 is its name,
+by which people ask for it, and that the rows of the paper's table 1 are of it.
 """
 
 from __future__ import annotations
@@ -17,9 +22,8 @@ import torch
 
 from . import labels
 from .comm.base import Comm
-from .comm.reductions import Reduction
 from .gradients.bucket_base import GradientBucket
-from .protocols import GradientSink, UnitView
+from .offload.placement import GradientSink
 from .stage1 import Stage1
 from .units.unit import Unit
 
@@ -27,14 +31,14 @@ from .units.unit import Unit
 class ShardedBucket(GradientBucket):
     """Full gradients while they are in flight, and a shard of their mean from the reduction to the update."""
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None) -> None:
-        super().__init__(unit, comm, reduction, sink)
+    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
+        super().__init__(unit, comm, reduce_with, sink)
         self.shard = torch.zeros(self.kept_numel, dtype=unit.dtypes.gradients, device=unit.device)
         if self.is_alone:
             self.full = self.shard
         else:
             unit.heap.release(self.shard)  # one tensor for life; its memory comes with the first reduction
-        self._lands_in_shard = sink is None and unit.dtypes.wire == unit.dtypes.gradients and reduction.sums_own_slice
+        self._lands_in_shard = sink is None and unit.dtypes.wire == unit.dtypes.gradients and not self.all_reduces
 
     def open(self, sends: bool) -> None:
         if self.full is not None:  # at N = 1, or a sum that no_sync has kept
@@ -80,4 +84,10 @@ class Stage2(Stage1):
     stage = 2
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
-        return ShardedBucket(unit, self.comm, self.options.reduction, self.placement.new_sink(unit))
+        return ShardedBucket(unit, self.comm, self.options.reduce_with, self.placement.new_sink(unit))
+
+
+class StreamedStage1(Stage2):
+    """Stage 1 with gradients that stream."""
+
+    stage = 1

@@ -15,7 +15,7 @@ The root unit is in use at both ends of forward and backward, and stays from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from .comm.desync import Stamp
 from .gradients.bucket_base import GradientBucket
-from .gradients.engine_view import BucketUnit
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
     ROOT,
@@ -43,8 +42,7 @@ from .modules.wrapping import (
 from .options import AUTO
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
-from .units.adoption import adopt_group
-from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit
+from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, adopt_group
 from .units.root import Root
 from .units.unit import Unit
 
@@ -237,7 +235,7 @@ class Stage3(Stage2):
                     continue
                 self._done.add(unit)
                 if unit.trainable and self.gradients.synchronizing:
-                    self.reduce(unit)
+                    self.gradients.reduce([unit])
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         try:
@@ -248,21 +246,22 @@ class Stage3(Stage2):
                 raise RuntimeError(f"backward: it {UNHEARD}") from error
             raise
 
-    def gradients_written(self, unit: BucketUnit) -> None:
+    def due(self, unit: Unit) -> Iterable[Unit]:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
         self._ahead.written(unit)
+        return ()
 
-    def finish_reductions(self) -> None:
+    def left_over(self) -> Iterable[Unit]:
         self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
         kept = (u for u in self._all_units if u.stays)
         for unit in dict.fromkeys([*reversed(self._order.uses), *kept]):
             if unit.trainable and unit not in self._done:
-                self.reduce(unit)
+                yield unit
         for late in self.units:
             if (
                 late.gradients.filled and not late.gradients.is_in_flight
             ):  # gradients that came late, or from under no_sync
-                self.reduce(late)
+                yield late
 
     def after_backward(self) -> None:
         """Frees all full parameters: none is read before the next forward, which gathers the newest."""

@@ -16,7 +16,7 @@ means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,19 +30,16 @@ from .checkpoint.state_dict import StateFace
 from .comm.base import Comm
 from .comm.desync import Stamp
 from .gradients.access import GradientFace
-from .gradients.engine_view import BucketUnit
 from .gradients.flow import GradientFlow
 from .modules import meta_init
 from .modules.wrapping import Hook
-from .offload.build import placement_for
+from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .options import Options
 from .parameters.absent import as_they_are
-from .parameters.engine_view import ParameterUnit
-from .parameters.loading import take_loads
-from .parameters.writes import Writes
+from .parameters.writes import Writes, take_loads
 from .precision import LossScaler
 from .units.unit import Unit
 
@@ -100,11 +97,12 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """Keeps what this rank holds of `parameter`, of which `values` are the whole, of any dtype and device."""
         raise NotImplementedError
 
-    def gradients_written(self, unit: BucketUnit) -> None:
-        """A parameter's gradients have all come, and are in `unit`; a stage may start its reduction."""
+    def due(self, unit: Unit) -> Iterable[Unit]:
+        """A parameter's gradients have all come, and are in `unit`: the units to be reduced now, in order."""
+        return ()
 
-    def finish_reductions(self) -> None:
-        """The backward is over: starts every reduction that is still due, in an order equal on all ranks."""
+    def left_over(self) -> Iterable[Unit]:
+        """The backward is over: the units still to be reduced, in an order equal on all ranks."""
         raise NotImplementedError
 
     def stamp(self, unit: Unit) -> Stamp | None:
@@ -172,7 +170,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             loss.backward(retain_graph=retain_graph)
         # 3 the rest is sent, and each rank has its shard of the mean
         if self.gradients.synchronizing:
-            self.finish_reductions()
+            self.gradients.reduce(self.left_over())
             self.gradients.wait_all()
         self.gradients.end_backward()
         self.after_backward()
@@ -265,7 +263,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """All units with their parameters; frozen ones where they are held in units."""
         return [(unit, self.parameters_of(unit)) for unit in self.holders() or self.units]
 
-    def unit_of_parts(self) -> dict[nn.Parameter, ParameterUnit]:
+    def unit_of_parts(self) -> dict[nn.Parameter, Unit]:
         """The unit of each parameter that is not always whole."""
         return {p: unit for unit in self.holders() for p in self.parameters_of(unit)}
 
@@ -287,10 +285,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
                 f"{name}: it was frozen when initialize() was called and is trainable now; let it be trainable then,"
                 " and freeze it afterwards"
             )
-
-    def reduce(self, unit: Unit) -> None:
-        """The unit has its gradients: launches their reduction."""
-        self.gradients.launch(unit.gradients, self.stamp(unit))
 
     def _extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}

@@ -1,28 +1,13 @@
-"""Every mutant, by what it is planted in, and the faults that tests plant by themselves."""
+"""Mutants of the engine, the probes and the theory, and the faults that tests plant by themselves."""
 
 from __future__ import annotations
 
 from ..mutant import Mutant, PlantedByTest
-from . import (
-    choices,
-    comm,
-    engine,
-    harness,
-    judging,
-    measuring,
-    memory,
-    predicting,
-    presenting,
-    saving,
-    security,
-    updating,
-    watching,
-)  # fmt: skip
+from . import comm, engine, measuring, memory, predicting, saving, updating
 
 MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS, *updating.MUTANTS, *comm.MUTANTS, *memory.MUTANTS, *saving.MUTANTS, *measuring.MUTANTS,
-    *judging.MUTANTS, *predicting.MUTANTS, *choices.MUTANTS, *harness.MUTANTS,
-    *presenting.MUTANTS, *security.MUTANTS, *watching.MUTANTS,
+    *predicting.MUTANTS,
 )  # fmt: skip
 
 

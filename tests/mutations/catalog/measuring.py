@@ -5,49 +5,29 @@ from __future__ import annotations
 from ..mutant import Mutant
 
 CLOCK = "tests/unit/test_clock.py"
-FLOPS = "tests/unit/test_flops.py"
 GROUPING = "tests/unit/test_grouping.py"
-JOIN = "tests/unit/test_join.py"
 IN_TRANSIT = "tests/unit/test_in_transit.py"
 LEDGER = "tests/unit/test_ledger.py"
 MEMORY_VIZ = "tests/unit/test_memory_viz.py"
 EVENT_ROWS = "tests/unit/test_event_rows.py"
-EVENTS = "tests/distributed/test_events.py"
 PLANTED = "tests/faults/test_planted.py"
 TIERS = "tests/unit/test_tiers.py"
 TRACE = "tests/unit/test_trace.py"
 TRAFFIC = "tests/unit/test_traffic.py"
-TRAINING_CHECK = "tests/distributed/test_training_check.py"
+WATCH = "tests/unit/test_watch.py"
+LEFT = f"{WATCH}::test_nothing_is_left_where_a_watch_has_been"
 
 MUTANTS = (
     Mutant(
         "between-steps-not-seen",
         "What lives when a step ends is not recorded, so that a kept output moves no figure.",
-        "zerobench/probes/interval_sums.py",
         "self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)",
         "pass",
         (f"{PLANTED}::test_a_planted_mistake_is_seen_and_named[outputs kept until the next forward]",),
     ),
     Mutant(
-        "outside-of-the-largest-rank",
-        "A rank whose ledger is above the allocator is hidden by one with scratch of kernels.",
-        "zerobench/sweep/aggregate.py",
-        "max(outside, key=abs, default=None)",
-        "max(outside, default=None)",
-        (f"{JOIN}::test_memory_is_that_of_the_fullest_rank",),
-    ),
-    Mutant(
-        "measured-before-updates-are-late",
-        "The step at which updates become late, which gathers nothing, is one of the measured steps.",
-        "zerobench/config/resolve.py",
-        "max(draft.measure.warmup, draft.offload.settles_after)",
-        "draft.measure.warmup",
-        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
-    ),
-    Mutant(
         "ledger-resize-not-seen",
         "Memory that a storage is given anew by resize_ is not counted.",
-        "zerobench/probes",
         "        meet(storage)\n",
         "",
         (f"{LEDGER}::test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase",),
@@ -55,7 +35,6 @@ MUTANTS = (
     Mutant(
         "ledger-death-not-seen",
         "A storage that dies keeps its bytes.",
-        "zerobench/probes",
         "            self._grow(stored, -stored.bytes)\n",
         "            self._grow(stored, 0)\n",
         (f"{LEDGER}::test_the_first_label_holds_from_birth_and_a_second_from_then_on",),
@@ -63,7 +42,6 @@ MUTANTS = (
     Mutant(
         "ledger-counts-views",
         "Every tensor counts, so that two views of a storage are counted twice.",
-        "zerobench/probes",
         "        if size != stored.bytes:\n            self._grow(stored, size - stored.bytes)",
         "        if size:\n            self._grow(stored, size)",
         (f"{LEDGER}::test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase",),
@@ -71,7 +49,6 @@ MUTANTS = (
     Mutant(
         "ledger-label-from-now-on",
         "A storage's first label holds from the label on, not from its birth.",
-        "zerobench/probes",
         "if stored.labeled and stored.category != category:",
         "if stored.category != category:",
         (f"{LEDGER}::test_the_first_label_holds_from_birth_and_a_second_from_then_on",),
@@ -79,7 +56,6 @@ MUTANTS = (
     Mutant(
         "ledger-recomputation-is-temporary",
         "What is made again in backward is not counted as activations.",
-        "zerobench/probes",
         'recomputing = self.phase == "backward" and torch.is_grad_enabled()',
         'recomputing = self.phase == "nothing" and torch.is_grad_enabled()',
         (f"{LEDGER}::test_recomputation_makes_activations_and_backward_makes_temporaries",),
@@ -87,7 +63,6 @@ MUTANTS = (
     Mutant(
         "ledger-peak-at-the-end",
         "The largest tensors are those at a step's end in place of its peak.",
-        "zerobench/probes",
         "best.alive = alive_after(interval, best_at)",
         "best.alive = alive_after(interval, len(interval.events) - 1)",
         (f"{LEDGER}::test_the_largest_tensors_are_those_of_the_peak",),
@@ -95,7 +70,6 @@ MUTANTS = (
     Mutant(
         "ledger-host-is-device",
         "Bytes in host memory count as the device's.",
-        "zerobench/probes",
         "stored.tier = tier or stored.tier",
         "stored.tier = stored.tier",
         (f"{TIERS}::test_copies_between_tiers_are_listed_with_their_bytes",),
@@ -103,7 +77,6 @@ MUTANTS = (
     Mutant(
         "traffic-payload-is-wire",
         "Bytes on the wire are the payload, whatever the collective and the number of ranks.",
-        "zerobench/probes",
         "wire = payload * rule.wire(n) if rule else 0.0",
         "wire = float(payload)",
         (f"{TRAFFIC}::test_every_collective_in_a_world_of_two",),
@@ -111,7 +84,6 @@ MUTANTS = (
     Mutant(
         "traffic-control-of-any-size",
         "Whatever calls itself control is left out of the volume, however large.",
-        "zerobench/probes",
         "((said or flags) and payload <= CONTROL_MOST_BYTES)",
         "(said or flags)",
         (f"{PLANTED}::test_a_planted_mistake_is_seen_and_named[an int32 all-reduce of 1 MiB]",),
@@ -119,7 +91,6 @@ MUTANTS = (
     Mutant(
         "traffic-threads-are-the-engine",
         "A collective of a stray thread is taken for the engine's own.",
-        "zerobench/probes",
         "if threading.get_ident() == self._home:\n            return labels.current_collective()",
         "if threading.get_ident():\n            return labels.current_collective()",
         (f"{TRAFFIC}::test_what_a_thread_sends_is_not_the_engines",),
@@ -127,7 +98,6 @@ MUTANTS = (
     Mutant(
         "traffic-all-between-nodes",
         "All bytes of a collective that leaves a node count as between nodes.",
-        "zerobench/probes",
         "return {leaving / len(nodes): 1}",
         "return {float(leaving > 0): 1}",
         (f"{GROUPING}::test_the_meter_tells_nodes_apart",),
@@ -135,7 +105,6 @@ MUTANTS = (
     Mutant(
         "tiers-copies-of-control",
         "Flags and stamps count as bytes that move between tiers.",
-        "zerobench/probes",
         'aside = self.phase == "data" or place.dim() == 0 or bool(labels.current_collective()[0])',
         "aside = False",
         (f"{TIERS}::test_batches_flags_and_stamps_are_no_bytes_of_a_tier",),
@@ -143,7 +112,6 @@ MUTANTS = (
     Mutant(
         "clock-data-is-part-of-a-step",
         "The time in which a batch is made counts as the step's.",
-        "zerobench/probes",
         'return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in APART)}',
         "return times",
         (f"{CLOCK}::test_a_step_s_time_is_its_work_alone",),
@@ -151,7 +119,6 @@ MUTANTS = (
     Mutant(
         "clock-collects-within",
         "Python's garbage is collected within measured steps.",
-        "zerobench/probes",
         "        gc.freeze()\n        gc.disable()\n        self._holds_garbage = True",
         "        gc.freeze()\n        self._holds_garbage = True",
         (f"{CLOCK}::test_garbage_is_collected_between_measured_steps_and_not_within",),
@@ -159,7 +126,6 @@ MUTANTS = (
     Mutant(
         "trace-spans-not-joined",
         "Communication that overlaps other communication counts twice.",
-        "zerobench/probes",
         "if joined and begin <= joined[-1][1]:",
         "if joined and begin < joined[0][0]:",
         (f"{TRACE}::test_on_a_cpu_the_main_threads_operators_hide_what_gloo_does",),
@@ -167,71 +133,13 @@ MUTANTS = (
     Mutant(
         "trace-exposed-is-all",
         "Communication that computing hides counts as exposed.",
-        "zerobench/probes",
         "within, subtract(within, computing))",
         "within, subtract(within, []))",
         (f"{TRACE}::test_on_a_cpu_the_main_threads_operators_hide_what_gloo_does",),
     ),
     Mutant(
-        "row-first-rank-s-time",
-        "A step's time is the fastest rank's in place of the slowest's.",
-        "zerobench/sweep",
-        "return [max(times) for times in by_step.values()]",
-        "return [min(times) for times in by_step.values()]",
-        (f"{JOIN}::test_the_slowest_rank_of_each_step_after_warm_up",),
-    ),
-    Mutant(
-        "row-warmup-counts",
-        "Warm-up steps are among the measured ones.",
-        "zerobench/sweep",
-        "                if not step.warmup:\n                    by_step",
-        "                if True:\n                    by_step",
-        (f"{JOIN}::test_the_slowest_rank_of_each_step_after_warm_up",),
-    ),
-    Mutant(
-        "row-least-rank-s-memory",
-        "The peak of a cell is that of the rank that needs least.",
-        "zerobench/sweep",
-        'worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)',
-        'worst = min((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)',
-        (f"{JOIN}::test_memory_is_that_of_the_fullest_rank",),
-    ),
-    Mutant(
-        "row-passes-need-not-agree",
-        "The timed and the accounted pass may have trained differently and are called equal.",
-        "zerobench/sweep",
-        "return all(one == first for one in others) if others else None",
-        "return all(len(one) == len(first) for one in others) if others else None",
-        (f"{JOIN}::test_passes_that_differ_in_one_bit_are_told",),
-    ),
-    Mutant(
-        "row-wire-of-one-rank",
-        "Wire bytes are those of all ranks together in place of their mean.",
-        "zerobench/sweep",
-        "round(sum(per_step(traffic, value) for traffic in data) / len(data))",
-        "round(sum(per_step(traffic, value) for traffic in data))",
-        (f"{JOIN}::test_bytes_on_the_wire_are_the_mean_over_the_ranks_and_payload_that_of_the_rank_with_most",),
-    ),
-    Mutant(
-        "row-nan-loss-is-ok",
-        "A run whose loss is no number any more ends as ok.",
-        "zerobench/sweep",
-        "if not math.isfinite(step.loss)]",
-        "if math.isinf(step.loss)]",
-        (f"{TRAINING_CHECK}::test_a_loss_that_is_lost_is_a_status",),
-    ),
-    Mutant(
-        "row-norm-of-replicas-twice",
-        "Replicas of a shard each add to the gradients' norm.",
-        "zerobench/sweep",
-        "row.grad_norm = math.sqrt(sum(known) / holders)",
-        "row.grad_norm = math.sqrt(sum(known))",
-        (f"{JOIN}::test_replicas_of_a_gradient_count_once_in_its_norm",),
-    ),
-    Mutant(
         "ledger-late-release-counts",
         "What gloo's thread still holds is counted, or not, as it happens.",
-        "zerobench/probes",
         "            self.in_transit.settle()\n",
         "            pass\n",
         (f"{IN_TRANSIT}::test_what_gloo_has_finished_with_is_gone_before_the_next_storage_is_counted",),
@@ -239,7 +147,6 @@ MUTANTS = (
     Mutant(
         "snapshot-without-unknown",
         "A snapshot has no block of the category without which torch's page fails.",
-        "zerobench/probes",
         "for category in (*CATEGORIES, UNKNOWN)]",
         "for category in CATEGORIES]",
         (f"{MEMORY_VIZ}::test_the_page_can_unpickle_and_color_it",),
@@ -247,7 +154,6 @@ MUTANTS = (
     Mutant(
         "snapshot-shows-the-harness",
         "A snapshot shows memory of the harness's own work within a step.",
-        "zerobench/probes",
         "if event.phase != ASIDE:  # what the harness does aside",
         "if event.phase:  # what the harness does aside",
         (f"{MEMORY_VIZ}::test_live_bytes_are_the_ledgers_at_every_instant",),
@@ -255,7 +161,6 @@ MUTANTS = (
     Mutant(
         "snapshot-of-the-last-step",
         "A snapshot is of the last step, whichever has the peak.",
-        "zerobench/probes",
         " and peak == self.sums.extremes[whole].peak:",
         ":",
         (f"{MEMORY_VIZ}::test_a_watch_writes_the_step_of_its_peak",),
@@ -263,7 +168,6 @@ MUTANTS = (
     Mutant(
         "events-show-the-harness",
         "The table of events has what the harness does aside within a step.",
-        "zerobench/probes",
         "        if event.phase == ASIDE:\n            if stored is not None:",
         "        if event.phase == 'nowhere':\n            if stored is not None:",
         (f"{EVENT_ROWS}::test_what_the_harness_leaves_is_told_where_the_next_phase_begins",),
@@ -271,7 +175,6 @@ MUTANTS = (
     Mutant(
         "events-births-before-frees",
         "What the harness has left is told in any order: a sum in between is above the ledger's.",
-        "zerobench/probes",
         "        for stored in sorted(self._aside, key=self._growth):",
         "        for stored in self._aside:",
         (f"{EVENT_ROWS}::test_what_the_harness_leaves_is_told_where_the_next_phase_begins",),
@@ -279,7 +182,6 @@ MUTANTS = (
     Mutant(
         "events-every-wait",
         "Each wait for a collective is told, so that it seems to end where it was looked at last.",
-        "zerobench/probes",
         'self._launches.pop(one.facts["operation"], None)',
         'self._launches.get(one.facts["operation"])',
         (f"{EVENT_ROWS}::test_a_wait_has_what_its_launch_has_and_the_first_counts",),
@@ -287,33 +189,29 @@ MUTANTS = (
     Mutant(
         "events-without-the-threads-writes",
         "The step's writes of files that a thread makes while the harness reads gradients are in no row.",
-        "zerobench/probes",
         "one.phase == ASIDE and one.kind not in (LAUNCH, MOVE)",
         "one.phase == ASIDE",
         (f"{EVENT_ROWS}::test_what_the_harness_leaves_is_told_where_the_next_phase_begins",),
     ),
     Mutant(
-        "events-a-label-has-no-bytes",
-        "Live bytes from the table of events keep a relabeled storage in its old category.",
-        "zerobench/results",
-        '            - relabeled.where((events["tier"] == tier) & (events["previous"] == category), 0)\n',
-        "",
-        (f"{EVENTS}::test_events_replayed_are_the_tables_of_each_rank[fsdp2]",),
-    ),
-    Mutant(
         "stamp-first-before-the-history",
         "A block that was there before CUDA's history gets the label of an earlier one at its address.",
-        "zerobench/probes",
         "if turn == 0 or turn not in found:",
         "if turn not in found:",
         (f"{MEMORY_VIZ}::test_labels_are_stamped_into_torchs_own_snapshot",),
     ),
     Mutant(
-        "flops-recomputation-is-the-model-s",
-        "The FLOPs of recomputed blocks count for the model, too.",
-        "zerobench/predict",
-        "model=replace(config.model, checkpointing=False))",
-        "model=replace(config.model))",
-        (f"{FLOPS}::test_what_is_recomputed_counts_for_the_hardware_only",),
+        "watch-leaves-hooks-on-parameters",
+        "The hooks that hear of gradients stay on the parameters.",
+        "self._stack.callback(parameter.register_hook(partial(self._gradient_arrived, number, name)).remove)",
+        "parameter.register_hook(partial(self._gradient_arrived, number, name))",
+        (f"{LEFT}[over]", f"{LEFT}[error]"),
+    ),
+    Mutant(
+        "watch-hears-threads-after-its-end",
+        "A thread that outlives the watch goes on filling its ledger.",
+        "        listening.clear()\n",
+        "",
+        (f"{WATCH}::test_a_thread_that_outlives_the_watch_is_heard_no_more",),
     ),
 )

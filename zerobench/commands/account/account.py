@@ -18,14 +18,14 @@ from ...host.environment import SIMULATED
 from ...host.files import read_text
 from ...host.terminal import stdout_console
 from ...probes import snapshot
+from ...results.grid import Grid
 from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count
 from ..folder_contents import code_of
-from ..text_blocks import Grid, Passage, print_parts, say
-from . import memory, tiers
-from .formulas import between_nodes_lines, volume_lines
-from .witnesses import gpu_lines, unexplained_lines, wire_lines
+from ..text_blocks import Passage, print_parts, say
+from .memory import passages_of_memory, passages_of_tiers
+from .other_sources import between_nodes_lines, gpu_lines, unexplained_lines, volume_lines, wire_lines
 
 Row = dict[str, Any]
 
@@ -55,10 +55,10 @@ def passages_of(row: Row, results: Results, folder: Path | None) -> list[Passage
     """Returns the account beyond what was run; of a failed run the ends of its logs."""
     if row["status"] != "ok":
         return list(_logs(folder))
-    found = [*memory.passages_of(row, results)]
+    found = [*passages_of_memory(row, results)]
     if found and folder is not None:
         found[-1].parts.extend(f"for torch's memory viewer: {folder}/{name}" for name in snapshot.written(folder))
-    found += [*tiers.passages_of(row, results.memory), _traffic(row, results), _time(row), _loss(row)]
+    found += [*passages_of_tiers(row, results.memory), _traffic(row, results), _time(row), _loss(row)]
     if lines := unexplained_lines(row):
         title = "Unexplained: a bug, or what kernels, a model of your own or its data hold"
         found.append(Passage(title, [*lines]))

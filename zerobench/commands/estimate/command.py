@@ -27,8 +27,8 @@ from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
 from ...host.terminal import progress_console
 from ...launch import fork_server
+from ...results.options import Parser
 from ...sizes import parse_bytes, printable
-from ..arguments import Parser
 from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
 

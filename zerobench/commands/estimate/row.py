@@ -138,12 +138,12 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
     if execution is None or execution.record is None:
         problem = "; ".join(cell.problems) if execution is None else execution.problem
         return EstimateRow(**setting, problem=problem)
-    (psi, formula), states = _closed_form(execution), execution.states_bytes
-    parts = Parts(execution.config)
+    facts, states, parts = execution.facts, execution.states_bytes, Parts(execution)
+    psi, formula = (facts.psi, closed_form(execution.config, facts)) if facts else (None, None)
     reserved = execution.reserved_bytes or (None, None)
     return EstimateRow(
         **setting, rank=execution.rank, psi=psi, peak_bytes=execution.peak_bytes,
-        parts_bytes=parts.at_peak(execution), states_bytes=states, formula_bytes=formula,
+        parts_bytes=parts.at_peak(), states_bytes=states, formula_bytes=formula,
         in_flight_bytes=None if formula is None else states - formula, host_bytes=execution.host_bytes,
         file_bytes=execution.file_bytes, volume_elements=execution.volume_elements,
         volume_psi=execution.volume_elements / psi if psi else None,
@@ -155,10 +155,3 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
 
 def _model_of(config: CellConfig) -> str:
     return config.model_name if config.huggingface is None else f"{config.model_name} {config.huggingface.architecture}"
-
-
-def _closed_form(execution: Execution) -> tuple[int | None, int | None]:
-    try:
-        return closed_form(execution.config)
-    except Exception:  # a user's builder may do things that a model without memory cannot
-        return None, None

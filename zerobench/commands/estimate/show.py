@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ...fake_execution.parts import PARTS
 from ...host.terminal import file_console, stdout_console
-from ...results.fitted_table import FittedTable, plain_table
+from ...results.grid import Grid
 from ...results.provenance import versions
 from ...sizes import printable, show_bytes
 from .row import EstimateRow
@@ -94,10 +94,10 @@ def _left(row: EstimateRow, memory: int) -> int:
     return memory - (row.needed_bytes or 0)
 
 
-def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> FittedTable:
+def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Grid:
     header = ["", *(printable(row.name).replace(" ", "\n") for row in rows)]
     lines = [[Text(text, style) for text in (name, *values)] for name, values, style in _lines(rows, memory)]
-    return FittedTable(header, lines)
+    return Grid(header, lines)
 
 
 def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[str, list[str], str]]:
@@ -123,7 +123,7 @@ def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[st
     yield line("seconds", lambda row: row.seconds, lambda value: f"{value or 0:.1f}")
 
 
-def _largest(rows: Sequence[EstimateRow]) -> FittedTable:
+def _largest(rows: Sequence[EstimateRow]) -> Grid:
     header = ["", "largest at the peak", "part", "shape", "made by"]
     body = []
     for row in rows:
@@ -131,7 +131,7 @@ def _largest(rows: Sequence[EstimateRow]) -> FittedTable:
             where = " ".join(filter(None, [one.where, f"({one.source})" if one.source else ""]))
             size = f"{times} × " * (times > 1) + show_bytes(one.bytes)
             body.append(["" if number else row.name, size, one.part, one.shape, where])
-    return plain_table(header, body, left=("", *header[2:]))
+    return Grid(header, body, left=("", *header[2:]))
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...results import tables
-from ...results.conditions import add_options
+from ...results.options import Parser, add_options
 from ...results.selection import chosen as chosen_runs
+from ...results.selection import latest
 from ...sizes import printable, show_count
-from ..arguments import Parser
-from . import perfetto, tensorboard, wandb_lines
-from .latex import to_latex
-from .table import TEXTS, note_of, select
+from .curves import write_tensorboard, write_wandb
+from .perfetto import write_perfetto
+from .table import TEXTS, note_of, select, to_latex
 
 
 def collect(results: tables.Results, out: Path) -> str:
@@ -27,9 +27,9 @@ LATEX = "latex"
 
 FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "parquet": collect,
-    "tensorboard": tensorboard.write,
-    "wandb": wandb_lines.write,
-    "perfetto": perfetto.write,
+    "tensorboard": write_tensorboard,
+    "wandb": write_wandb,
+    "perfetto": write_perfetto,
 }
 """Format -> function that writes runs to --out, and returns a sentence on what it wrote."""
 
@@ -47,7 +47,7 @@ def export(arguments: list[str]) -> int:
             raise ValueError(f"--out {chosen.out}: there is no folder {chosen.out.parent} to write into; make it first")
         results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
         if chosen.format in FILES:
-            kept = tables.latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
+            kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
             said = FILES[chosen.format](results.of(kept), chosen.out)
             print(printable(said))
             return 0

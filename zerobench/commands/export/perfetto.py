@@ -26,9 +26,9 @@ from typing import Any
 import pandas as pd
 
 from ...records import CATEGORIES, TIERS
-from ...results.event_sums import live_bytes
+from ...results.events import collectives_of, live_bytes, streams_of
 from ...results.tables import Results
-from .scalars import rows_of
+from .curves import rows_of
 
 Entry = dict[str, Any]
 
@@ -43,7 +43,7 @@ NO_EVENTS = (
 
 
 @dataclass
-class Span:
+class TraceSpan:
     """A stretch of one track, from `begin` to `end`, in seconds."""
 
     track: str
@@ -53,7 +53,7 @@ class Span:
     facts: Entry = field(default_factory=dict)
 
 
-def write(results: Results, out: Path) -> str:
+def write_perfetto(results: Results, out: Path) -> str:
     """Writes one trace of all ranks of all runs; gzip where `out` ends so. Raises ValueError without any events."""
     told = [run for run in rows_of(results) if (results.events["run_id"] == run["run_id"]).any()]
     if not told:
@@ -62,9 +62,9 @@ def write(results: Results, out: Path) -> str:
     ranks = 0
     for run in told:
         events = results.events[results.events["run_id"] == run["run_id"]]
-        for rank, mine in events.groupby("rank"):
+        for rank, mine in streams_of(events).items():
             ranks += 1
-            entries += process(ranks, f"{run['run_id']} rank {rank}", mine.sort_values("index"))
+            entries += process(ranks, f"{run['run_id']} rank {rank}", mine)
     text = json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, allow_nan=False, default=_plain)
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(f".{out.name}")
@@ -89,39 +89,39 @@ def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
     return entries + list(counters(number, events))
 
 
-def spans_of(rows: list[Any]) -> list[Span]:
+def spans_of(rows: list[Any]) -> list[TraceSpan]:
     """Returns the spans of all tracks."""
     end = rows[-1].seconds
     phases = [row for row in rows if row.kind == "phase"]
     ends = [row.seconds for row in phases[1:]] + [end]
-    spans = [Span("phases", row.name, row.seconds, last) for row, last in zip(phases, ends, strict=True)]
+    spans = [TraceSpan("phases", row.name, row.seconds, last) for row, last in zip(phases, ends, strict=True)]
     spans += [*_forwards(rows), *_backwards(rows, spans), *_collectives(rows, spans), *_units(rows, end)]
     for row in rows:
         if row.kind in ("update", "move"):
             what = row.unit or "all" if row.kind == "update" else row.name or "unnamed"
             words = f"update of {what}" if row.kind == "update" else f"{row.collective}: {what}"
             facts = {"bytes": row.bytes, "tier": row.tier, "source": row.source}
-            spans.append(Span("updates and moves", words, row.seconds, row.seconds, facts))
+            spans.append(TraceSpan("updates and moves", words, row.seconds, row.seconds, facts))
     return spans
 
 
-def _forwards(rows: list[Any]) -> Iterator[Span]:
+def _forwards(rows: list[Any]) -> Iterator[TraceSpan]:
     running: list[Any] = []
     for row in rows:
         if row.kind == "module" and row.operator == "forward":
             running.append(row)
         elif row.kind == "module_end" and running:
             begun = running.pop()
-            yield Span("forward", begun.name or "model", begun.seconds, row.seconds, {"phase": begun.phase})
+            yield TraceSpan("forward", begun.name or "model", begun.seconds, row.seconds, {"phase": begun.phase})
 
 
-def _backwards(rows: list[Any], phases: list[Span]) -> Iterator[Span]:
+def _backwards(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
     running: list[Any] = []
 
-    def over(at: float, name: str | None) -> Iterator[Span]:
+    def over(at: float, name: str | None) -> Iterator[TraceSpan]:
         while running and (name is None or not _is_inside(name, running[-1].name)):
             begun = running.pop()
-            yield Span("backward", begun.name or "model", begun.seconds, at)
+            yield TraceSpan("backward", begun.name or "model", begun.seconds, at)
 
     for row in rows:
         if row.kind == "phase":
@@ -137,40 +137,36 @@ def _is_inside(name: str, module: str) -> bool:
     return name != module and (not module or name.startswith(f"{module}."))
 
 
-def _collectives(rows: list[Any], phases: list[Span]) -> Iterator[Span]:
-    waits = {row.operation: row.seconds for row in rows if row.kind == "wait"}
-    launches: dict[int, list[Any]] = {}
-    for row in rows:
-        if row.kind == "launch":
-            launches.setdefault(int(row.operation), []).append(row)
-    for operation, mine in launches.items():
-        first = mine[0]
-        end = waits.get(operation)
-        if end is None:
-            end = next((one.end for one in reversed(phases) if one.begin <= first.seconds), first.seconds)
+def _collectives(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
+    for one in collectives_of(rows):
+        first = one.launches[0]
+        if one.end >= 0:
+            end = rows[one.end].seconds
+        else:
+            end = next((phase.end for phase in reversed(phases) if phase.begin <= first.seconds), first.seconds)
         facts = {
-            "payload_bytes": sum(row.bytes for row in mine), "wire_bytes": sum(row.wire_bytes for row in mine),
-            "between_nodes_bytes": sum(row.between_bytes for row in mine), "operations": sum(row.calls for row in mine),
+            "payload_bytes": one.total("bytes"), "wire_bytes": one.total("wire_bytes"),
+            "between_nodes_bytes": one.total("between_bytes"), "operations": one.total("calls"),
             "operator": first.operator, "dtype": first.dtype, "ranks": first.group_size, "source": first.source,
         }  # fmt: skip
-        yield Span("collectives", f"{first.collective} {first.unit}".strip(), first.seconds, end, facts)
+        yield TraceSpan("collectives", one.name, first.seconds, end, facts)
 
 
-def _units(rows: list[Any], end: float) -> Iterator[Span]:
+def _units(rows: list[Any], end: float) -> Iterator[TraceSpan]:
     there: dict[str, Any] = {}
     for row in rows:
         if row.kind == "unit_gathered":
             there[row.unit] = row
         elif row.kind == "unit_freed" and row.unit in there:
             begun = there.pop(row.unit)
-            yield Span("units", row.unit, begun.seconds, row.seconds, {"bytes": begun.bytes})
+            yield TraceSpan("units", row.unit, begun.seconds, row.seconds, {"bytes": begun.bytes})
     for unit, begun in there.items():
-        yield Span("units", unit, begun.seconds, end, {"bytes": begun.bytes})
+        yield TraceSpan("units", unit, begun.seconds, end, {"bytes": begun.bytes})
 
 
-def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+def lanes(spans: Iterable[TraceSpan]) -> list[list[TraceSpan]]:
     """Spreads spans, in the order of their beginning, over lanes in which none overlaps another."""
-    found: list[list[Span]] = []
+    found: list[list[TraceSpan]] = []
     for one in spans:
         free = next((lane for lane in found if lane[-1].end <= one.begin), None)
         if free is None:
@@ -191,7 +187,7 @@ def counters(number: int, events: pd.DataFrame) -> Iterator[Entry]:
                 last = value
 
 
-def _complete(number: int, thread: int, span: Span) -> Entry:
+def _complete(number: int, thread: int, span: TraceSpan) -> Entry:
     duration = max(0.0, _us(span.end) - _us(span.begin))
     entry = {"ph": "X", "pid": number, "tid": thread, "name": span.name, "ts": _us(span.begin), "dur": duration}
     return entry | {"cat": span.track, "args": span.facts}

@@ -15,11 +15,10 @@ from ...config.compose import RefusedError
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
 from ...host.terminal import stdout_console
-from ...results.column_choice import add_columns
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
+from ...results.options import Parser, add_columns
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
-from ..arguments import Parser
 from .candidates import RESERVE, Candidate, Capacity, candidates, compose, words_of
 from .recommend import (
     FIRST_TO_GO,
@@ -177,7 +176,7 @@ def _print(
     rows: list[PlanRow], capacity: Capacity, goal: Goal, words: list[str], device: str, columns: Sequence[str] | None
 ) -> None:
     console = stdout_console()
-    console.print(plain_table(*table_of(rows, capacity, goal), WORDS, FIRST_TO_GO, columns))
+    console.print(Grid(*table_of(rows, capacity, goal), WORDS, FIRST_TO_GO, columns))
     executed = sum(len(row.probes) for row in rows)
     lines = [
         f"{show_bytes(capacity.usable_bytes)} usable of {show_bytes(capacity.device_bytes)} "

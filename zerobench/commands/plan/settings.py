@@ -19,15 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import yaml
 
 from ...config.cell import CellConfig
 from ...config.schema import Gpt
-from ...fake.skipped_random_draws import Undrawn
-from ...predict.build import build_model
+from ...predict.build import facts_of
 from ...predict.estimate import estimate
-from ...zero.modules.wrapping import default_units
 
 STAGES = {
     "ddp": 0, "zero1": 1, "megatron": 1, "zero_redundancy": 1, "zero2": 2, "fsdp2_no_reshard": 3, "zero3": 3,
@@ -53,12 +50,6 @@ class Settings:
 def stage_of(config: CellConfig) -> int:
     """Returns the stage of ZeRO that a cell's strategy comes to."""
     return STAGES.get(config.strategy.name, 0)
-
-
-def units_of(config: CellConfig) -> list[tuple[str, str]]:
-    """Returns the units of stage 3, in order: each module's path and the name of its class."""
-    with torch.device("meta"), Undrawn():
-        return [(name, type(unit).__name__) for name, unit in default_units(build_model(config))]
 
 
 def list_of(paths: list[str]) -> str | None:
@@ -122,7 +113,7 @@ IMPORT = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper impor
 
 def fsdp2(config: CellConfig) -> Settings:
     """Returns `shard.py`, whose `shard(model)` does what the cell's strategy does, or comes closest."""
-    paths = [path for path, _ in units_of(config)]
+    paths = [path for path, _ in facts_of(config).units]
     modules = list_of(paths)
     units = f'list(model.get_submodule("{modules}"))' if modules else f"[model.get_submodule(n) for n in {paths!r}]"
     recompute = RECOMPUTE.format(units=units) if config.recomputes else ""
@@ -331,7 +322,7 @@ def accelerate(config: CellConfig) -> Settings:
 
 
 def _fsdp(config: CellConfig) -> dict[str, Any]:
-    classes = dict.fromkeys(name for _, name in units_of(config))
+    classes = dict.fromkeys(name for _, name in facts_of(config).units)
     return {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",

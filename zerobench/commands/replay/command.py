@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...results.conditions import RESULTS, add_options
-from ..arguments import Parser
+from ...results.options import RESULTS, Parser, add_options
 
 if TYPE_CHECKING:
-    from .worlds import World
+    from .worlds import ReplayWorld
 
 MOST = 1024
 EVERY, NONE = "all", "none"
@@ -124,7 +123,7 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
     return sorted(set(found))
 
 
-def _with_ranks(world: World, ranks: Sequence[int] | None) -> World:
+def _with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
     """Returns the world with these of its recorded ranks."""
     from dataclasses import replace
 
@@ -141,10 +140,10 @@ def _with_ranks(world: World, ranks: Sequence[int] | None) -> World:
     return replace(world, panels=tuple(kept))
 
 
-def _write_page(to: Path, worlds: list[World], wanted: list[int] | None, jobs: int | None) -> None:
+def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, jobs: int | None) -> None:
     from ...sizes import show_bytes, show_count
-    from .executed import executed_worlds
     from .page import write_page
+    from .worlds import executed_worlds
 
     there = {world.ranks for world in worlds}
     powers = [2**power for power in range(1, MOST.bit_length())]

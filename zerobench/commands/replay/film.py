@@ -18,14 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 
+from ...host.terminal import progress_bar
 from ...records.palette import CATEGORIES
-from ...results.event_sums import live_bytes
+from ...results.events import collectives_of, live_bytes
 from ...sizes import show_bytes
 from .clock import TICKS, phases_of, ticks_of
-from .worlds import Panel, World
+from .worlds import Panel, ReplayWorld
 
 FORMATS = {".gif": (6, 72), ".mp4": (24, 100)}
 """Suffix -> frames per second, and dots per inch."""
@@ -65,18 +64,13 @@ class Reel:
 
 def flights_of(events: pd.DataFrame) -> list[tuple[int, int, str]]:
     """Returns of each collective the event of its first launch, that of its wait or -1, and its words."""
-    waits = dict(reversed([(one, place) for place, one in events.loc[events["kind"] == "wait", "operation"].items()]))
-    found = []
-    launches = events[events["kind"] == "launch"]
-    for operation, mine in launches.groupby("operation", sort=False):
-        first = mine.iloc[0]
-        name = f"{first['collective']} {first['unit']}".replace("_", "-").strip()
-        words = f"{name}, {show_bytes(int(mine['bytes'].sum()))}"
-        found.append((int(mine.index[0]), int(str(waits.get(operation, -1))), words))
-    return found
+    return [
+        (one.begin, one.end, f"{one.name.replace('_', '-')}, {show_bytes(int(one.total('bytes')))}")
+        for one in collectives_of(list(events.itertuples(index=False)))
+    ]
 
 
-def write_film(to: Path, world: World, seconds: float) -> None:
+def write_film(to: Path, world: ReplayWorld, seconds: float) -> None:
     """Writes the film of a world's first shown rank."""
     fps, dpi = FORMATS[to.suffix]
     reels = reels_of(world)
@@ -85,16 +79,14 @@ def write_film(to: Path, world: World, seconds: float) -> None:
     update = _drawn(figure, reels, world)
     writer: AbstractMovieWriter = PillowWriter(fps) if to.suffix == ".gif" else FFMpegWriter(fps, bitrate=2400)
     ticks = np.linspace(0, TICKS, max(2, round(seconds * fps)))
-    with writer.saving(figure, str(to), dpi):
-        console = Console(stderr=True)
-        for tick in track(
-            ticks, f"drawing {to.name}", console=console, transient=True, disable=not console.is_terminal
-        ):
+    with writer.saving(figure, str(to), dpi), progress_bar(f"drawing {to.name}", len(ticks), "frames") as advance:
+        for tick in ticks:
             update(float(tick))
             writer.grab_frame()
+            advance()
 
 
-def reels_of(world: World) -> list[Reel]:
+def reels_of(world: ReplayWorld) -> list[Reel]:
     """Returns the first stream of each panel, on one clock."""
     shown = [(panel, rank, panel.streams[rank]) for panel in world.panels for rank in list(panel.streams)[:1]]
     clocks = ticks_of([events for _, _, events in shown])
@@ -106,7 +98,7 @@ def reels_of(world: World) -> list[Reel]:
     return found
 
 
-def _drawn(figure: Figure, reels: Sequence[Reel], world: World) -> Any:
+def _drawn(figure: Figure, reels: Sequence[Reel], world: ReplayWorld) -> Any:
     """Draws what does not move; returns the function that draws a tick."""
     most = max(int(reel.total.max()) for reel in reels)
     axes = figure.subplots(1, len(reels), sharey=True, squeeze=False)[0]

@@ -1,22 +1,38 @@
-"""The page: one HTML file with its style, its code and its data in it, which asks for nothing beside itself."""
+"""The page: one HTML file with its style, its code and its data in it, which asks for nothing beside itself.
+
+Its data are columns of small numbers and one table of strings, deflated. A column of a stream has a number per event: a
+category or a name as its place in the strings, a storage as its number plus 1 (0: none), ticks and microseconds as
+differences to the event before. A column that is 0 throughout is left out. `page/model.js` reads it back.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import zlib
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ...records.palette import CATEGORIES
 from ...sizes import show_bytes
-from .pack import packed
-from .worlds import EXECUTED, MEASURED, World, setting_words
+from ...theory.strategies import states_source, volume_source
+from .clock import TICKS, phases_of, ticks_of
+from .worlds import EXECUTED, MEASURED, Panel, ReplayWorld, setting_words
 
 LIMIT_BYTES = 3 * 2**20
 SCRIPTS = ("model.js", "layout.js", "draw.js", "words.js", "stage.js", "scale.js", "page.js")
 """The page's code, in order."""
 
 
-def write_page(to: Path, worlds: list[World]) -> int:
+def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     """Writes the page and returns its size in bytes. Raises ValueError where it would exceed LIMIT_BYTES."""
     text = page_of(worlds)
     size = len(text.encode())
@@ -28,7 +44,7 @@ def write_page(to: Path, worlds: list[World]) -> int:
     return size
 
 
-def page_of(worlds: list[World]) -> str:
+def page_of(worlds: list[ReplayWorld]) -> str:
     """Returns the page as text."""
     panels = worlds[0].panels
     parts = {
@@ -41,7 +57,7 @@ def page_of(worlds: list[World]) -> str:
     return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
 
 
-def _scale_words(worlds: list[World]) -> str:
+def _scale_words(worlds: list[ReplayWorld]) -> str:
     """Returns a sentence on which numbers were measured, and which executed."""
     by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
     words = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}." if by_how[MEASURED] else ""]
@@ -54,3 +70,117 @@ def _scale_words(worlds: list[World]) -> str:
 def part(name: str) -> str:
     """Returns a file of the page's."""
     return (files(__package__) / "page" / name).read_text(encoding="utf-8")
+
+
+WORDS = (
+    "kind",
+    "phase",
+    "category",
+    "previous",
+    "name",
+    "unit",
+    "module",
+    "source",
+    "tier",
+    "collective",
+    "operator",
+    "dtype",
+)
+"""Columns of words."""
+NUMBERS = ("bytes", "elements", "group_size", "micro_batch", "calls", "between_bytes")
+"""Columns of whole numbers."""
+LETTERS = dict(zip(CATEGORIES, "PGMOCAIT", strict=True))
+"""Category -> the letter that stands for it where a pattern would be too small."""
+
+
+class Strings:
+    """Strings by number, the empty one first."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def numbers(self, words: Iterable[object]) -> list[int]:
+        """Returns the words' numbers; those of new words are the next free ones."""
+        return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in words]
+
+    @property
+    def all(self) -> list[str]:
+        """The strings in the order of their numbers."""
+        return list(self._numbers)
+
+
+def packed(worlds: list[ReplayWorld], beside: dict[str, Any]) -> str:
+    """Returns the page's data, base64 of deflated JSON. `beside`: what else the page is told."""
+    return deflated(data_of(worlds, beside))
+
+
+def deflated(data: dict[str, Any]) -> str:
+    """Returns base64 of deflated JSON."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def inflated(text: str) -> dict[str, Any]:
+    """Returns the data that `deflated` has packed."""
+    return dict(json.loads(zlib.decompress(base64.b64decode(text))))
+
+
+def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
+    """Returns the page's data."""
+    strings = Strings()
+    found = [_world(world, strings) for world in worlds]
+    categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]
+    return {"ticks": TICKS, "categories": categories, "worlds": found, "strings": strings.all, **beside}
+
+
+def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
+    streams = [stream for panel in world.panels for stream in panel.streams.values()]
+    clocks = iter(ticks_of(streams)) if streams else iter(())
+    panels: list[dict[str, Any]] = []
+    phases: list[tuple[str, int]] = []
+    for panel in world.panels:
+        mine = []
+        for rank, stream in panel.streams.items():
+            ticks = next(clocks)
+            phases = phases or phases_of(stream, ticks)
+            mine.append({"rank": rank, "length": len(stream), "columns": _columns(stream, ticks, strings)})
+        panels.append(_facts(panel) | {"streams": mine})
+    return {"n": world.ranks, "how": world.how, "phases": phases, "panels": panels}
+
+
+def _facts(panel: Panel) -> dict[str, Any]:
+    """Returns what a page tells of a panel beside its events."""
+    theory, formulas = panel.theory, panel.formulas
+    forms = {
+        name: {"equation": form.equation, "value": form.value, "numbers": dict(form.numbers),
+               "beside": [[term.name, term.size] for term in form.beyond]}
+        for name, form in formulas.items()
+    }  # fmt: skip
+    kept = ("run_id", "peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "command", "commit", "torch_version")
+    return {
+        "key": panel.key, "label": panel.label, "color": panel.color, "problem": panel.problem, "formulas": forms,
+        "states_source": states_source(theory) if theory else "",
+        "volume_source": volume_source(theory) if theory else "",
+        **{name: panel.row.get(name) for name in kept},
+    }  # fmt: skip
+
+
+def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: Strings) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {"tick": _steps(ticks)}
+    columns["us"] = _steps(np.rint(stream["seconds"].to_numpy(dtype="float64") * 1e6).astype(np.int64))
+    for name in ("storage", "operation"):
+        columns[name] = (stream[name].astype("float64").fillna(-1).to_numpy().astype(np.int64) + 1).tolist()
+    for name in NUMBERS:
+        columns[name] = np.rint(stream[name].fillna(0).to_numpy(dtype="float64")).astype(np.int64).tolist()
+    columns["wire_bytes"] = [
+        int(one) if float(one).is_integer() else float(one) for one in stream["wire_bytes"].fillna(0)
+    ]
+    columns["control"] = stream["control"].fillna(False).astype(int).tolist()
+    for name in WORDS:
+        columns[name] = strings.numbers(stream[name])
+    return {name: column for name, column in columns.items() if any(column)}
+
+
+def _steps(values: NDArray[np.int64]) -> list[int]:
+    """Returns the differences of neighbors, the first to 0."""
+    return [int(step) for step in np.diff(values, prepend=0)]

@@ -5,22 +5,32 @@ panel    a strategy with what is set beside it (an offload, a codec): a stream p
 world    the panels of one number of ranks N, all of them measured or all executed
 
 All panels of a page train the same thing: they agree in SETTING. A panel has the same key in every world.
+
+At other numbers of ranks cells are executed on fake tensors. Each rank keeps its micro-batch, so that the batch grows
+with N and a rank computes what it computed at the measured N. One rank is executed, the fullest.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from ...config.cell import CellConfig
+from ...fake_execution import Execution, Limits, execute_all
 from ...host.environment import SIMULATED
-from ...results.tables import Results, latest
-from ...strategies import find, spare_look
+from ...host.terminal import progress_bar
+from ...predict.estimate import formulas_of
+from ...rank_record import RankRecord
+from ...results.events import streams_of
+from ...results.selection import latest
+from ...results.tables import Results
+from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
-from ...theory.closed_forms import Formula, from_json
+from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
 
 MEASURED, EXECUTED = "measured", "executed"
@@ -80,7 +90,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class World:
+class ReplayWorld:
     """Panels at one number of ranks. `how`: MEASURED or EXECUTED."""
 
     ranks: int
@@ -88,7 +98,7 @@ class World:
     panels: tuple[Panel, ...]
 
 
-def recorded_worlds(results: Results) -> list[World]:
+def recorded_worlds(results: Results) -> list[ReplayWorld]:
     """Returns the worlds of finished runs that recorded their events, by N and MEASURED before EXECUTED.
 
     Raises ValueError, a sentence, where there are none, and where they do not train the same thing.
@@ -102,7 +112,7 @@ def recorded_worlds(results: Results) -> list[World]:
     of = runs["world_size"], runs["backend"] == SIMULATED
     for (ranks, simulated), mine in runs.groupby([*of], sort=True):
         panels = _panels(mine, results.events)
-        worlds.append(World(int(str(ranks)), EXECUTED if simulated else MEASURED, panels))
+        worlds.append(ReplayWorld(int(str(ranks)), EXECUTED if simulated else MEASURED, panels))
     return worlds
 
 
@@ -147,16 +157,59 @@ def _panel(row: dict[str, Any], events: pd.DataFrame) -> Panel:
     return Panel(key, row["strategy"], row, streams_of(events))
 
 
-def streams_of(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Returns rank -> its events in order."""
-    return {
-        int(str(rank)): mine.sort_values("index", ignore_index=True) for rank, mine in events.groupby("rank", sort=True)
-    }
-
-
 def setting_words(panels: Sequence[Panel]) -> str:
     """Returns the setting of a page as words."""
     row = panels[0].row
     psi = f"ψ = {row['psi']:,} parameters, " if row.get("psi") else ""
     batch = f"{row['micro_batch']} sequences of {row['sequence']} tokens per rank and micro-batch"
     return f"{row['model']}, {psi}{row['optimizer']}, {row['precision']}, {batch}, {row['device']}"
+
+
+LIMITS = Limits(seconds=300.0)
+
+
+def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None) -> list[ReplayWorld]:
+    """Returns a world for each N of `ranks`: the cells of `panels`, executed there."""
+    wanted = [(n, panel) for n in ranks for panel in panels]
+    configs = [at(panel.config, n) for n, panel in wanted]
+    with progress_bar("executing", len(configs), "cells") as advance:
+
+        def tell(number: int, news: object) -> None:
+            if isinstance(news, Execution):
+                advance()
+
+        done = execute_all(configs, jobs=jobs, tell=tell, limits=LIMITS)
+    made = {n: [] for n in ranks}  # type: dict[int, list[Panel]]
+    for (n, panel), one in zip(wanted, done, strict=True):
+        made[n].append(_executed_panel(panel, one))
+    return [ReplayWorld(n, EXECUTED, tuple(found)) for n, found in made.items()]
+
+
+def at(config: CellConfig, ranks: int) -> CellConfig:
+    """Returns the cell on `ranks` ranks, each with its micro-batch."""
+    measure = replace(config.measure, events=True)
+    batch = config.micro_batch * config.accumulation * ranks
+    return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
+
+
+def _executed_panel(panel: Panel, one: Execution) -> Panel:
+    if one.record is None:
+        return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=one.problem)
+    row = panel.row | {
+        "run_id": "", "command": "", "world_size": one.config.world_size, "config": json.dumps(one.config.as_dict()),
+        "peak_bytes": one.peak_bytes, "states_bytes": one.states_bytes, "wire_bytes": one.wire_bytes,
+        "volume_psi": one.volume_elements / panel.row["psi"] if panel.row.get("psi") else None,
+        "formulas": _formulas(one.config, one.record),
+    }  # fmt: skip
+    return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in one.record.events])))
+
+
+def _formulas(config: CellConfig, record: RankRecord) -> str | None:
+    """Returns the closed forms of a cell as a run's row has them; None where theory has none."""
+    if not predicts(config.strategy.values()):
+        return None
+    return to_json(formulas_of(config, record.schedule))
+
+
+NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")
+"""Columns of a run's row that an execution has anew."""

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from ...judging.comparison import Change, Compared, Comparison
 from ...judging.paired import NOISE, UNJUDGED
 from ...records import CATEGORIES
+from ...results.grid import Grid
+from ...results.markup import Bar, BarPart, Html, deltas, details, h, join, legend, parts
 from ...sizes import show_bytes
 from ..comparison_text import NOT_COMPARABLE, passages, percent, title
-from ..text_blocks import Grid
 from .figures import MOST, exactly, key_to
-from .markup import Html, details, h, join, parts
-from .svg import Delta, Piece, deltas, legend
-from .verdict import NAMED
+from .settings import NAMED
 
 NONE = "–"
 WHY = {UNJUDGED: f"{UNJUDGED}, for launches were not in turns"}
@@ -169,26 +168,26 @@ def figures(found: Comparison) -> Html:
     return h("div", *drawn, class_="figures") if drawn else Html("")
 
 
-def _figure(name: str, said: str, rows: Sequence[Delta], count: int, names: Sequence[str], *more: Html) -> Html:
+def _figure(name: str, said: str, rows: Sequence[Bar], count: int, names: Sequence[str], *more: Html) -> Html:
     left = f" {MOST} of {count} cells are drawn; the table has all." if count > MOST else ""
     return h("figure", h("figcaption", h("b", name), f" {said}{left}"), deltas(rows, name), legend(names, *more))
 
 
-def _ratio(pair: Compared) -> Delta:
+def _ratio(pair: Compared) -> Bar:
     step = pair.effects[0]
     reach = None if step.low is None or step.high is None else (step.low - 1, step.high - 1)
     interval = f"95 % interval {step.low:.3f}–{step.high:.3f}" if reach else "too few launches for an interval"
     told = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{interval}\n{step.verdict}"
     text = f"× {step.ratio:.3f}, {step.verdict.split(':')[0]}"
-    return Delta(title(pair), text, told, [Piece("step", step.ratio - 1, told)], reach)
+    return Bar(title(pair), text, told, [BarPart("step", step.ratio - 1, told)], reach=reach)
 
 
-def _delta(pair: Compared) -> Delta:
+def _delta(pair: Compared) -> Bar:
     sizes = [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
-    pieces = [Piece(name, by, f"{title(pair)}\n{name} {_exactly(by)}") for name, by in sizes if by]
+    pieces = [BarPart(name, by, f"{title(pair)}\n{name} {_exactly(by)}") for name, by in sizes if by]
     total = sum(by for _, by in sizes)
     lines = [title(pair), f"at the peak {_exactly(total)}", *(f"{name} {_exactly(by)}" for name, by in sizes)]
-    return Delta(title(pair), signed(total), "\n".join(lines), pieces)
+    return Bar(title(pair), signed(total), "\n".join(lines), pieces)
 
 
 def _exactly(by: float) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...records import CATEGORIES, COLLECTIVES
+from ...results.markup import Bar, BarPart, Html, bars, h, legend
 from ...sizes import show_bytes, show_ms
-from .markup import Html, h
 from .settings import Row, Setting
-from .svg import Bar, Piece, bars, legend
 
 MOST = 24
 """Bars that a figure draws at most."""
@@ -24,7 +23,7 @@ def figures_of(setting: Setting) -> Html:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FigureKind:
     """A figure: its title, the sentence below it, its bars, and the parts that its legend may name."""
 
     title: str
@@ -39,7 +38,7 @@ def _rows(setting: Setting) -> list[Row]:
     return [setting.cells[place].row for place in setting.ok]
 
 
-def _figure(kind: Kind, setting: Setting) -> Html:
+def _figure(kind: FigureKind, setting: Setting) -> Html:
     rows = [
         kind.bar(label, cell.row)
         if cell.row["status"] == "ok" and kind.is_there(cell.row)
@@ -68,19 +67,19 @@ def exactly(size: int) -> str:
 
 def _memory(label: str, row: Row) -> Bar:
     sizes = [(name, row[f"peak_{name}_bytes"] or 0) for name in CATEGORIES]
-    pieces = [Piece(name, size, f"{label}\n{name} {exactly(size)}") for name, size in sizes]
+    pieces = [BarPart(name, size, f"{label}\n{name} {exactly(size)}") for name, size in sizes]
     lines = [label, f"at the peak {exactly(row['peak_bytes'])}", *(f"{n} {exactly(s)}" for n, s in sizes if s)]
     states, predicted = row["states_bytes"], row["predicted_states_bytes"]
     lines.append(f"states at most {exactly(states)}")
     if predicted is not None:
         lines.append(f"predicted {exactly(predicted)}, residual {states - predicted:+,} B")
-    below = [Piece("states", states, f"{label}\nstates at most {exactly(states)}")]
+    below = [BarPart("states", states, f"{label}\nstates at most {exactly(states)}")]
     return Bar(label, show_bytes(row["peak_bytes"]), "\n".join(lines), pieces, below, predicted)
 
 
 def _traffic(label: str, row: Row) -> Bar:
     volumes = [(name, row[f"volume_{name}_psi"] or 0.0) for name in COLLECTIVES]
-    pieces = [Piece(name, size, f"{label}\n{name.replace('_', '-')} {size:.6g} ψ") for name, size in volumes]
+    pieces = [BarPart(name, size, f"{label}\n{name.replace('_', '-')} {size:.6g} ψ") for name, size in volumes]
     lines = [label, f"volume {row['volume_psi']:.6g} ψ", *(f"{n.replace('_', '-')} {s:.6g} ψ" for n, s in volumes if s)]
     predicted = row["predicted_volume_psi"]
     if predicted is not None:
@@ -97,8 +96,10 @@ def _time(label: str, row: Row) -> Bar:
     parts = [(name, row[f"{name}_s"]) for name in PHASES if row[f"{name}_s"] is not None]
     lines = [label, f"step {show_ms(step)}", interval,
              *(f"{name} {show_ms(s)}" for name, s in parts), f"{row['tokens_per_s']:,.0f} tokens/s"]  # fmt: skip
-    below = [Piece(name, s, f"{label}\n{name} {show_ms(s)}, the median of its own") for name, s in parts]
-    return Bar(label, show_ms(step), "\n".join(lines), [Piece("step", step, "\n".join(lines[:3]))], below, reach=reach)
+    below = [BarPart(name, s, f"{label}\n{name} {show_ms(s)}, the median of its own") for name, s in parts]
+    return Bar(
+        label, show_ms(step), "\n".join(lines), [BarPart("step", step, "\n".join(lines[:3]))], below, reach=reach
+    )
 
 
 def key_to(kind: str, words: str) -> Html:
@@ -115,15 +116,15 @@ def _has(*keys: str) -> Callable[[Row], bool]:
 
 
 KINDS = (
-    Kind(
+    FigureKind(
         "Memory", "at the peak, on the fullest rank, by category; the thin line below: states at their most.",
         _has("peak_bytes", "states_bytes"), _memory, (*CATEGORIES, "states"), (key_to("mark", "states predicted"),),
     ),
-    Kind(
+    FigureKind(
         "Traffic", "elements that a rank moves in a step, over ψ, by collective.",
         lambda row: bool(row["volume_psi"]), _traffic, COLLECTIVES, (key_to("mark", "predicted"),),
     ),
-    Kind(
+    FigureKind(
         "Time", "of a step on the slowest rank; the thin line below: phases, each its own median.",
         _has("step_s"), _time, ("step", *PHASES), (key_to("whisker", "95 % interval"),),
     ),

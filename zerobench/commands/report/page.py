@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .columns import Column, as_json
-from .markup import Html, h, join
-from .svg import patterns
+from ...results.markup import Html, h, join, patterns
+from .runs import PageColumn, as_json
 
 HERE = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -21,7 +20,7 @@ SHORT = 60
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A part of the page under a heading, which its contents list by `word`."""
 
     name: str
@@ -30,7 +29,7 @@ class Part:
     inside: Html
 
 
-def page(title: str, facts: Sequence[str], parts: Sequence[Part]) -> Html:
+def page(title: str, facts: Sequence[str], parts: Sequence[PagePart]) -> Html:
     """Builds the document."""
     links = [h("a", part.word, href=f"#{part.name}") for part in parts]
     sections = [h("section", h("h2", part.title), part.inside, id=part.name) for part in parts]
@@ -65,7 +64,7 @@ def answers(told: Sequence[tuple[str, str]]) -> Html:
     return h("dl", *(h("div", h("dt", question), h("dd", shown(one))) for question, one in told), class_="verdict")
 
 
-def runs_table(columns: Sequence[Column], links: Sequence[str | None]) -> Html:
+def runs_table(columns: Sequence[PageColumn], links: Sequence[str | None]) -> Html:
     """Builds the table of runs with its controls. `links`: the part of the page on each run, None without one."""
     shown = [column for column in columns if column.shown]
     heads = [
@@ -91,7 +90,7 @@ def runs_table(columns: Sequence[Column], links: Sequence[str | None]) -> Html:
     ])  # fmt: skip
 
 
-def _cell(column: Column, place: int, link: str | None) -> Html:
+def _cell(column: PageColumn, place: int, link: str | None) -> Html:
     text = column.texts[place]
     inside = h("a", text, href=f"#{link}") if column.name == "cell" and link else text
     return h("td", inside, class_="n" if column.is_number else None)

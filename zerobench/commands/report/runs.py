@@ -1,7 +1,13 @@
-"""Parts of the page that are about runs one by one: accounts, failures with their logs, origin, commands."""
+"""Parts of the page on runs, one by one: their table, accounts, failures with their logs, origin, commands.
+
+The table has the columns of a sweep's table first, then swept keys, then all that any of the runs has. A column has
+`texts`, as they are shown, and `values`, which it is sorted and filtered by.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +19,13 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...config.flat import swept
 from ...config.names import name_cells, show_value
+from ...records.describe import columns_of
+from ...results.grid import Grid
+from ...results.markup import Html, details, h, join, listing, parts
+from ...results.printed_table import COLUMNS
 from ...results.tables import Results, of_run, run_folders
+from ...sizes import show_bytes
 from ..account.account import passages_of, setting_of
-from ..text_blocks import Grid
-from .markup import Html, details, h, join, listing, parts
 
 Row = dict[str, Any]
 
@@ -34,7 +43,7 @@ ORIGIN = ("commit", "source_hash", "torch_version", "device_class", "processor",
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """A run with its cell's name, its folder where it has one, and its place among the runs of `whole`."""
 
     row: Row
@@ -50,37 +59,37 @@ class Run:
         return self.whole.of([self.row["run_id"]])
 
 
-def runs_of(results: Results, folders: Sequence[Path]) -> list[Run]:
+def runs_of(results: Results, folders: Sequence[Path]) -> list[ReportedRun]:
     """Splits results by run; `folders`: where they were read."""
     known = {folder.name: folder for where in folders for folder in run_folders(where)}
     rows: list[Row] = results.runs.to_dict("records")  # type: ignore[assignment]
     names = name_cells([CellConfig.from_json(row["config"]) for row in rows])
     named = enumerate(zip(rows, names, strict=True))
-    return [Run(row, name, known.get(row["run_id"]), results, place) for place, (row, name) in named]
+    return [ReportedRun(row, name, known.get(row["run_id"]), results, place) for place, (row, name) in named]
 
 
-def told_of(runs: Sequence[Run], ok: bool) -> list[int]:
+def told_of(runs: Sequence[ReportedRun], ok: bool) -> list[int]:
     """Returns the places of the runs that the page has an account of, or else the failures with their logs: of many the
     newest.
     """
     return [place for place, run in enumerate(runs) if (run.row["status"] == "ok") is ok][-MOST:]
 
 
-def _left(runs: Sequence[Run], ok: bool) -> Html:
+def _left(runs: Sequence[ReportedRun], ok: bool) -> Html:
     """Builds a sentence on the runs of which only the table tells."""
     count = sum((run.row["status"] == "ok") is ok for run in runs)
     words = f"The newest {MOST} of {count}; `zerobench show RUN` prints any of them."
     return h("p", words, class_="dim") if count > MOST else Html("")
 
 
-def accounts(runs: Sequence[Run], tick: Callable[[], None]) -> Html:
+def accounts(runs: Sequence[ReportedRun], tick: Callable[[], None]) -> Html:
     """Builds an account per run that is ok, of many of the newest, closed; `tick` is called for each."""
     places = told_of(runs, ok=True)
     told = (_account(place, runs[place], len(places) > LIGHT, tick) for place in places)
     return join([_left(runs, ok=True), *told])
 
 
-def _account(place: int, run: Run, lazy: bool, tick: Callable[[], None]) -> Html:
+def _account(place: int, run: ReportedRun, lazy: bool, tick: Callable[[], None]) -> Html:
     tick()
     facts = join(h("div", h("dt", label), h("dd", words)) for label, words in setting_of(run.row))
     told = [join([h("h4", one.title), parts(one.parts)]) for one in passages_of(run.row, run.results(), run.folder)]
@@ -88,7 +97,7 @@ def _account(place: int, run: Run, lazy: bool, tick: Callable[[], None]) -> Html
     return details(head, join([h("dl", facts), *told]), lazy, id=f"run-{place}")
 
 
-def failures(runs: Sequence[Run]) -> Html:
+def failures(runs: Sequence[ReportedRun]) -> Html:
     """Builds, for each run that is not ok, of many for the newest, its reason and the ends of its logs."""
     found = [(place, runs[place]) for place in told_of(runs, ok=False)]
     told = (
@@ -105,7 +114,7 @@ def failures(runs: Sequence[Run]) -> Html:
     return join([_left(runs, ok=False), *told])
 
 
-def _logs(run: Run) -> Iterator[Html]:
+def _logs(run: ReportedRun) -> Iterator[Html]:
     found = passages_of(run.row, run.whole, run.folder)
     if not found:
         where = "its logs are empty" if run.folder is not None else "the tables were collected without the runs' logs"
@@ -151,3 +160,115 @@ def commands(runs: pd.DataFrame, own: str) -> Html:
 
 def _copied(lines: Sequence[str]) -> Html:
     return h("div", h("button", "Copy", type="button", data_copy=True), listing(lines), class_="command")
+
+
+LONG = ("config", "formulas")
+"""Columns that are documents of their own: what differs between configs and each account tell them."""
+
+EXACT = {
+    "peak MiB": "peak_bytes", "host MiB": "host_peak_bytes", "files MiB": "nvme_bytes", "states MiB": "states_bytes",
+    "formula": "floor_states_bytes", "predicted": "predicted_states_bytes", "down MiB": "down_bytes",
+    "up MiB": "up_bytes", "volume ψ": "volume_psi", "predicted ψ": "predicted_volume_psi",
+    "between nodes MiB": "between_nodes_bytes", "step ms": "step_s", "95 % interval": "step_s_low",
+    "tokens/s": "tokens_per_s", "last loss": "loss_last", "trains": "training",
+}  # fmt: skip
+"""Column of a sweep's table -> the column of a run that it shows, by whose exact value it is sorted."""
+
+
+@dataclass(frozen=True)
+class PageColumn:
+    """A column with a text and a value per run; `shown` from the start, or when it is chosen."""
+
+    name: str
+    meaning: str
+    is_number: bool
+    shown: bool
+    texts: list[str]
+    values: list[Any]
+
+
+def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> list[PageColumn]:
+    """Returns the columns of the runs, in their order. `sides`: of a comparison, the side of each run."""
+    rows: list[Row] = results.runs.assign(launches=1).astype("object").to_dict("records")  # type: ignore[assignment]
+    names = name_cells([CellConfig.from_json(row["config"]) for row in rows])
+    found = [PageColumn("cell", "Name of the run's cell", False, True, names, names)]
+    if sides is not None:
+        found.append(PageColumn("side", "A before, B after", False, True, list(sides), list(sides)))
+    status = [str(row["status"]) for row in rows]
+    found.append(PageColumn("status", "How the run ended", False, True, status, status))
+    found += [_of_sweep(name, rows) for name, one in COLUMNS.items() if any(map(one.there, _ok(rows)))]
+    found += _swept(results, {one.name for one in found})
+    meant = {column.name: column for column in columns_of("runs")}
+    for key, column in meant.items():
+        values = [_plain(row[key]) for row in rows]
+        if key not in (*LONG, "status") and any(value is not None for value in values):
+            unit = f" ({column.unit})" if column.unit else ""
+            texts = [_shown(value, column.unit) for value in values]
+            found.append(PageColumn(key, column.meaning + unit, column.kind in ("int", "float"), False, texts, values))
+    return found
+
+
+def _ok(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["status"] == "ok"]
+
+
+def _of_sweep(name: str, rows: list[Row]) -> PageColumn:
+    key, one = EXACT.get(name), COLUMNS[name]
+    texts = [one.show(row) if row["status"] == "ok" else "–" for row in rows]
+    ends = zip(rows, texts, strict=True)
+    values = [None if row["status"] != "ok" else _plain(row[key]) if key else text for row, text in ends]
+    meaning = next((column.meaning for column in columns_of("runs") if column.name == key), name)
+    return PageColumn(name, meaning, name != "trains", True, texts, values)
+
+
+def _swept(results: Results, taken: set[str]) -> list[PageColumn]:
+    """Returns columns of swept keys that no column of a run has, not shown: names of cells tell them."""
+    sweep = results.sweep()
+    keys = [str(key) for key in sweep.columns if key not in results.runs.columns and key not in taken]
+    return [
+        PageColumn(
+            key, f"Key {key} of the config", False, False, ["–" if v is None else str(v) for v in values], values
+        )
+        for key in keys
+        for values in [[_plain(value) for value in sweep[key]]]
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Converts a value to one of JSON's."""
+    if value is None or pd.isna(value):
+        return None
+    value = value.item() if hasattr(value, "item") else value
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+def _shown(value: Any, unit: str) -> str:
+    if value is None:
+        return "–"
+    if unit == "bytes":
+        return show_bytes(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _short(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def as_json(columns: Sequence[PageColumn]) -> str:
+    """Formats the columns for the page's script: texts only where they differ from values, and of a column that repeats
+    itself its different values and texts, with the place among these `of` each run.
+    """
+    told = []
+    for column in columns:
+        pairs = list(zip(column.values, column.texts, strict=True))
+        places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+        repeats = 2 * len(places) < len(pairs)
+        values, texts = map(list, zip(*(places if repeats else pairs), strict=True))
+        told.append(
+            {"name": column.name, "meaning": column.meaning, "number": column.is_number, "shown": column.shown}
+            | {"values": values}
+            | ({"texts": texts} if texts != values else {})
+            | ({"of": [places[pair] for pair in pairs]} if repeats else {})
+        )
+    # "<" would end the element that holds it
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,16 +1,29 @@
-"""Settings: cells that train the same thing, with the label that tells each from the others, in a fixed order."""
+"""Settings: cells that train the same thing, with the label that tells each from the others, in a fixed order; and the
+verdict on a setting: which cell needs least memory, its price, which is fastest, how surely.
+
+Best values are those that the table of a sweep marks (results/printed_table.py), ratios of times and their verdicts
+those of `zerobench compare` (judging/comparison.py): there is one judgment, told in two places.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from ...config.names import name_strategies
-from ...judging.comparison import Measured, measured
-from ...results.summary import SETTING
+from ...judging.comparison import Compared, Measured, compare_cells, measured
+from ...judging.noise_floor import NoiseFloor
+from ...judging.paired import FASTER, NOISE, SLOWER, Effect
+from ...results.grid import Grid
+from ...results.printed_table import COLUMNS, best_rows
+from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
+from ...sizes import show_bytes, show_count, show_ms
 from ...strategies import find
+from ..comparison_text import percent
 
 Row = dict[str, Any]
 
@@ -77,3 +90,269 @@ def _told(key: str, value: object) -> str:
 
 def _title(row: Row) -> str:
     return f"{row['model']}, N = {row['world_size']}, batch {row['batch']} × {row['sequence']}"
+
+
+NONE = "–"
+TRAINED = {
+    "reference": "the reference", "equal": "equal to DDP to the bit", "close": "DDP's but for rounding",
+    "differs": "NOT as DDP does", "unchecked": "not checked", "": "without a verdict",
+}  # fmt: skip
+"""Verdict on the training -> words that cells follow."""
+NAMED = 5
+"""Cells that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Rules that comparisons of times are held to: the least effect as a fraction, and noise floors."""
+
+    minimum_effect: float
+    floors: Sequence[NoiseFloor]
+
+    def compare(self, a: Measured, b: Measured) -> Compared:
+        """Compares two cells, as `zerobench compare` does."""
+        return compare_cells(a, b, self.minimum_effect, list(self.floors))
+
+
+def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
+    """Yields (question, answer): memory, time, training, predictions, and what is absent."""
+    if setting.ok:
+        yield "Least memory", _memory(setting)
+        if price := _price(setting, judge):
+            yield "Its price", price
+        yield "Fastest", _fastest(setting, judge)
+        yield "Training", _training(setting)
+        yield "Predictions", _predictions(setting)
+    bad = [(label, cell.row) for label, cell in zip(setting.labels, setting.cells, strict=True)
+           if cell.row["status"] != "ok"]  # fmt: skip
+    if bad:
+        yield "Not ok", "; ".join(f"{label}: {row['status']}: {row['reason']}" for label, row in bad)
+
+
+def best(setting: Setting, column: str) -> list[int]:
+    """Returns the places of the best cells in a column of the sweep's table; of a single ok cell its own."""
+    ok = setting.ok
+    found = best_rows([cell.row for cell in setting.cells], COLUMNS[column])
+    if found or len(ok) > 1:
+        return sorted(found)
+    return [place for place in ok if not pd.isna(_value(setting.cells[place].row, column))]
+
+
+def _value(row: Row, column: str) -> float:
+    value = COLUMNS[column].value
+    return float("nan") if value is None or row[_KEY[column]] is None else float(value(row))
+
+
+_KEY = {"peak MiB": "peak_bytes", "step ms": "step_s"}
+
+
+def _memory(setting: Setting) -> str:
+    places = best(setting, "peak MiB")
+    rows = [cell.row for cell in setting.cells]
+    if not places:
+        return f"no cell differs: {show_bytes(rows[setting.ok[0]]['peak_bytes'])} at the peak of the fullest rank"
+    row = rows[places[0]]
+    host = f", and {show_bytes(row['host_peak_bytes'])} in host memory" if row["host_peak_bytes"] else ""
+    words = f"{_names(setting, places)}: {show_bytes(row['peak_bytes'])} at the peak of the fullest rank{host}"
+    at = setting.reference
+    if at is None or at in places or not rows[at]["peak_bytes"]:
+        return words
+    less = 1 - row["peak_bytes"] / rows[at]["peak_bytes"]
+    return f"{words}, {less * 100:.0f} % less than {setting.labels[at]} ({show_bytes(rows[at]['peak_bytes'])})"
+
+
+def _price(setting: Setting, judge: Judge) -> str:
+    """A sentence on the traffic and the time of the cell with least memory; empty where the reference is that cell."""
+    places, at = best(setting, "peak MiB"), setting.reference
+    if not places or at is None or at in places or len(setting.ok) < 2:
+        return ""
+    cell, base = setting.cells[places[0]], setting.cells[at]
+    name = setting.labels[at]
+    words = []
+    if cell.row["volume_psi"] is not None and base.row["volume_psi"]:
+        ours, theirs = cell.row["volume_psi"], base.row["volume_psi"]
+        against = f"({ours:.3f} ψ against {theirs:.3f} ψ)" if f"{ours:.3f}" != f"{theirs:.3f}" else f"({ours:.3f} ψ)"
+        times = "as much traffic as" if ours == theirs else f"{ours / theirs:.3g} times the traffic of"
+        words.append(f"{times} {name} {against}")
+    pair = judge.compare(base, cell)
+    if pair.effects:
+        step = pair.effects[0]
+        known = step.low is not None and step.high is not None
+        interval = f"95 % interval {step.low:.3f}–{step.high:.3f}, " if known else ""
+        words.append(f"{step.ratio:.3f} times the step of {name} ({interval}{step.verdict})")
+    refused = (
+        f"; times are not comparable: {_refused(pair, name, setting.labels[places[0]])}" if pair.time_refused else ""
+    )
+    return f"{setting.labels[places[0]]} takes {' and '.join(words)}{refused}" if words else ""
+
+
+def _refused(pair: Compared, a: str, b: str) -> str:
+    """Returns why times are not comparable, with the cells' names for compare's A and B."""
+    if pair.a.row["step_s"] is None or pair.b.row["step_s"] is None:
+        return "there are none"
+    words = "; ".join(pair.time_refused)
+    return words.replace(" in A and ", f" in {a} and ").replace(" in B", f" in {b}")
+
+
+def _fastest(setting: Setting, judge: Judge) -> str:
+    timed = [place for place in setting.ok if setting.cells[place].row["step_s"] is not None]
+    if not timed:
+        return "no cell has times: one rank of a simulated world, or ranks that share a GPU"
+    if busy := busy_words([setting.cells[place].row for place in timed]):
+        return f"not judged: {busy}"
+    places = best(setting, "step ms") or timed[:1]
+    first = setting.cells[places[0]]
+    row = first.row
+    words = f"{_names(setting, places)}: {show_ms(row['step_s'])} a step{_interval(row)}, "
+    words += f"{row['tokens_per_s']:,.0f} tokens/s"
+    groups: dict[str, list[int]] = {}
+    for place in timed:
+        if place not in places:
+            groups.setdefault(_against(first, setting.cells[place], judge), []).append(place)
+    words += "".join(f"; {said}: {_names(setting, mine)}" for said, mine in groups.items())
+    return words + _sureness([setting.cells[place] for place in timed])
+
+
+SLOWER_THAN_IT = "slower"
+
+
+def _against(first: Measured, other: Measured, judge: Judge) -> str:
+    """Returns the words on a cell beside the fastest."""
+    pair = judge.compare(first, other)
+    return _beside(pair.effects[0], first.row, other.row) if pair.effects else "not comparable in time"
+
+
+def proven_fastest(setting: Setting, judge: Judge) -> int | None:
+    """Returns the place of the cell that every other cell with times is proven to be slower than; None without one."""
+    timed = [place for place in setting.ok if setting.cells[place].row["step_s"] is not None]
+    firsts = best(setting, "step ms")
+    if len(firsts) != 1 or len(timed) < 2:
+        return None
+    first = firsts[0]
+    cells = [setting.cells[place] for place in timed if place != first]
+    return first if all(_against(setting.cells[first], one, judge) == SLOWER_THAN_IT for one in cells) else None
+
+
+def _beside(effect: Effect, fastest: Row, other: Row) -> str:
+    """Returns compare's word on a slower cell or, where it gives none, what the cells' own intervals say."""
+    said = {SLOWER: SLOWER_THAN_IT, FASTER: "faster, launch by launch", NOISE: "not told apart from it"}
+    if effect.verdict in said:
+        return said[effect.verdict]
+    ends = fastest["step_s_high"], other["step_s_low"]
+    disjoint = None not in ends and ends[0] < ends[1]
+    return "slower here, with disjoint intervals" if disjoint else "not told apart from it"
+
+
+def _sureness(cells: list[Measured]) -> str:
+    """A sentence on the launches behind intervals: those over one launch's steps hide how launches differ."""
+    fewest = min(len(cell.launches) for cell in cells)
+    if fewest >= LEAST_LAUNCHES:
+        return f". Intervals are over {fewest} launches or more"
+    return (
+        f". Intervals are over the steps of {'one launch' if fewest == 1 else 'few launches'}; launches of the same "
+        f"code differ by more, and measure.repeats={LEAST_LAUNCHES} tells by how much"
+    )
+
+
+def _interval(row: Row) -> str:
+    if row["step_s_low"] is None:
+        return " (too few for an interval)"
+    return f" (95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms)"
+
+
+def _training(setting: Setting) -> str:
+    """A sentence per verdict on the training."""
+    groups: dict[str, list[int]] = {}
+    for place in setting.ok:
+        groups.setdefault(setting.cells[place].row["training"] or "", []).append(place)
+    words = [f"{TRAINED.get(verdict, verdict)}: {_names(setting, places)}" for verdict, places in groups.items()]
+    wrong = [setting.cells[place].row["training_words"] for place in groups.get("differs", [])]
+    return "; ".join([*words, *map(str, wrong)])
+
+
+def _predictions(setting: Setting) -> str:
+    rows = [(setting.labels[place], setting.cells[place].row) for place in setting.ok]
+    known = [(label, row) for label, row in rows if row["predicted_states_bytes"] is not None]
+    if not known:
+        return "none: theory does not cover these strategies"
+    off = [(label, row["states_bytes"] - row["predicted_states_bytes"]) for label, row in known]
+    wrong = [f"{label} {by:+,} B" for label, by in off if by]
+    said = "states " + (f"differ by {', '.join(wrong)}" if wrong else "are met to the byte")
+    volumes = [(label, row["volume_psi"] - row["predicted_volume_psi"]) for label, row in known
+               if row["predicted_volume_psi"] is not None]  # fmt: skip
+    moved = [f"{label} {by:+.4f} ψ" for label, by in volumes if abs(by) > 1e-9]
+    said += ", volumes " + (f"differ by {', '.join(moved)}" if moved else "to the element") if volumes else ""
+    unknown = [place for place in setting.ok if setting.cells[place].row["predicted_states_bytes"] is None]
+    return said + (f"; without a prediction: {_names(setting, unknown)}" if unknown else "")
+
+
+def _names(setting: Setting, places: Sequence[int]) -> str:
+    """Lists labels; of many, the first ones and how many more."""
+    names = [setting.labels[place] for place in places]
+    if len(names) > NAMED + 1:
+        names = [*names[:NAMED], f"{len(names) - NAMED} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def costs(setting: Setting, judge: Judge) -> Grid | None:
+    """Returns each cell beside the reference: bytes and volumes exactly, step times as ratios with their verdict."""
+    if setting.reference is None or len(setting.ok) < 2:
+        return None
+    beside = setting.cells[setting.reference]
+    name = setting.labels[setting.reference]
+    header = ["", "peak", f"against {name}", "states", f"against {name}", "volume ψ", "step ms", "95 % interval",
+              "ratio of steps", "95 % interval", "verdict"]  # fmt: skip
+    rows = [
+        [setting.labels[place], *_cost(setting.cells[place], judge.compare(beside, setting.cells[place]))]
+        for place in setting.ok
+    ]
+    return Grid(header, rows)
+
+
+def _cost(cell: Measured, pair: Compared) -> list[str]:
+    row, base, shown = cell.row, pair.a.row, []
+    for key in ("peak_bytes", "states_bytes"):
+        known = row[key] and base[key] and pair.a is not pair.b
+        shown += [show_bytes(row[key]), percent(row[key] / base[key] - 1) if known else NONE]
+    shown.append(COLUMNS["volume ψ"].show(row))
+    shown += [COLUMNS[name].show(row) for name in ("step ms", "95 % interval")]
+    if pair.a is pair.b or not pair.effects:
+        return [*shown, NONE, NONE, "is the reference" if pair.a is pair.b else _refused(pair, "the reference", "it")]
+    step = pair.effects[0]
+    interval = NONE if step.low is None or step.high is None else f"{step.low:.3f}–{step.high:.3f}"
+    return [*shown, f"{step.ratio:.3f}", interval, step.verdict]
+
+
+def overall(settings: Sequence[Setting], judge: Judge) -> Iterator[str]:
+    """Yields sentences over all settings: what was compared, and how often each strategy comes first."""
+    if busy := busy_words([cell.row for setting in settings for cell in setting.cells]):
+        yield f"{busy[0].upper()}{busy[1:]}."
+    ok = [setting for setting in settings if setting.ok]
+    cells = sum(len(setting.cells) for setting in settings)
+    if not ok:
+        statuses = Counter(cell.row["status"] for setting in settings for cell in setting.cells)
+        ended = ", ".join(f"{number} {status}" for status, number in statuses.most_common())
+        yield f"No run is ok, so there is nothing to compare: of {show_count(cells, 'cell')} {ended}."
+        return
+    devices = {str(cell.row["device_class"]) for setting in ok for cell in setting.cells}
+    if len(devices) > 1:
+        yield f"Runs of {len(devices)} devices, {', '.join(sorted(devices))}: times are compared on one of them only."
+    if cells == 1:
+        yield "One cell: there is nothing to compare it with."
+    if len(settings) == 1:
+        return
+    several = [setting for setting in ok if len(setting.ok) > 1]
+    yield f"{show_count(cells, 'cell')} in {len(settings)} settings; cells of a setting train the same thing."
+    least = Counter(s.cells[place].row["strategy"] for s in several for place in best(s, "peak MiB"))
+    proven = [(s, place) for s in several if (place := proven_fastest(s, judge)) is not None]
+    fastest = Counter(s.cells[place].row["strategy"] for s, place in proven)
+    of = f"of {show_count(len(several), 'setting')} with two cells or more"
+    if least:
+        yield f"Least memory, {of}: {_counted(least)}."
+    if any(cell.row["step_s"] is not None for s in several for cell in s.cells):
+        unproven = f"not proven in {len(several) - len(proven)}" * (len(proven) < len(several))
+        yield f"Fastest, {of}: {', '.join(filter(None, [_counted(fastest), unproven]))}."
+
+
+def _counted(firsts: Counter[str]) -> str:
+    return ", ".join(f"{strategy} in {number}" for strategy, number in firsts.most_common())

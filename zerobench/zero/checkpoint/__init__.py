@@ -9,7 +9,7 @@
     engine.load_weights("pretrained/")                                only weights: safetensors, or a checkpoint
 
 All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors, storage.py defines
-the files on disk and why an interrupted save harms nothing, index.py the JSON, planner.py resharding.
+the files on disk and why an interrupted save harms nothing, index.py the JSON, operations.py resharding.
 
 [Note: continuing]
 Masters, optimizer states, frozen parameters and buffers are restored bit for bit, at any stage and N. Training then

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from .engine_view import CheckpointEngine
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 
-def before_load(engine: CheckpointEngine, steps: int = 0) -> None:
+def before_load(engine: Strategy, steps: int = 0) -> None:
     """Drops pending updates and waits for transfers, before masters are overwritten. `steps`: taken so far."""
     engine.schedule.restart(steps)
     engine.placement.wait()
 
 
-def after_load(engine: CheckpointEngine) -> None:
+def after_load(engine: Strategy) -> None:
     """Refreshes the parameter shards, and from them the parameters of all ranks, after masters were overwritten."""
     with torch.no_grad():
         engine.placement.round_masters()

@@ -16,20 +16,22 @@ its elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import labels
 from ..optim.segments import OptimizerSegment
-from .engine_view import CheckpointEngine
 from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
-from .planner import Flat
+from .operations import Flat
 from .safetensors import DTYPES
 
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
-def tensors_of(engine: CheckpointEngine, copy: bool) -> dict[str, Flat]:
+
+def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
     """Returns this rank's part of the state: live, or with `copy` copied to the CPU, so that training can continue.
 
     Only the first of several replicas has a part; the others return an empty dict.
@@ -64,7 +66,7 @@ def tensors_of(engine: CheckpointEngine, copy: bool) -> dict[str, Flat]:
 class Targets:
     """The tensors that a checkpoint of these facts is read into, and the steps that remain once they are filled."""
 
-    def __init__(self, engine: CheckpointEngine, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
+    def __init__(self, engine: Strategy, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
         """Allocates them. `pending`: parameters whose gradients are in the checkpoint, and their dtype."""
         self.engine = engine
         self.facts = facts
@@ -149,7 +151,7 @@ def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chu
         flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = chunk.detach().view(-1)
 
 
-def sharded_frozen(engine: CheckpointEngine) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
+def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
     """Yields (name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
@@ -162,7 +164,7 @@ def sharded_frozen(engine: CheckpointEngine) -> Iterator[tuple[str, nn.Parameter
                 yield names[parameter], parameter, first - piece.offset + piece.start, chunk
 
 
-def whole_frozen(engine: CheckpointEngine) -> dict[str, nn.Parameter]:
+def whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
     """Returns the frozen parameters that every rank holds whole, by name."""
     held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
     frozen = set(engine.frozen) - held

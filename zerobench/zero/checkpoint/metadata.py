@@ -19,21 +19,23 @@ A rank knows the groups and states of the parameters that it holds a segment of;
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ..layout import MemoryOrder
 from ..optim.segments import OptimizerSegment
-from ..strides import MemoryOrder
-from .engine_view import CheckpointEngine
 from .safetensors import DTYPES
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
 
 
-def facts_of(engine: CheckpointEngine, user: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns this rank's facts. Raises ValueError, with a sentence, for a value that JSON cannot hold."""
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
@@ -167,7 +169,7 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
         raise ValueError(f"optimizer: {words} for {name} is {known[name]} in one place and {value} in another")
 
 
-def differences(engine: CheckpointEngine, metadata: Metadata) -> Iterable[str]:
+def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
     """Yields the reasons why `engine` cannot load a checkpoint of this metadata, the most specific sentence first."""
     facts, mine = metadata.planner_data, facts_of(engine, {})
     for kind in ("parameters", "buffers"):

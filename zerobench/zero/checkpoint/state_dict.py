@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from os import PathLike
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,7 +15,9 @@ from torch import nn
 from ..offload.placement import ShardRange
 from .around_load import after_load, before_load
 from .consensus import SaveHandle
-from .engine_view import CheckpointEngine
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 
 class StateFace:
@@ -124,7 +126,7 @@ class StateFace:
         """Restores the result of `_extra_state`."""
 
 
-def sync_parameters(engine: CheckpointEngine) -> None:
+def sync_parameters(engine: Strategy) -> None:
     """Rounds the masters, and has everyone get the parameters."""
     engine.schedule.check_writable("sync_parameters")
     if not all(one.is_present for one in engine.placement.all_ranges()):
@@ -138,7 +140,7 @@ def sync_parameters(engine: CheckpointEngine) -> None:
     engine.after_load()
 
 
-def full_state_dict(engine: CheckpointEngine, rank0_only: bool) -> dict[str, Any]:
+def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """Returns the plain module's `state_dict`, copied; sharded units are gathered one at a time."""
     engine.settle()
     engine.writes.check()
@@ -160,7 +162,7 @@ def full_state_dict(engine: CheckpointEngine, rank0_only: bool) -> dict[str, Any
     return {name: copy(value) for name, value in engine.module.state_dict(keep_vars=True).items()}
 
 
-def state_dict(engine: CheckpointEngine) -> dict[str, Any]:
+def state_dict(engine: Strategy) -> dict[str, Any]:
     """Returns this rank's part, copied, with the stage, world size and rank that it belongs to."""
     engine.settle()
     engine.schedule.check_saveable()
@@ -177,7 +179,7 @@ def state_dict(engine: CheckpointEngine) -> dict[str, Any]:
     }
 
 
-def load_state_dict(engine: CheckpointEngine, saved: dict[str, Any]) -> None:
+def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
     engine.settle()
     if "stage" not in saved:
@@ -220,7 +222,7 @@ def _checkpoints() -> ModuleType:
     return save_load
 
 
-def _own_tensors(engine: CheckpointEngine) -> dict[str, torch.Tensor]:
+def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """Returns this rank's tensors that training continues from, by name, live; sharded frozen ones are in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
     shards |= {_name_of(one): one.master for one in engine.placement.all_ranges()}
@@ -228,7 +230,7 @@ def _own_tensors(engine: CheckpointEngine) -> dict[str, torch.Tensor]:
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
 
-def _orders(engine: CheckpointEngine) -> dict[str, tuple[int, ...]]:
+def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions, slowest first, of each parameter that is not stored in row-major order."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}

@@ -1,6 +1,6 @@
 """The collectives of comm/base.py on each backend: gloo, NCCL, and gloo for tensors on a GPU.
 
-Pairwise exchange on gloo: comm/gloo.py. Streams on a GPU: comm/streams.py.
+gloo on the CPU: comm/gloo.py. Streams on a GPU: comm/streams.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from .. import labels
 from .base import Comm
 from .desync import STAMP_NUMEL, CheckEnd, DeferredStamps, Stamp, sums_are_exact
-from .gloo import Reducer, exchange_slices, gather_slices, meet
 from .streams import Collective, CommStream, Handle, Threads, Waitable
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
@@ -182,42 +181,6 @@ class NcclComm(StagedComm):
     def share_streams(self, other: NcclComm) -> None:
         """Queues this group's collectives on the other group's streams, so that a second hop runs after the first."""
         self._reductions, self._gathers = other._reductions, other._gathers
-
-
-class GlooComm(GroupComm):
-    """gloo on CPU: slices are exchanged pairwise, stamps checked on arrival. [Note: true reduce-scatter on gloo]"""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__(group)
-        self._reducer = Reducer(self.rank, self.size, group)
-
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        if stamp:
-            stamp.write(full)
-        check = stamp.check if stamp and self.is_last else None
-        with labels.collective("reduce_scatter", unit) as operation:
-            return Handle([self._reducer.launch(full, unit, check, into)], operation=operation)
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        if stamp and self.is_last:
-            stamp.write(full)
-        with labels.collective("all_gather", unit) as operation:
-            works = gather_slices(full, self.rank, self.size, self.group, unit)
-        return Handle(works, self._gathered_to_check(full, stamp), operation)
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        """Runs gloo's own, after a barrier that makes sure they match: gloo pairs all-reduces by launch order alone."""
-        self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
-        return super().all_reduce(full, unit, stamp)
-
-    def meet(self, what: str) -> None:
-        with labels.collective("control"):
-            meet(what, self.rank, self.size, self.group)
-
-    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        return exchange_slices(to, here, self.rank, self.size, self.group, unit)
 
 
 def backend_for(device: str, group: dist.ProcessGroup) -> str:

@@ -15,15 +15,16 @@ With a stamp (comm/desync.py) a collective whose ranks are at different units or
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .desync import Stamp
-from .served import ServedEngine
-from .sources import ShardAllGather, Source
 from .streams import Handle
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 T = TypeVar("T")
 
@@ -86,7 +87,7 @@ class Comm:
         """Returns the source from which a unit of stage 3 fills its full parameters."""
         return ShardAllGather(self)
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
 
     def check_stamps(self) -> None:
@@ -157,7 +158,7 @@ class WrappedComm(Comm):
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         return self._below.call(channel, run, group)
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         self._below.serves(engine)
 
     def check_stamps(self) -> None:
@@ -171,3 +172,38 @@ class WrappedComm(Comm):
 
     def sum(self, values: torch.Tensor) -> None:
         self._below.sum(values)
+
+
+class Source(Protocol):
+    """The source of one unit's full parameters: the shards of all ranks, or a nearer copy (hpZ's secondary shards).
+
+    launch     starts filling the unit's full parameters
+    released   they are about to be freed: a source that keeps a copy takes it now
+    stale      the parameters have changed: a kept copy is invalid
+    """
+
+    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+        """Starts filling `full`, (N · shard_numel,), whose own slice is filled already."""
+
+    def released(self, full: torch.Tensor, unit: str) -> None:
+        """`full` is about to lose its memory."""
+
+    def stale(self) -> None:
+        """Some rank's shard has changed."""
+
+
+class ShardAllGather:
+    """An all-gather of all ranks' shards at each launch; nothing is kept in between."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+        """Launches an all-gather over the shard group."""
+        return self._comm.all_gather(full, unit, stamp)
+
+    def released(self, full: torch.Tensor, unit: str) -> None:
+        """Keeps nothing."""
+
+    def stale(self) -> None:
+        """Has nothing to drop."""

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from .backends import FAKE
-from .base import Comm, WrappedComm
+from .base import Comm, ShardAllGather, Source, WrappedComm
 from .desync import Stamp
-from .sources import ShardAllGather, Source
 from .streams import Handle
 
 SEAL_BITS = 29

@@ -33,6 +33,9 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
+from .backends import GroupComm
+from .desync import Stamp
+from .streams import Handle, Waitable
 
 GATHER_PIECE_BYTES = 2**20
 REDUCE_PIECE_BYTES = 2**20
@@ -97,20 +100,49 @@ def meet(what: str, rank: int, size: int, group: dist.ProcessGroup) -> None:
         work.wait()
 
 
-class Reducer:
-    """Runs reduce-scatters one at a time, in launch order, in a thread of its own."""
+class GlooComm(GroupComm):
+    """gloo on CPU: slices are exchanged pairwise, stamps checked on arrival. [Note: true reduce-scatter on gloo]"""
 
-    def __init__(self, rank: int, size: int, group: dist.ProcessGroup) -> None:
-        self.rank, self.size, self.group = rank, size, group
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
         self._queue: SimpleQueue[PairwiseReduction | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def launch(
-        self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None = None
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        if stamp:
+            stamp.write(full)
+        check = stamp.check if stamp and self.is_last else None
+        with labels.collective("reduce_scatter", unit) as operation:
+            return Handle([self._reduce(full, unit, check, into)], operation=operation)
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp and self.is_last:
+            stamp.write(full)
+        with labels.collective("all_gather", unit) as operation:
+            works = gather_slices(full, self.rank, self.size, self.group, unit)
+        return Handle(works, self._gathered_to_check(full, stamp), operation)
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """Runs gloo's own, after a barrier that makes sure they match: gloo pairs all-reduces by launch order alone."""
+        self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
+        return super().all_reduce(full, unit, stamp)
+
+    def meet(self, what: str) -> None:
+        with labels.collective("control"):
+            meet(what, self.rank, self.size, self.group)
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
+        return exchange_slices(to, here, self.rank, self.size, self.group, unit)
+
+    def _reduce(
+        self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None
     ) -> PairwiseReduction:
         """Sends the other slices of `full`, (N · shard_numel,), to their ranks, and queues the sum of the own one.
 
-        `into`: (shard_numel,) for the sum, by default the own slice.
+        `into`: (shard_numel,) for the sum, by default the own slice. A thread of its own runs the sums, one at a time,
+        in launch order.
         """
         slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
         own = slices[self.rank]
@@ -140,14 +172,14 @@ class _Arrival(NamedTuple):
 
 
 class PairwiseReduction:
-    """One reduce-scatter in flight: `run` receives and sums in the reducer's thread; `wait` blocks until it is done."""
+    """One reduce-scatter in flight: `run` receives and sums in a thread; `wait` blocks until it is done."""
 
     def __init__(
-        self, reducer: Reducer, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any],
+        self, comm: GlooComm, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any],
         check: CheckRow | None, tag: int,
     ) -> None:  # fmt: skip
-        self._group, self._tag = reducer.group, tag
-        self._lower, self._higher = range(reducer.rank), range(reducer.rank + 1, reducer.size)
+        self._group, self._tag = comm.group, tag
+        self._lower, self._higher = range(comm.rank), range(comm.rank + 1, comm.size)
         self._own, self._sums = own, sums
         self._sends = sends
         self._check = check

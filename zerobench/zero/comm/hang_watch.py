@@ -1,33 +1,143 @@
 """Deadlock detection: ranks that wait for each other raise one sentence within seconds, not the group's timeout.
 
     1. note       each wait is noted in memory; one shorter than PATIENCE_S costs no message
-    2. publish    a longer one is published in the process group's store (comm/positions.py)
+    2. publish    a longer one is published in the process group's store (comm/hang_watch.py)
     3. compare    the thread reads the other ranks' waits; a slow rank is waited for until the group's timeout
     4. settle     in a circle of waits the ranks agree on one sentence, break the connection, and all raise it
 
 A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
+
+Positions of ranks: deadlocks are found from what each rank has launched, and reported in one sentence.
+
+[Note: a circle of waiting ranks]
+A rank *lacks* a collective that another rank waits for if it has launched that channel fewer times. A rank that lacks
+it while it computes, or writes a file for minutes, is slow, which is no fault. Where it waits itself, for a collective
+that the other rank lacks, neither can ever proceed. So
+
+    a fault := a set of ranks that all wait, each of them for a collective that another one of the set lacks
+
+Counts only grow, and a waiting rank launches nothing. Positions that were published at different times, or are out of
+date, therefore show no false circle: the first rank to leave it would have needed another one to leave before.
+
+Collectives whose waits are registered with a deadlock watch (comm/hang_watch.py), one per process group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from .. import labels
-from .desync import DesyncError
-from .positions import Position, circle, named, out_of_step, places
-from .served import ServedEngine
+from .backends import FAKE
+from .base import Comm, WrappedComm
+from .desync import DesyncError, Stamp
+from .streams import Handle
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+
+
+RULE = (
+    "every rank must make the same calls of the engine, run the same modules in the same order and have as many"
+    " gradients of each parameter"
+)
+
+MOST_NAMED = 4
+"""Most ranks that a sentence names where many are at one position."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """A rank's position: the collective that it waits for, and the counts of those that it has launched.
+
+    `channel`  the collective that it waits for, with all that must be equal on the ranks; None: it waits for none
+    `number`   its number in that channel, from 1
+    `peers`    the ranks that must launch it
+    `words`    a description for messages, with the program's line
+    `launched` number of collectives that this rank has launched, by channel
+    """
+
+    rank: int
+    channel: str | None
+    number: int = 0
+    words: str = ""
+    launched: dict[str, int] = field(default_factory=dict)
+    peers: list[int] = field(default_factory=list)
+
+    def lacks(self, other: Position) -> bool:
+        """Returns True where `other` waits for a collective that this rank has not launched."""
+        return (
+            other.channel is not None
+            and self.rank in other.peers
+            and self.launched.get(other.channel, 0) < other.number
+        )
+
+    def to_json(self) -> str:
+        """Returns one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Position:
+        """Parses the text of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def circle(positions: Iterable[Position]) -> list[Position]:
+    """Returns the positions of ranks in a deadlock, or an empty list. [Note: a circle of waiting ranks]"""
+    waiting = [one for one in positions if one.channel is not None]
+    while True:  # drop ranks that can proceed, until the set no longer shrinks: the rest wait for each other
+        held_up = [one for one in waiting if any(other.lacks(one) for other in waiting if other is not one)]
+        if len(held_up) == len(waiting):
+            return held_up
+        waiting = held_up
+
+
+def out_of_step(positions: Sequence[Position]) -> str:
+    """Returns the sentence for ranks at different positions, or at one position with different counts."""
+    counts = "" if len({one.words for one in positions}) > 1 else f", {difference(positions)}"
+    return f"the ranks are out of step: {places(positions)}{counts}; {RULE}"
+
+
+def difference(positions: Sequence[Position]) -> str:
+    """Names the first channel of which the ranks have launched different numbers."""
+    channels = dict.fromkeys(channel for one in positions for channel in one.launched)
+    for channel in channels:
+        counts = {one.rank: one.launched.get(channel, 0) for one in positions}
+        if len(set(counts.values())) > 1:
+            return f"of {channel} " + ", ".join(f"rank {rank} had {count}" for rank, count in counts.items())
+    return "with as many of every collective"
+
+
+def places(positions: Iterable[Position]) -> str:
+    """Says which rank is where; ranks at one position are named together."""
+    ranks: dict[str, list[int]] = {}
+    for one in sorted(positions, key=lambda one: one.rank):
+        ranks.setdefault(one.words, []).append(one.rank)
+    return ", ".join(f"{named(at)} {'is' if len(at) == 1 else 'are'} {words}" for words, at in ranks.items())
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Lists rank numbers in words; of many, the first MOST_NAMED."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > MOST_NAMED:
+        return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))} and {len(ranks) - MOST_NAMED} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
 
 PATIENCE_S = 2.0
 """Length of a wait, in seconds, from which it is published."""
@@ -79,7 +189,7 @@ class Watch:
         self.before: dict[str, int] = {}
         self.settled: str | None = None
         self.groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-        self._engines: weakref.WeakSet[ServedEngine] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[Strategy] = weakref.WeakSet()
         self._positions = PositionStore(group, self.rank, self.size)
         self._wait: Wait | None = None
         self._published: Wait | None = None
@@ -118,7 +228,7 @@ class Watch:
 
     # -- for words ------------------------------------------------------------------------------------------------
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives."""
         self._engines.add(engine)
 
@@ -291,3 +401,85 @@ def watch_of(group: dist.ProcessGroup) -> Watch:
     if group not in _watches:
         _watches[group] = Watch(group)
     return _watches[group]
+
+
+AGREEMENT = "agreement"
+"""The channel of all small all-reduces: gloo pairs them in the order of their launch."""
+
+
+class Watched(WrappedComm):
+    """A Comm whose waits `watch` observes. `peers`: the group's ranks, in the numbering of `watch`."""
+
+    def __init__(self, below: Comm, watch: Watch, peers: list[int]) -> None:
+        super().__init__(below)
+        self.watch, self._peers = watch, peers
+        self._among = "" if len(peers) == watch.size else f" among {named(peers)}"
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        return self._launch("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into))
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return self._launch("reduction", unit, full, partial(self._below.all_reduce, full, unit, stamp))
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return self._launch("gather", unit, full, partial(self._below.all_gather, full, unit, stamp))
+
+    def all_to_all(
+        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+    ) -> Handle:
+        return self._launch("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit, stamp))
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self.call("broadcast", partial(self._below.broadcast, tensor))
+
+    def maximum(self, flags: torch.Tensor) -> None:
+        self.call(AGREEMENT, partial(self._below.maximum, flags))
+        if not flags.is_floating_point():  # which parameters have gradients: an update follows
+            self.watch.begin_step()
+
+    def sum(self, values: torch.Tensor) -> None:
+        self.call(AGREEMENT, partial(self._below.sum, values))
+
+    def meet(self, what: str) -> None:
+        self.call(what, partial(self._below.meet, what))
+
+    def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+        if group is not None:
+            self.watch.groups.add(group)
+        where = channel + self._among
+        number = self.watch.launch(where)
+        return self.watch.wait(where, number, self._peers, lambda: f"the {where}{self.watch.step()}", run)
+
+    def serves(self, engine: Strategy) -> None:
+        self.watch.serves(engine)
+
+    def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
+        return self.watch.differ(f"calling {what}(){self.watch.step()}", asked)
+
+    def _launch(self, kind: str, unit: str, sent: torch.Tensor, start: Callable[[], Handle]) -> Handle:
+        """Starts a collective that moves `sent`. Its launch is watched like its wait, since a launch can block too."""
+        channel = f"{kind} of {unit}{self._among}, {sent.nbytes} bytes"
+        number = self.watch.launch(channel)
+
+        def words() -> str:
+            since = number - self.watch.before.get(channel, 0)
+            return f"{kind} {since} of {unit}{self.watch.parameters(unit)}{self._among}{self.watch.step()}"
+
+        handle = self.watch.wait(channel, number, self._peers, words, start)
+        return Handle([], lambda: self.watch.wait(channel, number, self._peers, words, handle.wait))
+
+
+def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
+    """Returns `comm` under the watch of `whole`, a process group that contains its ranks, by default its own.
+
+    Returns `comm` itself in a world of one rank, and in a simulated world, where no rank can wait.
+    """
+    group = comm.group
+    if group is None or str(dist.get_backend(group)) == FAKE:
+        return comm
+    watch = watch_of(whole or group)
+    watch.groups.add(group)
+    peers = range(comm.size) if whole is None else dist.get_process_group_ranks(group)
+    return Watched(comm, watch, list(peers))

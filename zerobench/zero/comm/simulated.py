@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GlooComm, GroupComm, NcclComm
+from .backends import GroupComm, NcclComm
 from .base import Comm
 from .desync import Stamp
-from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS
+from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Handle, Waitable
 
 TAG = 7000

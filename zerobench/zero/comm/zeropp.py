@@ -33,11 +33,10 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, WrappedComm
+from .base import Comm, ShardAllGather, Source, WrappedComm
 from .desync import Stamp
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, Codec
-from .sources import ShardAllGather, Source
 from .streams import Handle
 
 

@@ -6,6 +6,8 @@ scaled, so are these segments; `full_gradient`, `set_full_gradient` and `gradien
 clipping in: they speak of what the optimizer gets. Segments say their `scale`. Gradients kept back by no_sync are not
 means yet: that is refused. DeepSpeed has safe_get_full_grad and safe_set_full_grad, FSDP2 has `.grad`, a DTensor:
 docs/how-to/gradients.md.
+
+The reduced gradients of an engine between `backward` and `step`, where they lie, to be looked at.
 """
 
 from __future__ import annotations
@@ -16,15 +18,53 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ..layout import MemoryOrder
 from ..precision import norm_over_ranks, sum_of_powers
-from ..strides import MemoryOrder
-from .engine_view import GradientEngine, SegmentView
-from .read_reduced import reduced_gradients, replicas
+
+if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
+    from ..strategy import Strategy
+
+
+def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
+    """(numel,) each, in their own dtype and tier, still multiplied by the loss scale: this rank's part of the means
+    over the ranks. A tensor is to be read before the next is asked for. No collective, and nothing is changed.
+
+    Of the ranks that share a shard each yields another part; replicas yield the same (`replicas`).
+    """
+    for bucket in engine.gradients.buckets:
+        bucket.settle()
+    for tile in filter(None, engine.update.tiles):
+        there = [segment for segment in tile if _has_come(engine, segment)]
+        before = [segment.used for segment in there]
+        for segment in there:  # ranks agree on what was used in `step`; of a unit that was reduced all of it is there
+            segment.used = True
+        try:
+            with tile[0].shard_range.reading():
+                for segment in there:
+                    gradient = segment.gradient()
+                    assert gradient is not None
+                    yield gradient
+        finally:
+            for segment, used in zip(there, before, strict=True):
+                segment.used = used
+
+
+def replicas(engine: Strategy) -> int:
+    """How many ranks hold the same part."""
+    return engine.comm.ranks // engine.comm.size
+
+
+def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
+    """Reduced; or, on one rank alone, where nothing is sent, written."""
+    if segment.bucket.is_alone:
+        return segment.segment.parameter in engine.update.used
+    return segment.bucket.is_reduced
 
 
 @dataclass(frozen=True)
@@ -106,7 +146,7 @@ class GradientFace:
                 one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
 
     def reduced_gradients(self: Any) -> Iterator[torch.Tensor]:
-        """This rank's part of the means, where they lie: see read_reduced.py."""
+        """This rank's part of the means, where they lie: see access.py."""
         return reduced_gradients(self)
 
     @property
@@ -124,7 +164,7 @@ class GradientFace:
             return _norms(self, float(norm_type))
 
 
-def _begin(engine: GradientEngine, what: str, sums: str = "") -> None:
+def _begin(engine: Strategy, what: str, sums: str = "") -> None:
     """Gradients are there and agreed upon. `sums` names what is summed next: gloo ends a process where sizes differ."""
     engine.gradients.check_reduced(what)
     if sums:
@@ -132,7 +172,7 @@ def _begin(engine: GradientEngine, what: str, sums: str = "") -> None:
     engine.update.agree()
 
 
-def _number_of(engine: GradientEngine, name: str) -> int:
+def _number_of(engine: Strategy, name: str) -> int:
     named = dict(engine.module.named_parameters(remove_duplicate=False))
     if name not in named:
         near = get_close_matches(str(name), list(named), n=1)
@@ -143,7 +183,7 @@ def _number_of(engine: GradientEngine, name: str) -> int:
     raise ValueError(f"{name}: it was frozen when initialize() was called, and has no gradient")
 
 
-def _segments(engine: GradientEngine, number: int | None = None) -> Iterator[GradientSegment]:
+def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
     """Those of one parameter, or of all; what is written to them is kept when the next is asked for."""
     update, scale = engine.update, engine.update.scaling.pending
     for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
@@ -156,7 +196,7 @@ def _segments(engine: GradientEngine, number: int | None = None) -> Iterator[Gra
     update.scaling.edited()
 
 
-def _segment(engine: GradientEngine, one: SegmentView, scale: torch.Tensor | float) -> GradientSegment:
+def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
     where, gradient = one.segment, one.gradient()
     assert gradient is not None
     parameter = engine.trainable[where.parameter]
@@ -165,7 +205,7 @@ def _segment(engine: GradientEngine, one: SegmentView, scale: torch.Tensor | flo
     return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)
 
 
-def drop_gradients(engine: GradientEngine, numbers: set[int]) -> None:
+def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
     """This rank has no gradients of these parameters any more."""
     engine.gradients.wait_all()
     for number in numbers:
@@ -184,7 +224,7 @@ def drop_gradients(engine: GradientEngine, numbers: set[int]) -> None:
     engine.update.drop(numbers)
 
 
-def _full_gradient(engine: GradientEngine, number: int) -> torch.Tensor | None:
+def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
     if number not in engine.update.used:
         return None
     parameter = engine.trainable[number]
@@ -202,7 +242,7 @@ def _full_gradient(engine: GradientEngine, number: int) -> torch.Tensor | None:
     return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
 
 
-def _norms(engine: GradientEngine, norm_type: float) -> dict[str, torch.Tensor]:
+def _norms(engine: Strategy, norm_type: float) -> dict[str, torch.Tensor]:
     update = engine.update
     device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
     totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)

@@ -22,16 +22,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import labels
 from ..comm.base import Comm
 from ..comm.desync import Stamp
-from ..comm.reductions import Reduction
 from ..comm.streams import Handle
 from ..layout import Piece
-from ..protocols import GradientSink, UnitView
+
+if TYPE_CHECKING:
+    from ..offload.placement import GradientSink
+    from ..units.unit import Unit
 
 
 class GradientBucket:
@@ -41,6 +44,7 @@ class GradientBucket:
     `arrived`     those whose gradients have all come in the present one
     `filled`      pieces whose elements of `full` hold something not yet reduced
     `is_reduced`  the shard holds a mean that `step` has not consumed
+    `all_reduces` the whole sum is made on every rank, not the own slice alone
     `sink`        where the first `offloaded_numel` elements of the shard go, if they leave the device
     """
 
@@ -52,11 +56,12 @@ class GradientBucket:
     stays = False
     """True where its memory is there in any case, so that its reduction need wait for no other."""
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None = None) -> None:
+    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None = None) -> None:
         self.unit = unit
         self.sink = sink
         self.offloaded_numel = 0 if sink is None else sink.numel
-        self._comm, self._reduction = comm, reduction
+        self._comm = comm
+        self.all_reduces = reduce_with == "all_reduce"
         self._handle: Handle | None = None
         self._target: torch.Tensor | None = None  # where the reduction writes the mean, if not into the own slice
         self.expected: set[int] = set()
@@ -136,7 +141,10 @@ class GradientBucket:
         self.wire = self.cast()
         # 3 straight into the shard where the collective can write there, which saves a copy
         self._target = self.target()
-        self._handle = self._reduction.launch(self._comm, self.wire, self.unit.name, stamp, self._target)
+        if self.all_reduces:  # as other systems do: every slice is summed, at twice the volume
+            self._handle = self._comm.all_reduce(self.wire, self.unit.name, stamp)
+        else:
+            self._handle = self._comm.reduce_scatter(self.wire, self.unit.name, stamp, self._target)
 
     def cast(self) -> torch.Tensor:
         """The full gradients as they travel: a copy only where the wire has another dtype."""

@@ -1,7 +1,7 @@
 """How gradients come from autograd into buckets, and which of these are in flight.
 
     arrive    autograd has made a gradient: it is written into the buckets that hold a piece of it, and dropped
-    launch    a full bucket is sent; the next one fills meanwhile
+    reduce    the buckets that the stage says are due are sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
 What a bucket does then is said in bucket_base.py, and when its memory comes and goes in the stages.
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,11 @@ from ..comm.desync import Stamp
 from ..layout import Piece
 from ..modules.tied import ArrivalHook, TiedPlace, tied_places
 from .bucket_base import GradientBucket
-from .engine_view import BucketUnit, ReducingEngine
 from .placeholders import StandIns
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+    from ..units.unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1
 """Reductions that may run while the next unit fills, where what they send lives for them alone."""
@@ -38,14 +41,14 @@ class GradientFlow:
     `in_backward`    whether this engine's backward runs, not another engine's or torch.autograd.grad's
     """
 
-    def __init__(self, engine: ReducingEngine) -> None:
+    def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._in_flight: deque[GradientBucket] = deque()
         self.stand_ins = StandIns(engine)
         self.in_backward = False
         self.synchronizing = True
         self.buckets: list[GradientBucket] = [unit.gradients for unit in engine.units]
-        self.pieces: list[list[tuple[BucketUnit, Piece]]] = [[] for _ in engine.trainable]
+        self.pieces: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
         for unit in engine.units:
             for piece in unit.layout.pieces:
                 self.pieces[piece.parameter].append((unit, piece))
@@ -80,7 +83,7 @@ class GradientFlow:
                 self._fill(unit.gradients, piece, flat)
             unit.gradients.arrived.add(i)
             if self.synchronizing:
-                self._engine.gradients_written(unit)
+                self.reduce(self._engine.due(unit))
 
     def _take_use(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """The gradient of one use of a tied parameter; it goes on to the parameter where that is owed the sum."""
@@ -113,10 +116,13 @@ class GradientFlow:
 
     # -- launch and wait --------------------------------------------------------------------------------------
 
-    def launch(self, bucket: GradientBucket, stamp: Stamp | None) -> None:
-        """Starts the reduction of a bucket; waits for the oldest if too many are in flight."""
-        if bucket.is_alone:
-            return
+    def reduce(self, units: Iterable[Unit]) -> None:
+        """Starts the reductions of `units`, in their order; waits for the oldest if too many are in flight."""
+        for unit in units:
+            if not unit.gradients.is_alone:
+                self._launch(unit.gradients, self._engine.stamp(unit))
+
+    def _launch(self, bucket: GradientBucket, stamp: Stamp | None) -> None:
         while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes more memory
             self._wait_oldest()
         bucket.launch(stamp)

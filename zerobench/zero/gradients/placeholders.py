@@ -10,14 +10,16 @@ that ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; test
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..parameters.absent import as_they_are
 from .access import drop_gradients
-from .engine_view import GradientEngine
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 HOW = (
     "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
@@ -84,7 +86,7 @@ class StandIns:
     `_zeroed`  names of those that have been set to zero
     """
 
-    def __init__(self, engine: GradientEngine) -> None:
+    def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._made: dict[int, StandIn] = {}
         self._put: frozenset[int] = frozenset()

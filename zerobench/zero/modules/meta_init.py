@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..comm.base import Comm
-from ..strides import MemoryOrder
+from ..layout import MemoryOrder
 
 Initializer = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]

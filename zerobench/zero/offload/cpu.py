@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import labels
 from ..layout import Layout
-from ..protocols import GradientSink, UnitView
-from .placement import Placement, SegmentView, ShardRange
+from .placement import GradientSink, Placement, SegmentView, ShardRange
 from .policy import Offload
+
+if TYPE_CHECKING:
+    from ..units.unit import Unit
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
@@ -108,7 +110,7 @@ class HostGradients(GradientSink):
 
     tier = labels.HOST
 
-    def __init__(self, unit: UnitView, numel: int, streams: CopyStreams) -> None:
+    def __init__(self, unit: Unit, numel: int, streams: CopyStreams) -> None:
         self._unit, self._streams = unit, streams
         self.numel = numel
         self._kept = self._new(numel, unit.dtypes.gradients)
@@ -205,7 +207,7 @@ class HostRange(ShardRange):
     rounds_late = False
 
     def __init__(
-        self, placement: Placement, unit: UnitView, start: int, stop: int, device: torch.device,
+        self, placement: Placement, unit: Unit, start: int, stop: int, device: torch.device,
         upload: Upload | NoUpload,
     ) -> None:  # fmt: skip
         super().__init__(placement, unit, start, stop)
@@ -237,7 +239,7 @@ class HostPlacement(Placement):
 
     def __init__(self, policy: Offload, device: torch.device) -> None:
         super().__init__()
-        self._host_shards: set[UnitView] = set()
+        self._host_shards: set[Unit] = set()
         self._policy, self._device = policy, device
         self._sinks: list[HostGradients] = []
         self._streams = CopyStreams(device)
@@ -247,14 +249,14 @@ class HostPlacement(Placement):
     def offloaded_numel(self, layout: Layout) -> int:
         return self._policy.part_of(layout.shard_numel, layout.align)
 
-    def new_ranges(self, unit: UnitView) -> list[ShardRange]:
+    def new_ranges(self, unit: Unit) -> list[ShardRange]:
         stop, most = self.offloaded_numel(unit.layout), unit.layout.shard_numel
         if not self._policy.optimizer:
             return [ShardRange(self, unit, 0, most)]
         ranges: list[ShardRange] = [HostRange(self, unit, 0, stop, self._device, self._upload)]
         return ranges + [ShardRange(self, unit, stop, most)] * (stop < most)
 
-    def new_sink(self, unit: UnitView) -> HostGradients | None:
+    def new_sink(self, unit: Unit) -> HostGradients | None:
         if not self._policy.gradients:
             return None
         self._sinks.append(HostGradients(unit, self.offloaded_numel(unit.layout), self._streams))
@@ -273,17 +275,17 @@ class HostPlacement(Placement):
     def release_copied(self) -> None:
         self._streams.release_all()
 
-    def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
             return super().keep_parameters(unit, shard)
         self._host_shards.add(unit)
         kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
 
-    def has_parameters(self, unit: UnitView) -> bool:
+    def has_parameters(self, unit: Unit) -> bool:
         return unit not in self._host_shards
 
-    def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
+    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
         if self.keeps_parameters:
             super().fetch(unit, place)
         else:

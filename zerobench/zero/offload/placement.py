@@ -16,20 +16,41 @@ device: one range per unit, and no sink. cpu.py and nvme.py have the other tiers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn, optim
 
 from .. import labels
-from ..fingerprint import fingerprint
 from ..layout import Layout, Segment
-from ..protocols import GradientSink, UnitView
+from ..parameters.versions import fingerprint
+
+if TYPE_CHECKING:
+    from ..units.unit import Unit
 
 COMPARED = {"cpu": 2**16, "cuda": 2**24}
 """Elements of a master that are compared with its parameters at once: few in a cache, many for a kernel's launch."""
+
+
+class GradientSink(Protocol):
+    """Where the gradients of a shard's first `numel` elements go when they are reduced: those that leave the device."""
+
+    tier: str
+    numel: int
+
+    def take(self, mean: torch.Tensor, adds: bool) -> None:
+        """`mean`, (numel,), on the device: keeps it, or adds it to what is here."""
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        """Calls `give_back`, for the memory of what was taken last, once that has been read: now, or behind a copy."""
+
+    def view(self, offset: int, numel: int) -> torch.Tensor:
+        """The gradients of that range, where they are."""
+
+    def settle(self) -> None:
+        """Waits until all that was taken can be read."""
 
 
 class SegmentView(Protocol):
@@ -59,7 +80,7 @@ class ShardRange:
     master: torch.Tensor
     _left: torch.Tensor | None = None  # the fingerprint of the parameters as the engine left them
 
-    def __init__(self, placement: Placement, unit: UnitView, start: int, stop: int) -> None:
+    def __init__(self, placement: Placement, unit: Unit, start: int, stop: int) -> None:
         self.unit, self.start, self.stop = unit, start, stop
         self._placement = placement
 
@@ -178,7 +199,7 @@ class Placement:
     """True where masters may be elsewhere, so that to compare all of them with the parameters would cost a transfer."""
 
     def __init__(self) -> None:
-        self.ranges: dict[UnitView, list[ShardRange]] = {}
+        self.ranges: dict[Unit, list[ShardRange]] = {}
 
     # -- where gradients go ---------------------------------------------------------------------------------
 
@@ -186,7 +207,7 @@ class Placement:
         """Elements of a shard, from its start, whose optimizer, and gradients if they do, leave the device."""
         return 0
 
-    def new_sink(self, unit: UnitView) -> GradientSink | None:
+    def new_sink(self, unit: Unit) -> GradientSink | None:
         """Where the gradients of a unit's offloaded elements go; None: they stay."""
         return None
 
@@ -195,13 +216,13 @@ class Placement:
 
     # -- what an update visits --------------------------------------------------------------------------------
 
-    def adopt(self, unit: UnitView) -> None:
+    def adopt(self, unit: Unit) -> None:
         """Makes the masters of a unit, from its parameters."""
         self.ranges[unit] = self.new_ranges(unit)
         for one in self.ranges[unit]:
             one.make_master()
 
-    def new_ranges(self, unit: UnitView) -> list[ShardRange]:
+    def new_ranges(self, unit: Unit) -> list[ShardRange]:
         """The ranges of a unit's shard, without masters."""
         return [ShardRange(self, unit, 0, unit.layout.shard_numel)]
 
@@ -228,7 +249,7 @@ class Placement:
         for one in self.all_ranges():
             one.round_master()
 
-    def follow(self, unit: UnitView, loaded: Collection[int], asks: bool = False) -> None:
+    def follow(self, unit: Unit, loaded: Collection[int], asks: bool = False) -> None:
         """The shard of parameters was written to: the masters follow. `loaded`: parameters, by number, whose values are
         new even where they are the old ones rounded. `asks`: the host may wait for a comparison.
         """
@@ -239,12 +260,12 @@ class Placement:
         for one in self.ranges.get(unit, []):  # a frozen unit has no masters
             one.follow_parameters(ranges, asks)
 
-    def note_parameters(self, unit: UnitView) -> None:
+    def note_parameters(self, unit: Unit) -> None:
         """The unit's shard of parameters is as the engine left it."""
         for one in self.ranges.get(unit, []):
             one.note_parameters()
 
-    def may_be_written(self, unit: UnitView) -> bool:
+    def may_be_written(self, unit: Unit) -> bool:
         """True where that may not be so any more."""
         return any(one.may_be_written for one in self.ranges.get(unit, []))
 
@@ -253,23 +274,23 @@ class Placement:
 
     # -- where shards of parameters are -----------------------------------------------------------------------
 
-    def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         """A unit's shard of parameters, (shard_numel,), a copy of one on the device."""
         return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
 
-    def has_parameters(self, unit: UnitView) -> bool:
+    def has_parameters(self, unit: Unit) -> bool:
         """True where the unit's shard of parameters is on the device."""
         return True
 
-    def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
+    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
         """place := the unit's shard of parameters, for a gather."""
         place.copy_(unit.parameter_shard, non_blocking=True)
 
-    def read(self, unit: UnitView, start: int, place: torch.Tensor) -> None:
+    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
         """place := elements from `start` on of the unit's shard."""
         place.copy_(unit.parameter_shard.narrow(0, start, place.numel()))
 
-    def put(self, unit: UnitView, start: int, values: torch.Tensor) -> None:
+    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on of the unit's shard := values."""
         unit.parameter_shard.narrow(0, start, values.numel()).copy_(values)
 

@@ -1,4 +1,4 @@
-"""Policies of what leaves the device, and whereto: a caller of `initialize` chooses, offload/build.py carries out."""
+"""Policies of what leaves the device, and whereto: a caller of `initialize` chooses, `placement_for` carries out."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .. import labels
 from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share
-from . import optimizer_state as facts
+from . import segments as facts
 from .segments import OptimizerSegment
 from .step_by_tiles import stand_in, step_without_update, update_silently
 from .update import Update

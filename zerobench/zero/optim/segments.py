@@ -2,21 +2,30 @@
 
 One flat tensor as *the* parameter would be simpler and wrong: parameters without a gradient would decay
 and count steps, and parameter groups would lose their meaning. Segments keep both.
+
+Sentences for uses of an optimizer, whose parameters are segments, as one of whole parameters.
+
+Facts that an optimizer keeps beside the states of parameters: numbers in its groups and attributes.
+
+    read      the facts as they are
+    put       back to facts that were read: what has come since goes
+    changed   between two readings
+
+A fact is a number, a text, a tuple of them, or a tensor of one element, which stays the same tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn, optim
 
 from ..gradients.bucket_base import GradientBucket
-from ..layout import Segment
+from ..layout import MemoryOrder, Segment
 from ..offload.placement import ShardRange
 from ..precision import Share
-from ..strides import MemoryOrder
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
@@ -133,3 +142,164 @@ def _cut_state(
         return value
 
     return {name: cut(name, value) for name, value in state.items()}
+
+
+STEP = (
+    "call engine.step(), not optimizer.step(): the parameters must be exchanged (and no GradScaler.step: pass"
+    " loss_scaling=zerobench.zero.LossScaling() to initialize instead)"
+)
+
+
+def guard(optimizer: optim.Optimizer) -> None:
+    """Has `optimizer` refuse a plain run's states."""
+    optimizer.register_load_state_dict_pre_hook(_check_states)
+
+
+def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
+    """Raises ValueError for options of groups that the engine's updates, on `updated_by`, cannot have."""
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise ValueError("optimizer: differentiable=True keeps the graph of an update, which shards have not")
+        if group.get("capturable") and updated_by == "cpu":
+            raise ValueError(
+                "optimizer: capturable=True is for updates on a GPU, and here the CPU makes them; leave it out"
+            )
+
+
+def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Raises ValueError where `saved` is not of this rank's segments."""
+    groups = zip(saved["param_groups"], optimizer.param_groups, strict=False)
+    for number, (theirs, ours) in enumerate(groups):
+        given, mine = theirs["params"], ours["params"]
+        if len(given) != len(mine):
+            raise _refusal(f"group {number} has {len(given)} parameters and this optimizer's {len(mine)} segments")
+        for key, segment in zip(given, mine, strict=True):
+            for name, value in _tensors_of(optimizer, saved["state"].get(key, {})):
+                if value.shape != segment.shape:
+                    words = (
+                        f"{name!r} of parameter {key} is {tuple(value.shape)} and the segment {tuple(segment.shape)}"
+                    )
+                    raise _refusal(words)
+
+
+def _tensors_of(optimizer: optim.Optimizer, state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """States that have an element for each of the parameter's."""
+    found = [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim()]
+    return found if type(optimizer) in ELEMENTWISE else []
+
+
+def _refusal(found: str) -> ValueError:
+    return ValueError(
+        f"optimizer.load_state_dict: {found}; the engine's optimizer takes what its own state_dict gave on the same"
+        " rank, stage and N, not a plain run's states; engine.load(path) takes a checkpoint of any stage and N"
+    )
+
+
+ATTRIBUTES, STATE = "attributes", "state"
+_SIMPLE = (bool, int, float, complex, str, type(None))
+
+
+class Fact(NamedTuple):
+    """`held`: what the optimizer has; `value`: the same, or a copy of a tensor."""
+
+    held: Any
+    value: Any
+
+    def equals(self, other: Fact) -> bool:
+        """True where the values are equal, NaN and NaN among them."""
+        mine, others = self.value, other.value
+        if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
+            return torch.equal(mine, others) or bool(mine.isnan().all() and others.isnan().all())
+        return type(mine) is type(others) and bool(mine == others or (mine != mine and others != others))
+
+
+Facts = dict[tuple[int | str, str], Fact]
+"""(number of a group, or ATTRIBUTES or STATE; key) -> what it holds there."""
+
+
+def read(optimizer: optim.Optimizer) -> Facts:
+    """All of them."""
+    return {
+        (place, key): Fact(held, held.detach().clone() if isinstance(held, torch.Tensor) else held)
+        for place, mapping in _places(optimizer).items()
+        for key, held in mapping.items()
+        if isinstance(key, str) and _is_fact(held)
+    }
+
+
+def put(optimizer: optim.Optimizer, facts: Facts) -> None:
+    """The optimizer's facts become these."""
+    places = _places(optimizer)
+    for place, key in read(optimizer).keys() - facts.keys():
+        del places[place][key]
+    for (place, key), fact in facts.items():
+        places[place][key] = fact.held
+        if isinstance(fact.held, torch.Tensor):
+            fact.held.detach().copy_(fact.value)
+
+
+def changed(before: Facts, after: Facts) -> Facts:
+    """Of `after`, what is new or another."""
+    return {at: fact for at, fact in after.items() if at not in before or not fact.equals(before[at])}
+
+
+def follow(optimizer: optim.Optimizer, before: Facts, after: Facts) -> None:
+    """Takes over what another optimizer, which began with the facts `before`, has changed, unless it has moved here."""
+    if type(optimizer) in ELEMENTWISE:
+        return
+    mine = read(optimizer)
+    moved = changed(before, mine)
+    news = {at: fact for at, fact in changed(before, after).items() if at not in moved}
+    for at, fact in news.items():
+        if at in mine and isinstance(mine[at].held, torch.Tensor):
+            news[at] = Fact(mine[at].held, fact.value)
+    put(optimizer, mine | news)
+
+
+class FactsOfParts:
+    """An update in parts, each of which finds the facts as the first did; what any of them changes holds at the end.
+
+    torch's own optimizers change none, and are not asked.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._is_asked = type(optimizer) not in ELEMENTWISE
+        self._changes: Facts = {}
+        self._before: Facts = {}
+
+    def begin(self) -> None:
+        """The first part starts."""
+        if self._is_asked:
+            self._before = read(self._optimizer)
+
+    def end_part(self) -> None:
+        """A part is done, and another follows. Raises RuntimeError where two parts disagree."""
+        if self._is_asked:
+            self._note()
+            put(self._optimizer, self._before)
+
+    def end(self) -> None:
+        """The last part is done."""
+        if self._is_asked:
+            self._note()
+            put(self._optimizer, self._before | self._changes)
+
+    def _note(self) -> None:
+        for at, fact in changed(self._before, read(self._optimizer)).items():
+            known = self._changes.setdefault(at, fact)
+            if not known.equals(fact):
+                raise RuntimeError(
+                    f"optimizer: {type(self._optimizer).__name__} changed {at[1]!r} to {known.value} by some parameters"
+                    f" and to {fact.value} by others; an update that mixes parameters cannot be sharded"
+                )
+
+
+def _places(optimizer: optim.Optimizer) -> dict[int | str, dict[Any, Any]]:
+    return {**dict(enumerate(optimizer.param_groups)), ATTRIBUTES: vars(optimizer), STATE: optimizer.state}
+
+
+def _is_fact(held: Any) -> bool:
+    if isinstance(held, torch.Tensor):
+        return held.numel() == 1
+    return all(isinstance(one, _SIMPLE) for one in held) if isinstance(held, tuple) else isinstance(held, _SIMPLE)

@@ -21,7 +21,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from .. import labels
 from ..precision import Share
-from .optimizer_state import FactsOfParts
+from .segments import FactsOfParts
 
 Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
 """Given a tile: inside, its masters, states and gradients are there."""

@@ -24,14 +24,12 @@ from torch import nn, optim
 
 from .. import labels
 from ..comm.base import Comm
-from ..layout import Segment
+from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
 from ..precision import LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
-from ..strides import MemoryOrder
 from ..units.unit import ALIGN_BYTES, Unit
-from .guards import STEP, guard
 from .loss_scaling import GradientScaling
-from .segments import OptimizerSegment, dimensions, swap_parameters
+from .segments import STEP, OptimizerSegment, dimensions, guard, swap_parameters
 from .step_by_tiles import update_tiles
 
 

@@ -46,7 +46,7 @@ class Hiding:
     """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden
     parameter.
 
-    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (parameters/loading.py) pass;
+    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (parameters/writes.py) pass;
     `asked` is then called for a write to one that has none. `lets_detach`: reads without a gradient pass, too.
     """
 

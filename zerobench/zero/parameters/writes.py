@@ -14,20 +14,38 @@ A rank updates its own part only, without a collective: every rank must write eq
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in all. Values are
 compared where masters are apart from parameters: each rank its own part.
+
+torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine.
+
+before    waits for gathers in flight; a sharded parameter gets memory for all of its elements
+copied    torch compares names and shapes, and copies
+after     keeps this rank's part and frees the memory; masters follow at the next forward or step (writes.py)
+
+`module.state_dict()` of sharded parameters is refused, since it would hold NaN.
+
+There is no collective: every rank loads equal values. `assign=True` copies too, since the parameters' memory is fixed.
+Optimizer states are unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
-from .absent import as_they_are, is_placeholder, restore_placeholders
-from .engine_view import ParameterEngine, ParameterUnit
+from ..modules.wrapping import Hook
+from .absent import as_they_are, is_placeholder, placeholder, restore_placeholders
 from .versions import Versions
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+    from ..units.unit import Unit
+
 
 HOW = (
     "write in place inside `with engine.full_parameters()`, or load with engine.module.load_state_dict() or"
@@ -48,7 +66,7 @@ class Writes:
     `homes`  parameters that the engine has moved -> the view that each is while its values are present
     """
 
-    def __init__(self, engine: ParameterEngine) -> None:
+    def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._names = {p: name for name, p in engine.module.named_parameters()}
         self._units = [unit for unit, _ in engine.parameters_by_unit()]
@@ -58,7 +76,7 @@ class Writes:
         self._known_places: list[int] = []  # addresses at the last check
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
-        self._stored: dict[ParameterUnit, None] = {}  # units with parameters written while sharded
+        self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
         self._asks = not engine.comm.on_streams and all(p.device.type == "cpu" for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
@@ -117,7 +135,7 @@ class Writes:
         if parameter in self._numbers:
             self._loaded.add(self._numbers[parameter])
 
-    def store(self, unit: ParameterUnit, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, of the parameter's shape, which were loaded while it is sharded."""
         self._engine.schedule.check_writable(self._names[parameter])
         unit.placement.wait()
@@ -174,7 +192,7 @@ class Writes:
     def _size(self) -> int:
         return sum(len(module._parameters) + len(module._modules) for module in self._modules)
 
-    def _follow(self, unit: ParameterUnit, parameter: nn.Parameter) -> None:
+    def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
         """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
@@ -189,7 +207,7 @@ class Writes:
     # -- inside full_parameters() -------------------------------------------------------------------------
 
     @contextmanager
-    def keeping(self, unit: ParameterUnit) -> Iterator[None]:
+    def keeping(self, unit: Unit) -> Iterator[None]:
         """Copies values that are written inside to the parameters of `unit`, which is whole, into
         shards and masters.
         """
@@ -203,7 +221,7 @@ class Writes:
                 self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
-    def _take_home(self, unit: ParameterUnit) -> None:
+    def _take_home(self, unit: Unit) -> None:
         """Copies the values of parameters whose `.data` was replaced by another tensor of their kind."""
         for parameter in unit.versions.parameters:
             home = self.homes[parameter]
@@ -211,3 +229,63 @@ class Writes:
             if parameter.data_ptr() != home.data_ptr() and alike:
                 home.copy_(parameter.data)
                 parameter.data = home
+
+
+def take_loads(engine: Strategy) -> None:
+    """Registers the hooks on the modules that have parameters of their own."""
+    unit_of = engine.unit_of_parts()
+    for module in engine.module.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            load = Load(engine, unit_of)
+            module.register_load_state_dict_pre_hook(Hook(load.before))
+            module.register_load_state_dict_post_hook(Hook(load.after))
+            if unit_of:
+                module.register_state_dict_pre_hook(Hook(partial(_check_whole, unit_of)))
+
+
+def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Raises RuntimeError where `module.state_dict()` would be of NaN, which a checkpoint would keep."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if not keep_vars and parameter in held and is_placeholder(parameter):
+            raise RuntimeError(
+                f"state_dict: {prefix}{name} is in parts, one on each rank; use engine.full_state_dict(), or call it"
+                " inside `with engine.full_parameters()` on every rank"
+            )
+
+
+class Load:
+    """The state of a load into one module's own parameters.
+
+    `_versions`  their versions before it, by which the written ones are found
+    `_lent`      parameters with memory for the load only
+    """
+
+    def __init__(self, engine: Strategy, unit_of: dict[nn.Parameter, Unit]) -> None:
+        self._engine = engine
+        self._unit_of = unit_of
+        self._versions: dict[nn.Parameter, int] = {}
+        self._lent: set[nn.Parameter] = set()
+
+    def before(self, module: nn.Module, _state: Any, _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        """Makes every parameter of the module writable."""
+        self._engine.settle()
+        metadata["assign_to_params_buffers"] = False
+        for parameter in module.parameters(recurse=False):
+            self._versions[parameter] = parameter._version
+            if parameter in self._unit_of and is_placeholder(parameter):
+                parameter.data = torch.full(parameter.shape, math.nan, dtype=parameter.dtype, device=parameter.device)
+                self._lent.add(parameter)
+
+    def after(self, _module: nn.Module, *_: Any) -> None:
+        """Keeps the values that were copied."""
+        versions, lent = self._versions, self._lent
+        self._versions, self._lent = {}, set()
+        for parameter, version in versions.items():
+            with as_they_are():
+                values = parameter.data
+                if parameter in lent:
+                    parameter.data = placeholder(parameter)
+            if parameter._version != version:
+                self._engine.writes.loaded(parameter)
+                if parameter in lent:
+                    self._engine.writes.store(self._unit_of[parameter], parameter, values)

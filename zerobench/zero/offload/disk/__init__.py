@@ -1,7 +1,6 @@
-"""File tier: bounded host memory (buffer_pool.py), tensors in files (file_store.py), folders for them (scratch.py)."""
+"""File tier: bounded host memory (direct_io.py), tensors in files (file_store.py), folders for them (scratch.py)."""
 
-from .buffer_pool import Buffer, Pool
-from .direct_io import ALIGN_BYTES, DiskError
+from .direct_io import ALIGN_BYTES, Buffer, DiskError, Pool
 from .file_store import FileStore, Region
 from .io_threads import IoHandle
 from .scratch import Scratch, problems_of_path, sweep

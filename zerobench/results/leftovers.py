@@ -1,27 +1,40 @@
-"""Leftovers of killed processes in a results folder. Each sweep removes them when it begins, `zerobench prune` too.
+"""Leftovers of killed processes in a results folder, the folders of a launcher's jobs among them. Each sweep removes
+them when it begins, `zerobench prune` too.
 
+in use      a job's folder in which the composing process, or a task of the job, holds its lease (host/leases.py)
+orphan      a job in use without its composing process, on whose board its launches were
 abandoned   hidden, and no living process will finish it:
             partial runs, boards, turns   whose lease is free
-            folders of a launcher's jobs  that no process will use (job_folders.py)
+            folders of a launcher's jobs  that are not in use: the composing process was killed, and the job is over or
+                                          has not begun; a job that begins without its folder ends at once
             unclaimed ones                folders before their lease or half removed, files before they replace another:
                                           nothing tells whose they are, so they count once they are an hour old
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from ..host.durable import PROBE, clock_of
+from ..host.files import read_text
 from ..host.leases import BROKEN, DOUBT, is_held
 from ..host.temporary import PRUNED, is_claimed, remove
-from . import job_folders
 from .board import board_folders, is_up
 from .folders import PARTIAL, TURN
-from .job_folders import JOBS
-from .table_cache import ASIDE as CACHE
+from .run_files import ASIDE as CACHE
 from .tables import SEARCHES
+
+JOBS = ".jobs"
+"""The folder, in a results folder, of jobs' folders."""
+
+ORDER = "order.json"
+
+LEASE, COMPOSER = "lease-", "lease-composer"
+"""Prefix of the names of leases in a job's folder, and the composing process's."""
 
 UNLEASED = ".claim-"
 """Prefix of a folder that is being claimed, for a few milliseconds: testing its lock could keep its owner from it."""
@@ -43,7 +56,7 @@ def abandoned(where: Path) -> list[Path]:
     killed += [path for path in board_folders(where) if not is_up(path)]
     turns = [path for path in sorted(where.glob(f"{TURN}*")) if not path.name.endswith(DOUBT)]
     killed += [path for path in turns if not is_held(path)]
-    killed += job_folders.abandoned(where)
+    killed += abandoned_jobs(where)
     return killed + sorted(_unclaimed(where))
 
 
@@ -61,7 +74,7 @@ def _unclaimed(where: Path) -> Iterator[Path]:
 def tidy(where: Path) -> None:
     """Removes the leftovers, as far as they can be removed."""
     for path in abandoned(where):
-        if path.parent.name == JOBS and job_folders.is_in_use(path):  # the job has begun since
+        if path.parent.name == JOBS and is_in_use(path):  # the job has begun since
             continue
         if path.is_dir():
             remove(path)
@@ -70,3 +83,38 @@ def tidy(where: Path) -> None:
                 path.unlink()
     with suppress(OSError):  # there is none, or others' jobs are in it
         (where / JOBS).rmdir()
+
+
+def job_folders(results_dir: Path) -> list[Path]:
+    """Returns the folders of jobs in a results folder; links are not followed."""
+    jobs = results_dir / JOBS
+    if jobs.is_symlink():
+        return []
+    with suppress(OSError):  # none are there, or they are being removed
+        found = [entry for entry in os.scandir(jobs) if entry.name[:1].isdecimal() and "-" in entry.name]
+        return sorted(Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False))
+    return []
+
+
+def is_in_use(folder: Path) -> bool:
+    """Returns True where the composing process, or a task of the job, lives, on any machine."""
+    with suppress(OSError):  # it is being removed, by its composing process
+        tasks = (is_held(path) for path in folder.glob(f"{LEASE}[0-9]*") if path.suffix == "")
+        return is_held(folder / COMPOSER, lock=folder) or any(tasks)
+    return True
+
+
+def abandoned_jobs(results_dir: Path) -> list[Path]:
+    """Returns the folders of jobs that no process will use."""
+    return [folder for folder in job_folders(results_dir) if (folder / ORDER).is_file() and not is_in_use(folder)]
+
+
+def boards_of_orphans(results_dir: Path) -> list[Path]:
+    """Returns the boards of orphans."""
+    boards = []
+    for folder in job_folders(results_dir):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being removed, or is no job's
+            order = json.loads(read_text(folder / ORDER))
+            if not is_up(results_dir / str(order["board"] or "none")):
+                boards += board_folders(folder)
+    return boards

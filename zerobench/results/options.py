@@ -1,4 +1,4 @@
-"""Columns of a printed table, chosen on the command line: --columns peak,step, or all.
+"""Options that verbs on results share: --where KEY=VALUE (results/selection.py applies it), --columns peak,step.
 
 Imports no heavy module: a verb's --help must not wait for pandas.
 """
@@ -7,7 +7,43 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NoReturn
+
+from ..sizes import printable
+
+RESULTS = "results/runs"
+"""The default results folder of a verb."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """One condition on runs: the key has one of these values, or none of them."""
+
+    key: str
+    values: tuple[str, ...]
+    is_not: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Where:
+        """Parses "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip("!") or not values:
+            raise argparse.ArgumentTypeError(f"{text!r} is no condition; write KEY=VALUE,VALUE or KEY!=VALUE")
+        return cls(key.removesuffix("!"), tuple(values.split(",")), key.endswith("!"))
+
+    def __str__(self) -> str:
+        return f"{self.key}{'!' * self.is_not}={','.join(self.values)}"
+
+
+def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
+    """Adds --where and, where failed and superseded runs are left out by default, --all."""
+    words = "only runs whose config or column says so, as strategy=zero1,zero2 or optimizer.lr=1e-3; may be given again"
+    parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
+    if attempts:
+        parser.add_argument("--all", action="store_true", help="failed attempts and superseded runs, too")
+
 
 STATUS = ["cell", "status", "ago", "code", "peak", "step"]
 """Columns of the table of `zerobench status`."""
@@ -48,3 +84,11 @@ def _named(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word.lower(), known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)}, or {ALL}"
     raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose error messages repeat words of the command line without control of the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and the message, and exits with code 2."""
+        super().error(printable(message))

@@ -1,18 +1,30 @@
-"""Results and a run as text that fits a terminal: what `repr` shows. The figures are those of a sweep's table."""
+"""Results and a run as a notebook or a prompt shows them: text that fits a terminal, or HTML with a figure.
+
+The figures are those of a sweep's table. Everything that comes from a run's folder is escaped in HTML: names and
+reasons may hold whatever wrote them.
+"""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ..host.terminal import Output
 from ..records import CATEGORIES
 from ..sizes import printable, show_bytes, show_count, show_ms
-from .printed_table import COLUMNS, FIRST_TO_GO, Column, Row, sorted_cells
-from .results import Results, Run
+from .grid import Grid
+from .markup import Bar, BarPart, figure
+from .printed_table import COLUMNS, FIRST_TO_GO, Row, SweepColumn, best_rows, grid_of, sorted_cells
+from .summary import busy_words
+
+if TYPE_CHECKING:
+    from .tables import Results, Run
 
 MOST_CELLS = 20
 """Rows shown at most."""
@@ -27,7 +39,7 @@ def text_of(results: Results) -> str:
         return "Results: no runs."
     cells = cells_of(results)
     shown = cells[:MOST_CELLS]
-    lines = [heading(results, len(cells)), "", *_table(shown, shutil.get_terminal_size().columns)]
+    lines = [heading(results, len(cells)), *_drawn(shown)]
     lines += [f"... and {show_count(len(cells) - len(shown), 'cell')} more in .runs"] * (len(cells) > len(shown))
     return "\n".join([*lines, *_folded(failures(shown))])
 
@@ -55,7 +67,7 @@ def heading(results: Results, cells: int) -> str:
     return f"Results: {', '.join(words)}"
 
 
-def columns_of(cells: Sequence[Row]) -> dict[str, Column]:
+def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
     """Returns the columns of the sweep's table that any of the cells makes worth their width."""
     return {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
 
@@ -105,15 +117,13 @@ def _predicted(words: str) -> str:
     return f"predicted {words}" if words else ""
 
 
-def _table(cells: Sequence[Row], width: int) -> list[str]:
-    """Returns aligned lines; columns go, FIRST_TO_GO first, until the widest line fits."""
-    columns = columns_of(cells)
-    for name in (*FIRST_TO_GO, *LAST_TO_GO, ""):
-        lines = _aligned([["cell", "status", *columns], *([*_start(cell), *_shown(cell, columns)] for cell in cells)])
-        if len(lines[0]) <= width or not name:
-            break
-        columns.pop(name, None)
-    return _cut(lines)
+def _drawn(cells: list[Row]) -> list[str]:
+    """Returns the lines of the table, with as many columns as the terminal has room for."""
+    grid = replace(grid_of(cells, columns_of(cells), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False)
+    console = Output(width=shutil.get_terminal_size().columns, color_system=None)
+    with console.capture() as captured:
+        console.print(grid)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
@@ -121,16 +131,65 @@ def _cut(lines: Sequence[str]) -> list[str]:
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
-def _start(cell: Row) -> list[str]:
-    return [printable(cell["name"]), cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")]
+UNITS = {"formula": "formula MiB", "predicted": "predicted MiB", "95 % interval": "95 % interval ms"}
+"""Column of the sweep's table -> its name with a unit, if it does not stand next to one that names it."""
+
+BEST = "Bold: the best of the strategies that train the same thing."
+FIGURE = "Memory at the peak on the fullest rank, by category"
+SIDES = tuple(f' style="text-align:{side};white-space:nowrap"' for side in ("left", "right"))
+"""Attributes of cells of words and of figures."""
 
 
-def _shown(cell: Row, columns: dict[str, Column]) -> list[str]:
-    return [column.show(cell) if cell["status"] == "ok" else "–" for column in columns.values()]
+def html_of(results: Results) -> str:
+    """Returns a table of the cells, why some are not ok, and a figure of their peaks."""
+    if results.runs.empty:
+        return "<p>Results: no runs.</p>"
+    cells = cells_of(results)
+    shown = cells[:MOST_CELLS]
+    more = len(cells) - len(shown)
+    words = [f"{show_count(more, 'cell')} more in <code>.runs</code>."] * bool(more)
+    columns = columns_of(shown)
+    words += [BEST] * any(best_rows(shown, column) for column in columns.values())
+    if busy := busy_words(shown):
+        words.append(escape(busy))
+    grid = grid_of(shown, columns, sign="")
+    grid = replace(grid, header=[UNITS.get(name, name) for name in grid.header])
+    note = f"<p><small>{' '.join(words)}</small></p>" if words else ""
+    return _block(heading(results, len(cells)), [_scrolled(grid), note, _failed(shown), _figure(shown)])
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    signs = ["<", "<", *(">" for _ in widths[2:])]
-    shape = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
-    return [shape.format(*row) for row in rows]
+def html_of_run(run: Run) -> str:
+    """Returns a run's figures next to their predictions, and its peak by category."""
+    cells = cells_of(run)
+    rows = [[name.strip(), value, next_to_it] for name, value, next_to_it in figures_of(run)]
+    table = _scrolled(Grid(["figure", "value", ""], rows, ("figure", ""))) if rows else ""
+    return _block(f"Run {title_of(run)}", [table, _failed(cells), _figure(cells)])
+
+
+def _block(head: str, parts: Sequence[str]) -> str:
+    return f"<div><p><strong>{escape(head)}</strong></p>{''.join(parts)}</div>"
+
+
+def _scrolled(grid: Grid) -> str:
+    return f'<div style="overflow-x:auto">{grid.html(*SIDES)}</div>'
+
+
+def _failed(cells: Sequence[Row]) -> str:
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in failures(cells))
+    return f"<ul>{sentences}</ul>" if sentences else ""
+
+
+def _figure(cells: Sequence[Row]) -> str:
+    rows = [_bar(cell) for cell in cells]
+    return f"<p>{FIGURE}:</p>{figure(rows, FIGURE)}" if any(row.pieces for row in rows) else ""
+
+
+def _bar(cell: Row) -> Bar:
+    name, known = cell["name"], {}
+    if cell["status"] == "ok":
+        sizes = {part: cell[f"peak_{part}_bytes"] for part in CATEGORIES}
+        known = {part: int(size) for part, size in sizes.items() if not pd.isna(size)}
+    word = cell["status"] if cell["status"] != "ok" else "not measured"
+    pieces = [BarPart(part, size, f"{name}: {part} {show_bytes(size)}") for part, size in known.items()]
+    text = show_bytes(sum(known.values())) if known else word
+    return Bar(name, text, f"{name}: {text}", pieces, absent="" if known else word)

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal.
+"""A table of text, rendered for a terminal, in which it fits, and as Markdown, HTML and CSV.
 
 A column of *words* may be folded between words; a column of *figures* is shown whole or not at all. A table's *natural*
 width has each cell on one line. Where the terminal is narrower,
@@ -13,8 +13,12 @@ A file has no width: it gets all columns, with words folded where that keeps the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import csv
+import io
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from typing import Literal
 
 from rich.align import Align
@@ -25,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..host.terminal import FILE_WIDTH, Output, is_endless, is_quiet
-from ..sizes import printable
+from ..sizes import escape_control, printable
 
 FOLDED = 20
 """Characters that a column of words keeps at least, where it has as many."""
@@ -37,20 +41,63 @@ Columns = tuple[int, ...]
 """Indices of columns, in the order in which they are shown."""
 
 
+GridCell = str | Text
+"""Text of a cell; a *marked* one is a Text with a style, bold where there are fonts."""
+
+
 @dataclass(frozen=True)
-class FittedTable:
-    """A table as a renderable of rich. `rows`: cells, one line each. `words`: places of its columns of words.
-    `first_to_go`: names of columns in the order in which a narrow terminal leaves them out, then the others from the
-    right; None: none is left out. `chosen`: names of columns to show, beside the first; empty: all; None: those that
-    fit. `hints`: a line names what is left out.
+class Grid:
+    """A table, a renderable of rich. `rows`: cells, one line each. `left`: names of its columns of words, or the number
+    of them, which then are the first; the others are figures, to the right. `first_to_go`: names of columns in the
+    order in which a narrow terminal leaves them out, then the others from the right; None: none is left out. `chosen`:
+    names of columns to show, besides the first; empty: all; None: those that fit. `hints`: a line names what is left
+    out.
     """
 
     header: Sequence[str]
-    rows: Sequence[Sequence[Text]]
-    words: Collection[int] = (0,)
+    rows: Sequence[Sequence[GridCell]]
+    left: int | Collection[str] = 1
     first_to_go: Sequence[str] | None = None
     chosen: Sequence[str] | None = None
     hints: bool = True
+
+    @cached_property
+    def words(self) -> frozenset[int]:
+        """Places of the columns of words."""
+        if isinstance(self.left, int):
+            return frozenset(range(self.left))
+        return frozenset(place for place, name in enumerate(self.header) if name in self.left)
+
+    @cached_property
+    def _cells(self) -> list[list[Text]]:
+        return [[one if isinstance(one, Text) else Text(printable(one)) for one in row] for row in self.rows]
+
+    def markdown(self, sides: bool = True) -> str:
+        """Returns a table of pipes. `sides`: columns of figures stand to the right."""
+        ruler = ["---" if place in self.words or not sides else "--:" for place in range(len(self.header))]
+        lines = [[_pipe_free(one) for one in row] for row in (self.header, *self.rows)]
+        return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
+
+    def html(self, words: str = "", figures: str = ' class="n"') -> str:
+        """Returns a table element; `words`, `figures`: attributes of cells. Text is escaped."""
+        sides = [words if place in self.words else figures for place in range(len(self.header))]
+
+        def row(kind: str, cells: Iterable[str]) -> str:
+            return (
+                "<tr>"
+                + "".join(f"<{kind}{side}>{one}</{kind}>" for side, one in zip(sides, cells, strict=True))
+                + "</tr>"
+            )
+
+        head = row("th", (escape(printable(name)) for name in self.header))
+        body = "".join(row("td", map(_marked_up, cells)) for cells in self._cells)
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+    def csv(self) -> str:
+        """Returns comma-separated values, a line per row."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([self.header, *([str(one) for one in row] for row in self.rows)])
+        return out.getvalue()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         every = self._wanted()
@@ -98,19 +145,19 @@ class FittedTable:
         return sum(self._least(place, width) for place in columns) + _margins(len(columns), roomy=False) <= width
 
     def _natural(self, place: int) -> int:
-        return max(_width(Text(self.header[place])), self._cells(place))
+        return max(_width(Text(self.header[place])), self._widest(place))
 
-    def _cells(self, place: int) -> int:
+    def _widest(self, place: int) -> int:
         """Returns the characters of the widest cell."""
-        return max((_width(row[place]) for row in self.rows), default=0)
+        return max((_width(row[place]) for row in self._cells), default=0)
 
     def _least(self, place: int, width: int) -> int:
         """Returns the characters that a column needs. The first column names the rows: it is folded only where it would
         take more than three fifths of the terminal.
         """
-        cells = self._cells(place)
+        cells = self._widest(place)
         if place in self.words and (place or cells > width * 3 // 5):
-            longest = max((_longest_word(row[place].plain) for row in self.rows), default=0)
+            longest = max((_longest_word(row[place].plain) for row in self._cells), default=0)
             cells = min(cells, max(FOLDED, min(longest, LONGEST_WORD)))
         return max(cells, _longest_word(self.header[place]))
 
@@ -127,9 +174,18 @@ class FittedTable:
             side: Literal["left", "right"] = "left" if place in self.words else "right"
             heading = Align(Text(self.header[place]), side, vertical="bottom")
             table.add_column(heading, justify=side, width=widths[place], overflow="fold")
-        for row in self.rows:
+        for row in self._cells:
             table.add_row(*(row[place] for place in columns))
         return table
+
+
+def _pipe_free(cell: GridCell) -> str:
+    return escape_control(str(cell)).replace("|", "\\|")
+
+
+def _marked_up(cell: Text) -> str:
+    text = escape(cell.plain.strip())
+    return f"<strong>{text}</strong>" if cell.style else text
 
 
 def _margins(count: int, roomy: bool) -> int:
@@ -153,14 +209,3 @@ def _longest_word(text: str) -> int:
 
 def _width(text: Text) -> int:
     return max(map(cell_len, text.plain.split("\n")))
-
-
-def plain_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], left: int | Collection[str] = 1,
-    first_to_go: Sequence[str] | None = None, chosen: Sequence[str] | None = None,
-) -> FittedTable:  # fmt: skip
-    """Builds a table of texts. `left`: names of its columns of words, or the number of them, which then are the first;
-    for the others see FittedTable.
-    """
-    words = range(left) if isinstance(left, int) else [n for n, name in enumerate(header) if name in left]
-    return FittedTable(header, [[Text(printable(cell)) for cell in row] for row in rows], words, first_to_go, chosen)

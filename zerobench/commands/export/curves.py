@@ -1,0 +1,177 @@
+"""Scalars of a run: what changes from step to step, by tag, and what a run comes to. For programs that draw curves.
+
+tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
+           rank); of the accounted pass's last step memory/rankR/CATEGORY_bytes
+step       number of the step, warm-up included; of memory the number of the event within the step
+time       seconds since the epoch: the run's start, and the step's own seconds from there; the time between steps, and
+           passes one after the other, are left out
+summary    the columns of the run that are numbers, and have a value
+
+TensorBoard gets a folder of event files per run. Values are written in double precision: bytes are exact. Choices and
+results of each run are in the HParams tab too, so that runs are compared there. Weights & Biases names runs as follows;
+they are written without its package, a folder per run, every file whole.
+
+wandb-history.jsonl    a JSON object per step: `_step`, `_timestamp`, `_runtime` (seconds), and the values by tag
+wandb-summary.json     the numbers of the run's row
+config.yaml            key: {value: ...}
+wandb-metadata.json    start, command, commit
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from ...config.flat import by_key
+from ...records import CATEGORIES
+from ...results.tables import Results
+
+MEANS, SLOWEST = ("loss",), ("step_s", "forward_s", "backward_s", "update_s")
+EQUAL = ("grad_norm", "loss_scale")
+"""Columns that are equal on all ranks."""
+
+NOT_MEASURED = ("repeat", "schema_version", "seed")
+"""Numbers of a run's row that are no result of it."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value of a curve."""
+
+    tag: str
+    step: int
+    time: float
+    value: float
+
+
+def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
+    """Yields the curves of a run, a row of `results.runs`, in the order of their steps."""
+    began = datetime.fromisoformat(run["started"]).timestamp()
+    steps = results.steps[results.steps["run_id"] == run["run_id"]].rename(columns={"seconds": "step_s"})
+    for mode, of_pass in steps.groupby("mode", sort=False):
+        ranks = of_pass.groupby("step")
+        columns = {name: ranks[name].mean() for name in MEANS} | {name: ranks[name].max() for name in SLOWEST}
+        curves = pd.DataFrame(columns | {name: ranks[name].first() for name in EQUAL})
+        times = began + curves["step_s"].fillna(0.0).cumsum()
+        for number, time, row in zip(curves.index, times, curves.to_dict("records"), strict=True):
+            for name, value in row.items():
+                if math.isfinite(value):
+                    yield Scalar(f"{mode}/{name}", int(number), float(time), float(value))
+    timeline = results.timeline[results.timeline["run_id"] == run["run_id"]]
+    for instant in timeline.to_dict("records"):
+        for name in (f"{category}_bytes" for category in CATEGORIES):
+            tag = f"memory/rank{instant['rank']}/{name}"
+            yield Scalar(tag, int(instant["instant"]), began + float(instant["seconds"]), float(instant[name]))
+
+
+def summary_of(run: dict[str, Any]) -> dict[str, int | float]:
+    """Returns what a run comes to: the numbers of its row that are there."""
+    numbers = {name: value for name, value in run.items() if isinstance(value, int | float) and not pd.isna(value)}
+    return {name: value for name, value in numbers.items() if not isinstance(value, bool) and name not in NOT_MEASURED}
+
+
+def choices_of(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run's config as one level of keys, as on a command line."""
+    return by_key(json.loads(run["config"]))
+
+
+def rows_of(results: Results) -> list[dict[str, Any]]:
+    """Returns the rows of the runs that have finished, with None for what is missing."""
+    runs = results.runs[results.runs["status"] == "ok"]
+    return [
+        {str(key): value for key, value in row.items()}
+        for row in runs.astype("object").where(runs.notna(), None).to_dict("records")
+    ]
+
+
+def said(results: Results, written: int, what: str) -> str:
+    """Returns a sentence on what was written, and on runs that were left out. Raises ValueError where none is ok."""
+    left = len(results.runs) - written
+    if not written:
+        raise ValueError(f"{len(results.runs)} runs, and none of them is ok: there is nothing to write")
+    return what + (f"; {left} of {len(results.runs)} runs are not ok, and left out" if left else "")
+
+
+MISSING = (
+    "--format tensorboard: TensorBoard is not installed; pip install tensorboard, or take --format wandb,"
+    " which needs nothing"
+)
+
+
+def write_tensorboard(results: Results, out: Path) -> str:
+    """Writes the runs that are ok below the folder `out`. Raises ValueError without TensorBoard or such runs."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+    except ImportError as error:
+        raise ValueError(MISSING) from error
+    rows = rows_of(results)
+    words = said(results, len(rows), f"{len(rows)} runs in {out}; look at them with: tensorboard --logdir {out}")
+    for run in rows:
+        folder = out / run["run_id"]
+        earlier = list(folder.glob("events.out.tfevents.*"))
+        with SummaryWriter(str(folder)) as writer:
+            for one in scalars_of(results, run):
+                writer.add_scalar(one.tag, one.value, one.step, one.time, new_style=True, double_precision=True)
+            metrics = {f"run/{name}": value for name, value in summary_of(run).items()}
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, 0, new_style=True, double_precision=True)
+            for part in hparams({key: _shown(value) for key, value in choices_of(run).items()}, metrics):
+                writer._get_file_writer().add_summary(part)  # add_hparams would make a run of its own for each
+        for path in earlier:  # of an earlier export: TensorBoard would draw both
+            path.unlink()
+    return words
+
+
+def _shown(value: Any) -> bool | int | float | str:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+HISTORY, SUMMARY, CONFIG, METADATA = "wandb-history.jsonl", "wandb-summary.json", "config.yaml", "wandb-metadata.json"
+
+
+def write_wandb(results: Results, out: Path) -> str:
+    """Writes the runs that are ok below the folder `out`. Raises ValueError where there are none."""
+    rows = rows_of(results)
+    words = said(results, len(rows), f"{len(rows)} runs in {out}, each with {HISTORY}, {SUMMARY} and {CONFIG}")
+    for run in rows:
+        folder = out / run["run_id"]
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = list(history_of(results, run))
+        last = {key: lines[-1][key] for key in ("_step", "_timestamp", "_runtime")} if lines else {}
+        choices = {key: {"desc": None, "value": value} for key, value in choices_of(run).items()}
+        metadata = {"startedAt": run["started"], "args": run["command"], "git": {"commit": run["commit"]}}
+        texts = {
+            HISTORY: "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines),
+            SUMMARY: json.dumps(summary_of(run) | last, indent=1, allow_nan=False),
+            CONFIG: yaml.safe_dump({"wandb_version": 1, **choices}, sort_keys=False),
+            METADATA: json.dumps(metadata, indent=1),
+        }
+        for name, text in texts.items():
+            aside = folder / f".{name}"
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(folder / name)
+    return words
+
+
+def history_of(results: Results, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a line per step. Memory within a step is left out: it has another axis."""
+    lines: dict[int, dict[str, Any]] = {}
+    began = None
+    for one in scalars_of(results, run):
+        if one.tag.startswith("memory/"):
+            continue
+        began = one.time if began is None else min(began, one.time)
+        line = lines.setdefault(one.step, {"_step": one.step, "_timestamp": one.time})
+        line["_timestamp"] = max(line["_timestamp"], one.time)
+        line[one.tag] = one.value
+    for number in sorted(lines):
+        yield lines[number] | {"_runtime": lines[number]["_timestamp"] - (began or 0.0)}

@@ -1,0 +1,81 @@
+"""The table `events` of one run and rank, read: streams in order, live bytes after each event, collectives.
+
+stream       the events of a rank, in order
+change       a row's addition to the sum of a tier and category; a label moves a storage's size from one to another
+collective   from its first launch until its wait has returned, or no wait was recorded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from ..records import CATEGORIES, TIERS
+
+SIGNS = {"live": 1, "birth": 1, "free": -1, "label": 1}
+"""Kind of an event -> sign of its bytes in the sum of its own category."""
+
+
+def live_bytes(events: pd.DataFrame) -> pd.DataFrame:
+    """Returns the sums after each event of one run and rank: index as `events`, columns (tier, category), int64, bytes.
+
+    A tier in which nothing lives has columns of zeros.
+    """
+    signs = events["kind"].astype("object").map(SIGNS).fillna(0).astype("int64")
+    changes = events["bytes"].astype("int64") * signs
+    relabeled = events["bytes"].where(events["kind"] == "label", 0).astype("int64")
+    sums = {
+        (tier, category): (
+            changes.where((events["tier"] == tier) & (events["category"] == category), 0)
+            - relabeled.where((events["tier"] == tier) & (events["previous"] == category), 0)
+        ).cumsum()
+        for tier in TIERS
+        for category in CATEGORIES
+    }
+    return pd.DataFrame(sums, index=events.index).astype("int64")
+
+
+@dataclass(frozen=True)
+class RecordedCollective:
+    """One collective. `begin`: place of its first launch in the stream; `end`: place of its wait, or -1; `launches`:
+    its rows.
+    """
+
+    begin: int
+    end: int
+    launches: list[Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the operation, and of its unit."""
+        first = self.launches[0]
+        return f"{first.collective} {first.unit}".strip()
+
+    def total(self, column: str) -> Any:
+        """Returns the sum of a column over the launches."""
+        return sum(getattr(row, column) for row in self.launches)
+
+
+def collectives_of(rows: Sequence[Any]) -> list[RecordedCollective]:
+    """Returns the collectives of a stream's rows, in the order of their first launches."""
+    waits: dict[Any, int] = {}
+    launches: dict[int, list[tuple[int, Any]]] = {}
+    for place, row in enumerate(rows):
+        if row.kind == "wait":
+            waits.setdefault(row.operation, place)
+        elif row.kind == "launch":
+            launches.setdefault(int(row.operation), []).append((place, row))
+    return [
+        RecordedCollective(mine[0][0], waits.get(operation, -1), [row for _, row in mine])
+        for operation, mine in launches.items()
+    ]
+
+
+def streams_of(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """Returns rank -> its stream, of the events of one run."""
+    return {
+        int(str(rank)): mine.sort_values("index", ignore_index=True) for rank, mine in events.groupby("rank", sort=True)
+    }
