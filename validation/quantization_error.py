@@ -21,7 +21,7 @@ import torch
 from zerobench import strategies
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
-from zerobench.config.zeropp import PartsOfZeropp
+from zerobench.config.schema_memory import PartsOfZeropp
 from zerobench.data import build_batches
 from zerobench.host.environment import seed_everything
 from zerobench.host.terminal import stdout_console

@@ -21,6 +21,7 @@ from .host.installed import installed_version
 from .host.pipes import patient
 from .host.signals import ENDING, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
+from .results.options import refuse
 from .sizes import printable
 
 HELP = """\
@@ -166,8 +167,7 @@ def _join(arguments: list[str]) -> int:
     try:
         job = find_job(os.environ)
     except JobError as error:
-        print(printable(f"zerobench: {error}"), file=sys.stderr)
-        return 2
+        return refuse(error)
     if job is None:
         return _act(arguments)
     with exit_when_interrupted(fork_server.end):
@@ -202,13 +202,9 @@ def _run(arguments: list[str]) -> int:
         from importlib import import_module
 
         verb = arguments[0].replace("-", "_")
-        try:
-            with exit_when_interrupted(fork_server.end):
-                module = import_module(f".commands.{VERBS[arguments[0]]}", __package__)
-            code: int = getattr(module, verb)(arguments[1:])
-        except OSError as error:  # a file that cannot be read or written; the error names it
-            print(printable(f"zerobench {arguments[0]}: {error}"), file=sys.stderr)
-            return 2
+        with exit_when_interrupted(fork_server.end):
+            module = import_module(f".commands.{VERBS[arguments[0]]}", __package__)
+        code: int = getattr(module, verb)(arguments[1:])
         return code
     return _sweep(arguments)
 
@@ -250,8 +246,7 @@ def _help(words: list[str], extra_dirs: list[Path]) -> int:
     try:
         shown = [help.of_word(word, check) for word in words]
     except ValueError as error:
-        print(printable(f"zerobench --help: {error}"), file=sys.stderr)
-        return 2
+        return refuse(error, "--help")
     print("\n\n".join(shown) or HELP.format(groups=help.of_groups(check), keys=help.of_keys(check)))
     return 0
 
@@ -268,8 +263,7 @@ def _sweep(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
     if problems := unknown_flags(flags):
-        print(printable(f"zerobench: {'; '.join(problems)}"), file=sys.stderr)
-        return 2
+        return refuse(ValueError("; ".join(problems)))
     if JOB in os.environ:
         from .dispatch.in_job import run_in_job
 
@@ -292,6 +286,4 @@ def _sweep(arguments: list[str]) -> int:
             from .commands.run_command_line import plan_composed, run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)
     except RefusedError as refused:
-        for problem in refused.problems:
-            print(printable(f"zerobench: {problem}"), file=sys.stderr)
-        return 2
+        return refuse(refused)

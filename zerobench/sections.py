@@ -1,11 +1,60 @@
-"""Sections of a config: a schema for Hydra while a cell is composed, frozen as soon as they are part of a cell."""
+"""Sections of a config, and their keys, each declared once: a field with its default and, as metadata, a Key.
+
+A section is a schema for Hydra while a cell is composed, and is frozen as soon as it is part of a cell.
+"""
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+KEY = "key"
+"""The name of a field's Key in its metadata."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the command line: all but its name, type and default, which are those of its field.
+
+    `meaning`: its line in the help. `limits`: the least and the greatest number that makes sense. `words`: the words
+    that it takes, beside null and, with limits, beside numbers. `rule`: the values that are right, if neither says so.
+    `deepspeed`, `torch`, `transformers`: its names there, in Markdown. A key of DeepSpeed's JSON config without a dot
+    is in `zero_optimization` or at the top; transformers' names are of TrainingArguments.
+
+    In the identity of a cell (config/identity.py) a key that is `omitted` at its default leaves the identity as it was
+    before there was such a key. `volatile`: it does not change the measurement. `local`: it follows from the machine,
+    and changes times and losses, but no bytes and no volume.
+    """
+
+    meaning: str
+    unit: str = ""
+    limits: tuple[float, float] | None = None
+    words: tuple[str, ...] = ()
+    rule: str = ""
+    omitted: bool = False
+    volatile: bool = False
+    local: bool = False
+    deepspeed: str = ""
+    torch: str = ""
+    transformers: str = ""
+
+    def __call__(self, default: T) -> T:
+        """Returns the field of a schema with this key's default there."""
+        made: T = field(default=default, metadata={KEY: self})
+        return made
+
+    def made(self, factory: Callable[[], T]) -> T:
+        """Returns the field of a schema whose default is made for each object."""
+        made: T = field(default_factory=factory, metadata={KEY: self})
+        return made
+
+
+def keys_of(schema: Any) -> dict[str, Key]:
+    """Returns the keys of a schema, or of an object of it, by name; of a user's options none is known."""
+    return {one.name: one.metadata[KEY] for one in fields(schema) if KEY in one.metadata}
 
 
 class Section:

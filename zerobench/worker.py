@@ -25,10 +25,10 @@ from .host.environment import FAKE, SIMULATED, Rendezvous, make_deterministic, r
 from .models import contract
 from .predict import activations as predicted_activations
 from .predict.build import build_model, initial_options, place_model, schedule_options, shapes_of
-from .probes import Probe, gradient_norm, make_pass
+from .probes import Probe, make_pass
 from .probes.ledger_maxima import ASIDE
 from .probes.snapshot import snapshots
-from .probes.step_values import StepResult, StepValues, scale_of
+from .probes.step_values import StepResult, StepValues, scale_of, squares
 from .rank_record import RankRecord, schedule_of, steps_of
 from .sections import known
 from .strategies import Engine
@@ -163,7 +163,7 @@ def _look(
     if not probe.may_look(measured):
         return None
     with probe.phase(ASIDE):
-        return gradient_norm.squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
+        return squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
 
 
 def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ from tests.cells import cell
 from zerobench import data, strategies, worker
 from zerobench.config import combinations as systems
 from zerobench.predict import build
-from zerobench.probes import gradient_norm
+from zerobench.probes import step_values
 from zerobench.probes.step_values import scale_of
 from zerobench.zero.gradients.bucket_base import GradientBucket
 
@@ -88,7 +88,7 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
                 last = micro == config.accumulation - 1
                 with strategies.synchronizing(engine, config.strategy.reduces, last):
                     engine.backward(engine(*batches.batch(step, micro)) / config.accumulation)
-            squares = gradient_norm.squares(engine.reduced_gradients(), scale)
+            squares = step_values.squares(engine.reduced_gradients(), scale)
             assert squares is not None
             told = engine.clip_grad_norm_(1e9)
             engine.step()

@@ -17,10 +17,10 @@ import torch
 import zerobench
 from tests.cells import cell
 from zerobench.config.cell import Cell
-from zerobench.config.offload import CpuOffload
 from zerobench.config.schema import Measure
+from zerobench.config.schema_memory import CpuOffload
 from zerobench.launch.start_ranks import launch
-from zerobench.probes import collective_waits
+from zerobench.probes import event_log
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, EVENTS, LINKS, OF_STORAGES, STATES, EventRow
 from zerobench.results.events import live_bytes
@@ -208,7 +208,7 @@ def test_events_replayed_are_the_tables_of_four_ranks() -> None:
 def test_what_is_patched_is_put_back() -> None:
     c10d: Any = torch._C._distributed_c10d
     before = dict(vars(c10d.Work)), dict(vars(c10d.ProcessGroup))  # a method that is read from its class does not bind
-    with collective_waits.works_watched(lambda: None, lambda _: None):
+    with event_log.works_watched(lambda: None, lambda _: None):
         assert vars(c10d.Work)["wait"] is not before[0]["wait"]
     after = dict(vars(c10d.Work)), dict(vars(c10d.ProcessGroup))
     assert after == before

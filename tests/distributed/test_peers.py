@@ -11,13 +11,12 @@ import torch
 from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import strategies
-from zerobench.config.optimizers import IMPLEMENTATIONS, KINDS, AdamW, Rprop, Sgd
-from zerobench.config.schema_training import Bf16, Fp16, Fp32
+from zerobench.config.schema_training import IMPLEMENTATIONS, KINDS, AdamW, Bf16, Fp16, Fp32, Rprop, Sgd
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.records import CATEGORIES
 from zerobench.results import tables
-from zerobench.strategies.peer_options import WITHOUT_RULE
+from zerobench.strategies.options import WITHOUT_RULE
 from zerobench.sweep import cell as cells
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")

@@ -11,7 +11,7 @@ import pandas as pd
 from tests.cells import cell
 from zerobench.config.schema import Measure
 from zerobench.launch.start_ranks import launch
-from zerobench.probes.trace import overlaps, read_trace
+from zerobench.probes.traced_pass import overlaps, read_trace
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob, RankRecord, run_rank

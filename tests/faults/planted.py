@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from zerobench import strategies
 from zerobench.config.cell import CellConfig
-from zerobench.config.precision import Precision
+from zerobench.config.schema_training import Precision
 from zerobench.models.gpt import Block
 from zerobench.predict import activations
 from zerobench.probes.ledger import Ledger
@@ -29,6 +29,7 @@ from zerobench.strategies.ddp import DdpEngine
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels, stage1
 from zerobench.zero.gradients.bucket_base import GradientBucket
+from zerobench.zero.gradients.flow import GradientFlow
 from zerobench.zero.layout import Layout
 from zerobench.zero.stage1 import Stage1
 from zerobench.zero.stage2 import ShardedBucket
@@ -227,16 +228,17 @@ def padded(numel: int) -> Iterator[None]:
 
 @contextmanager
 def never_reduced() -> Iterator[None]:
-    reduce = Strategy.reduce
+    reduce = GradientFlow.reduce
 
-    def but_one(self: Strategy, unit: Unit) -> None:
-        if unit is not self.units[0]:
-            return reduce(self, unit)
-        unit.gradients.filled.clear()
-        unit.gradients.is_reduced = True
-        return None
+    def but_one(self: GradientFlow, units: Iterable[Unit]) -> None:
+        for unit in units:
+            if unit.gradients is not self.buckets[0]:
+                reduce(self, [unit])
+                continue
+            unit.gradients.filled.clear()
+            unit.gradients.is_reduced = True
 
-    with patch.object(Strategy, "reduce", but_one):
+    with patch.object(GradientFlow, "reduce", but_one):
         yield
 
 

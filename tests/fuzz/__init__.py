@@ -1,13 +1,7 @@
-"""A fuzz of all that zerobench reads from others: command lines with their config folders, and files.
+"""A fuzz of all that zerobench reads from others, on hypothesis: command lines with their config folders, and files.
 
-case        one input and what is held against it; its name, "config:17" or "file:17", and the seed draw it, so that a
-            case can be run again alone, whatever ran before it
-config      a command line, valid or damaged, composed to cells as `zerobench` does it (commands.py, held by oracle.py)
-file        a valid file of some reader, damaged, and read (files.py, damage.py)
-finding     a case that ended otherwise than it may: a sentence
-watch       all that a case may not touch, and its state before and after (watch.py)
-slice       so many cases that one process runs; a slice that was run is not run again (run.py)
-
-A library as hypothesis would shrink a finding, but its cases follow from all that it has run before: here each has a
-number, so that ten thousand are spread over processes, taken up again after an interruption, and named in one line.
+A command line, valid or damaged, makes cells or is refused with messages that name a word of it; a damaged file is
+read, left out with a warning, or refused by its name. Nothing else is raised, written, imported, executed or left
+changed (watch.py). Each run of the tests has a few examples; `make fuzz` has 10,000 command lines and 100 damages per
+reader.
 """

@@ -21,7 +21,7 @@ from zerobench.cli import VERBS
 from zerobench.commands import columns
 from zerobench.config.compose import checker
 from zerobench.config.flags import split_arguments, unknown_flags
-from zerobench.config.meanings import GROUPS, KEYS
+from zerobench.config.keys import GROUPS, KEYS
 from zerobench.config.overrides import Overrides
 
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")

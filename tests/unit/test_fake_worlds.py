@@ -29,7 +29,7 @@ from zerobench.fake_execution import execute
 from zerobench.host.environment import rank_environment
 from zerobench.predict.estimate import simulated_rank
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.strategies.whole_parameters import fullest_rank
+from zerobench.strategies.spec import fullest_rank
 from zerobench.theory.shapes import OptimizerShape, ParameterShape
 
 

@@ -1,11 +1,9 @@
-"""A slice of the fuzz (`make fuzz`) with a fixed seed, and the faults that it found."""
+"""Faults that the fuzz (tests/fuzz, `make fuzz`) found."""
 
 from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +13,6 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from tests.fuzz.commands import command
-from tests.fuzz.files import READERS, damaged
 from validation.store import read
 from validation.table1 import CellRow
 from zerobench.calibrate.collectives import load_calibration
@@ -28,27 +24,6 @@ from zerobench.records import TrafficRow
 from zerobench.results import frames
 from zerobench.results.board import read_board
 from zerobench.results.tables import load
-
-LONG = ("run, compare", "collection, report", "huggingface's config.json", "provenance.json", "weights")
-"""Readers that import for seconds; `make fuzz` has them."""
-
-CASES = [f"config:{number}" for number in range(6)]
-CASES += [f"file:{number}" for number, name in enumerate(READERS) if name not in LONG]
-
-
-@pytest.mark.slow
-def test_a_slice_has_no_finding_in_a_process_of_its_own() -> None:
-    """The hook that listens stays for the life of a process."""
-    words = [sys.executable, "-m", "tests.fuzz", "--seed", "1", "--only", *CASES]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.stdout.count(" 0 findings") == len(CASES)
-
-
-def test_a_case_is_the_same_each_time_and_another_under_another_seed() -> None:
-    assert command(1, 17) == command(1, 17) != command(2, 17)
-    assert damaged(1, 3)[0] == damaged(2, 3)[0]
-    assert damaged(1, 3)[1].random() != damaged(2, 3)[1].random()
 
 
 def folder_with(where: Path, name: str, content: str) -> str:

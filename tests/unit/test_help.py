@@ -10,7 +10,7 @@ import pytest
 from zerobench import cli
 from zerobench.config import help
 from zerobench.config.compose import checker
-from zerobench.config.meanings import GROUPS, KEYS
+from zerobench.config.keys import GROUPS, KEYS
 from zerobench.config.schema import SCHEMAS, Config
 from zerobench.config.unknown_keys import _keys_by_group
 from zerobench.registry import MODELS
@@ -20,7 +20,7 @@ TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.
 
 def test_every_key_has_a_line_and_every_line_a_key() -> None:
     assert set(KEYS) == {*TOP, *_keys_by_group()}
-    assert all(meaning and meaning[-1] != "." for _, meaning in KEYS.values())
+    assert all(meaning and meaning[-1] != "." for meaning in (key.meaning for key in KEYS.values()))
 
 
 def numbers() -> set[str]:
@@ -34,7 +34,7 @@ def numbers() -> set[str]:
 
 @pytest.mark.parametrize("key", sorted(numbers()))
 def test_every_amount_has_a_unit(key: str) -> None:
-    assert KEYS[key][0]
+    assert KEYS[key].unit
 
 
 def test_every_group_and_choice_has_a_line() -> None:
@@ -53,7 +53,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_top_level_help_has_each_group_and_key_with_its_default(capsys) -> None:
     text = shown(capsys, "--help")
     for group in (*SCHEMAS, "experiment"):
-        assert f"  {group:<11}{GROUPS[group]}" in text
+        assert f"  {group:<11}{GROUPS[group].meaning}" in text
     for key in (*TOP, "optimizer.lr=0.0003", "measure.steps=10", "strategy.bucket_bytes=", "data.path=null"):
         assert f"\n  {key}" in text
     assert "hydra/launcher" not in text

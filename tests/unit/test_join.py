@@ -76,7 +76,7 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
                 MemoryRow(rank, "step", "outside_ledger", None, None, 25 - 3 * size)]  # fmt: skip
 
     one = row()
-    _join_memory(one, [*rows(0, 10), *rows(1, 30), *rows(2, 20)])
+    _join_memory(one, [*rows(0, 10), *rows(1, 30), *rows(2, 20)], per_node=3)
     assert (one.peak_bytes, one.states_bytes) == (240, 150)
     assert one.peak_optimizer_bytes == 30
     assert one.max_inputs_bytes == 31
@@ -119,17 +119,19 @@ def test_bytes_on_the_wire_are_the_mean_over_the_ranks_and_payload_that_of_the_r
     ],
 )
 def test_host_memory_is_that_of_the_fullest_rank_and_of_the_fullest_node(more: dict[str, int], expected: int) -> None:
-    one = _blank_row(cell("zero2", 4, **more))
+    chosen = cell("zero2", 4, **more)
+    one = _blank_row(chosen)
     peaks = {0: 10, 1: 40, 2: 30, 3: 25}
     device = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
-    _join_memory(one, [*device, *(MemoryRow(r, "step", "total", p, p, p, tier="host") for r, p in peaks.items())])
+    on_host = [MemoryRow(rank, "step", "total", size, size, size, tier="host") for rank, size in peaks.items()]
+    _join_memory(one, [*device, *on_host], chosen.config.topology.ranks_per_node)
     assert (one.host_peak_bytes, one.host_peak_all_bytes) == (40, expected)
 
 
 def test_of_a_simulated_node_every_rank_is_as_the_one_that_ran() -> None:
     one = _blank_row(cell("zero2", 8, node_size=4, backend="simulated"))
     device = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
-    _join_memory(one, [*device, MemoryRow(0, "step", "total", 7, 7, 7, tier="host")])
+    _join_memory(one, [*device, MemoryRow(0, "step", "total", 7, 7, 7, tier="host")], per_node=4)
     assert (one.host_peak_bytes, one.host_peak_all_bytes) == (7, 28)
 
 
@@ -192,9 +194,9 @@ def test_what_is_outside_the_ledger_is_a_column_and_no_part_of_the_peak() -> Non
     one = row()
     rows = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
     beside = [MemoryRow(0, phase, "outside_ledger", None, None, size) for phase, size in (("forward", 9), ("step", 7))]
-    _join_memory(one, [*rows, *beside])
+    _join_memory(one, [*rows, *beside], per_node=2)
     assert (one.outside_ledger_bytes, one.peak_bytes) == (7, 1)
-    _join_memory(one, rows)
+    _join_memory(one, rows, per_node=2)
     assert one.outside_ledger_bytes is None
 
 

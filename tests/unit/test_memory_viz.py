@@ -19,13 +19,12 @@ from torch.cuda import _memory_viz as viewer
 
 import zerobench
 from tests.ranks import run_ranks
-from zerobench.probes import interval_sums
+from zerobench.probes import history
 from zerobench.probes.history import Birth, History
-from zerobench.probes.labeled_cuda_snapshot import stamp
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.ledger_maxima import ASIDE, StorageRecord
 from zerobench.probes.memory_viz import snapshot_of
-from zerobench.probes.snapshot import PROTOCOL
+from zerobench.probes.snapshot import PROTOCOL, stamp
 from zerobench.records import CATEGORIES
 from zerobench.watching.held_tensors import leave_out
 from zerobench.zero import labels
@@ -63,7 +62,7 @@ def peak_of(trace: list[dict[str, Any]]) -> int:
 @pytest.fixture
 def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A ledger after a step with all that storages do: change size and category, leave the device, be made aside."""
-    monkeypatch.setattr(interval_sums, "INSTANTS", 10_000)
+    monkeypatch.setattr(history, "INSTANTS", 10_000)
     with Ledger() as ledger:
         ledger.history = History()
         weight, gone = torch.ones(100), torch.ones(7)

@@ -13,9 +13,9 @@ import yaml
 from tests.cells import cell
 from zerobench.commands.plan.settings import SYSTEMS, settings_of
 from zerobench.config import schema_memory
-from zerobench.config.activations import CheckpointActivations
 from zerobench.config.cell import CellConfig
-from zerobench.config.precision import Bf16
+from zerobench.config.schema_memory import CheckpointActivations
+from zerobench.config.schema_training import Bf16
 from zerobench.strategies.options import Zero2
 
 MIB = 2**20

@@ -11,11 +11,11 @@ import pytest
 from zerobench import worker
 from zerobench.probes import PASSES, Probe
 from zerobench.strategies import Engine
-from zerobench.strategies.adapted_engine import AdaptedEngine
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.strategies.deepspeed import DeepspeedEngine
 from zerobench.strategies.fsdp2 import Fsdp2Engine
+from zerobench.strategies.peer_engine import AdaptedEngine
 from zerobench.strategies.zero_redundancy import ZeroRedundancyEngine
 from zerobench.zero import STAGES
 

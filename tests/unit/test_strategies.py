@@ -329,7 +329,7 @@ def test_the_table_is_read_without_torch() -> None:
     assert done.stdout == "False\n"
 
 
-TABLE = ("zerobench/strategies/table.py", "zerobench/strategies/options.py", "zerobench/strategies/peer_options.py")
+TABLE = ("zerobench/strategies/table.py", "zerobench/strategies/options.py", "zerobench/strategies/options.py")
 
 ALLOWED = {
     "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zerobench.probes.trace import STEP, Overlap, intersect, length, overlaps, read_trace, spans, subtract
+from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, read_trace, spans, subtract
 
 MAIN, OTHER, STREAM = 11, 12, 7
 

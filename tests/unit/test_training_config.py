@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from zerobench.config import optimizers, schema_training
+from zerobench.config import schema_training
 from zerobench.config.names import name_cells
 from zerobench.config.resolve import _resolve_strategy
 from zerobench.strategies import options, spec_of
@@ -51,31 +51,31 @@ def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: sche
     kept = [value for state in built.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     expected = chosen.theory_shape().bytes_of(4 * (77 + 13), tensors=2)
     assert sum(value.numel() * value.element_size() for value in kept) == expected
-    fused = optimizers.KINDS[chosen.name].fused and optimizer.implementation in ("auto", "fused")
+    fused = schema_training.KINDS[chosen.name].fused and optimizer.implementation in ("auto", "fused")
     assert bool(built.param_groups[0].get("fused")) == fused
     for key in ("lr", "weight_decay", "momentum", "amsgrad", "centered", "nesterov", "rho", "t0", "lr_decay"):
         assert built.param_groups[0].get(key) == section.get(key) or key not in section
 
 
 def test_every_elementwise_optimizer_of_torch_has_a_name_a_schema_and_a_choice() -> None:
-    assert {kind.make for kind in optimizers.KINDS.values()} == set(ELEMENTWISE)
-    assert optimizers.KINDS.keys() == schema_training.OPTIMIZERS.keys()
+    assert {kind.make for kind in schema_training.KINDS.values()} == set(ELEMENTWISE)
+    assert schema_training.KINDS.keys() == schema_training.OPTIMIZERS.keys()
     assert all(schema().name == name for name, schema in schema_training.OPTIMIZERS.items())
 
 
 def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
-    for name, kind in optimizers.KINDS.items():
+    for name, kind in schema_training.KINDS.items():
         try:
             kind.make([nn.Parameter(torch.ones(3))], lr=0.1, fused=True)
         except TypeError:
             assert not kind.fused, name
         else:
             assert kind.fused, name
-    assert optimizers.default_implementation("adamw", "cuda") == "fused"
-    assert optimizers.default_implementation("nadam", "cuda") == "foreach"
-    assert optimizers.default_implementation("adagrad", "cuda") == "foreach", "torch 2.11 has it for the CPU alone"
-    assert optimizers.default_implementation("adagrad", "cpu") == "fused"
-    assert optimizers.default_implementation("nadam", "cpu") == "loop"
+    assert schema_training.default_implementation("adamw", "cuda") == "fused"
+    assert schema_training.default_implementation("nadam", "cuda") == "foreach"
+    assert schema_training.default_implementation("adagrad", "cuda") == "foreach", "torch 2.11 has it for the CPU alone"
+    assert schema_training.default_implementation("adagrad", "cpu") == "fused"
+    assert schema_training.default_implementation("nadam", "cpu") == "loop"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerobench.probes import AccountedPass, TimedPass, allocator_hook, allocator_total
-from zerobench.probes.allocator_total import largest_within
+from zerobench.probes import AccountedPass, TimedPass, allocator, allocator_hook
+from zerobench.probes.allocator import largest_within
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -131,7 +131,7 @@ def test_no_run_fails_for_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(allocator_hook, "library", lambda: failing)
     allocator_hook.install.cache_clear()
     try:
-        assert allocator_total.take_allocated(CPU)[0] == "none"
+        assert allocator.take_allocated(CPU)[0] == "none"
     finally:
         allocator_hook.install.cache_clear()
     assert not list(tmp_path.glob("**/.compiling-*"))

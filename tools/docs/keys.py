@@ -5,59 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from tools.docs.others import OTHERS, Names
-from zerobench.config import bounds, help
+from zerobench.config import help
 from zerobench.config.compose import checker
-from zerobench.config.meanings import GROUPS, KEYS
+from zerobench.config.keys import AUTO, GROUPS, KEYS
 from zerobench.config.overrides import Overrides
-from zerobench.config.resolve import CHOICES
 from zerobench.config.schema import SCHEMAS
+from zerobench.sections import Key
 from zerobench.sizes import show_bytes
 
 HEAD = "| key | default | range | meaning | DeepSpeed | torch | transformers |\n" + "|" + " --- |" * 7
+SYSTEMS = ("DeepSpeed", "torch", "transformers")
 LARGE = 2**60
-
-RULES: dict[str, str] = {
-    "node_size": "a divisor of `world_size`",
-    "shard_group": "a divisor of `world_size`",
-    "rank": "0 to `world_size` - 1",
-    "micro_batch": "at least 1",
-    "batch": "a multiple of `world_size` · `accumulation`",
-    "clip": "above 0",
-    "search.memory_limit": "a size, as `96 MiB`",
-    "model.layers": "at least 1",
-    "model.hidden": "a multiple of `heads`",
-    "model.heads": "a divisor of `hidden`",
-    "model.vocabulary": "at least that of the data",
-    "model.positions": "at least `sequence`",
-    "huggingface.options": "a mapping",
-    "huggingface.config": "a config.json, or its folder",
-    "launch.group_by": "keys, with commas between them, or all",
-    "launch.retry": "a list of `crash`, `timeout`, `oom`",
-    "huggingface.architecture": "a causal language model of transformers",
-    "search.checkpointing": "a list of `false`, `true`",
-    "results_dir": "a folder",
-    "objective": "columns of numbers, with commas between them",
-    "data.path": "a file",
-    "offload.path": "a folder",
-}
-"""Key -> what is right, where it is no fixed range."""
-
-WORDS: dict[str, tuple[str, ...]] = {
-    "device": ("auto", "cpu", "cuda"),
-    "backend": ("auto", "gloo", "nccl", "simulated"),
-    "clip_norm": ("2", "inf"),
-    "strategy.accumulate": ("every", "last"),
-    "strategy.mode": ("own", "paper", "vendor"),
-    "strategy.reduce_with": ("reduce_scatter", "all_reduce"),
-    "strategy.construct": ("plain", "meta"),
-    "strategy.keep_root": ("auto", "true", "false"),
-    "optimizer.implementation": ("auto", "fused", "foreach", "loop"),
-    "precision.gradient_dtype": ("fp32", "bf16", "fp16"),
-    "precision.wire_dtype": ("fp32", "bf16", "fp16"),
-    "measure.check_training": ("auto", "true", "false"),
-}
-"""Key -> the words that it takes, beside null where that is its default; a test tries each."""
 
 
 def page() -> str:
@@ -70,13 +28,13 @@ def page() -> str:
         _table({key: {(): usual[key]} for key in _alone()}),
     ]
     for group, choices in check.choices.items():
-        sections += [f"## {group}", f"{_sentence(GROUPS[group])}{_elsewhere(group)}", _choices(group, choices, check)]
+        sections += [f"## {group}", _introduction(group), _choices(group, choices, check)]
         if mine := defaults.get(group):
             sections.append(_table({key: _shared(values, len(choices)) for key, values in mine.items()}))
     for section in dict.fromkeys(key.split(".")[0] for key in KEYS if "." in key):
         if section not in check.choices:
             mine = {key: {(): usual[key]} for key in KEYS if key.startswith(f"{section}.") and key in usual}
-            sections += [f"## {section}", f"{_sentence(GROUPS[section])}{_elsewhere(section)}", _table(mine)]
+            sections += [f"## {section}", _introduction(section), _table(mine)]
     return "\n\n".join(sections)
 
 
@@ -84,14 +42,15 @@ def _alone() -> list[str]:
     return [key for key in KEYS if "." not in key]
 
 
-def _sentence(line: str) -> str:
-    return f"{line[:1].upper()}{line[1:]}."
+def _introduction(group: str) -> str:
+    """Formats the meaning of a group as a sentence, and its names elsewhere."""
+    line = GROUPS[group].meaning
+    said = [f"{system} {name}" for system, name in zip(SYSTEMS, _names(GROUPS[group]), strict=True) if name]
+    return f"{line[:1].upper()}{line[1:]}." + (f" Elsewhere: {'; '.join(said)}." if said else "")
 
 
-def _elsewhere(group: str) -> str:
-    names = OTHERS.get(group, Names())
-    said = [f"{system} {what}" for system, what in zip(("DeepSpeed", "torch", "transformers"), names, strict=True)]
-    return f" Elsewhere: {'; '.join(one for one in said if not one.endswith('–'))}." if group in OTHERS else ""
+def _names(key: Key) -> tuple[str, str, str]:
+    return key.deepspeed, key.torch, key.transformers
 
 
 def _choices(group: str, choices: list[str], check: Overrides) -> str:
@@ -124,10 +83,11 @@ def _table(defaults: dict[str, dict[tuple[str, ...], Any]]) -> str:
 
 
 def _row(key: str, values: dict[tuple[str, ...], Any]) -> str:
-    unit, meaning = KEYS.get(key, ("", "an option of its builder"))
-    said = _cell(meaning) + f" [{unit}]" * bool(unit)
+    declared = KEYS.get(key, help.OF_A_BUILDER)
+    said = _cell(declared.meaning) + f" [{declared.unit}]" * bool(declared.unit)
     shown = "; ".join(f"`{show(key, value)}`" + f" ({', '.join(of)})" * bool(of) for of, value in values.items())
-    cells = [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *OTHERS.get(key, Names())]
+    names = (name or "–" for name in _names(declared))
+    cells = [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *names]
     return f"| {' | '.join(cells)} |"
 
 
@@ -145,14 +105,15 @@ def show(key: str, value: Any) -> str:
 
 def range_of(key: str, default: Any) -> str:
     """Least and greatest value, or the words; empty where only the meaning says what is right."""
-    if words := WORDS.get(key) or CHOICES.get(key):
-        return ", ".join(f"`{help._show(one)}`" for one in words)
+    declared = KEYS.get(key, help.OF_A_BUILDER)
+    if declared.words and declared.limits is None:
+        return ", ".join(f"`{help._show(one)}`" for one in declared.words)
     if isinstance(default, bool) or key in _flags():
         return "`false`, `true`"
-    if key not in bounds.LIMITS:
-        return RULES.get(key, RULES.get(key.replace("huggingface.", "model."), ""))
-    least, most = (_number(one, key.endswith("_bytes")) for one in bounds.LIMITS[key])
-    return f"{least} to {most}" + f", or `{bounds.AUTO}`" * (key in bounds.MAY_BE_AUTO)
+    if declared.limits is None:
+        return declared.rule
+    least, most = (_number(one, key.endswith("_bytes")) for one in declared.limits)
+    return f"{least} to {most}" + f", or `{AUTO}`" * (AUTO in declared.words)
 
 
 @cache

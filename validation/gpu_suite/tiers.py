@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from zerobench.config.cell import CellConfig
-from zerobench.config.offload import CpuOffload
+from zerobench.config.schema_memory import CpuOffload
 from zerobench.sizes import show_bytes
 from zerobench.worker import RankJob, run_rank
 

@@ -44,7 +44,7 @@ from ..judging.reports import Verdicts, print_findings, write_benchmark, write_j
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of
-from ..results.options import Parser, add_options
+from ..results.options import Parser, add_options, refuse, verb
 from ..results.provenance import device_class
 from ..results.selection import CODE, latest
 from ..results.summary import summarize
@@ -76,6 +76,7 @@ the revision; 2 a wrong option; 130 interrupted.
 """
 
 
+@verb
 def budget(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     verbs: dict[str, Callable[[list[str]], int]] = {"record": record, "check": check}
@@ -84,15 +85,13 @@ def budget(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0] not in verbs:
         what = f"{arguments[0]}: neither record nor check" if arguments else "record or check?"
-        print(printable(f"zerobench budget: {what}; see zerobench budget --help"), file=sys.stderr)
-        return 2
+        raise ValueError(f"{what}; see zerobench budget --help")
     try:
         return verbs[arguments[0]](arguments[1:])
     except KeyboardInterrupt:
         return 130
-    except (RefusedError, UnjudgedError, OSError, ValueError) as error:
-        for line in error.problems if isinstance(error, RefusedError) else [str(error)]:
-            print(printable(f"zerobench budget: {line}"), file=sys.stderr)
+    except (OSError, ValueError) as error:
+        refuse(error, "budget")
         return UNJUDGED if arguments[0] == "check" else 2
 
 
@@ -118,10 +117,8 @@ def record(arguments: list[str]) -> int:
         made, said = record_cell(file, row, wanted, names)
         changes += made
         noisy += said
-    for sentence in noisy:
-        print(printable(f"zerobench budget: {sentence}"), file=sys.stderr)
     if noisy:
-        return 2
+        raise RefusedError(noisy)
     _write_and_tell(file, rows, changes, chosen)
     return 0
 

@@ -31,7 +31,7 @@ from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
 from ..launch.start_ranks import Interrupted, Outcome
 from ..results.grid import Grid
-from ..results.options import Parser
+from ..results.options import Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
 from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
@@ -41,20 +41,17 @@ SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@verb
 def calibrate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
 
     Raises JobError where the processes of a job do not come together.
     """
     chosen = _parser().parse_args(arguments)
-    try:
-        _check(chosen)
-        if chosen.disk is not None:
-            return calibrate_disk(chosen)
-        sizes = _sizes(chosen.sizes, chosen.world_size)
-    except ValueError as error:
-        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
-        return 2
+    _check(chosen)
+    if chosen.disk is not None:
+        return calibrate_disk(chosen)
+    sizes = _sizes(chosen.sizes, chosen.world_size)
     gather()
     try:
         outcome = _run(chosen, sizes)
@@ -173,11 +170,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def calibrate_disk(chosen: argparse.Namespace) -> int:
     """Returns the exit code: 0 written, 1 the disk failed, 2 the command was wrong, 130 stopped."""
-    try:
-        plan = _disk_plan(chosen)
-    except ValueError as error:
-        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
-        return 2
+    plan = _disk_plan(chosen)
     try:
         rows = _measure_disk(plan)
     except KeyboardInterrupt:

@@ -14,8 +14,7 @@ from itertools import groupby
 from ..config.unknown_keys import nearest
 from ..records.describe import ROWS, Column, columns_of, said_of
 from ..results.grid import Grid
-from ..results.options import Parser
-from ..sizes import printable
+from ..results.options import Parser, verb
 
 WIDEST = 120
 """Width of lines where output is not a terminal."""
@@ -31,6 +30,7 @@ examples:
 """
 
 
+@verb
 def columns(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 where no column matches."""
     parser = _parser()
@@ -38,17 +38,14 @@ def columns(arguments: list[str]) -> int:
     tables = list(ROWS) if chosen.table is None else chosen.table.split(",")
     for table in tables:
         if table not in ROWS:
-            print(printable(f"zerobench columns: --table {table}: no such table{_or(table, ROWS)}"), file=sys.stderr)
-            return 2
+            raise ValueError(f"--table {table}: no such table{_or(table, ROWS)}")
     there = [column for table in tables for column in columns_of(table)]
     units = sorted({column.unit for column in there} - {""})
     if chosen.unit is not None and chosen.unit not in units:
-        print(printable(f"zerobench columns: --unit {chosen.unit}: use one of {', '.join(units)}"), file=sys.stderr)
-        return 2
+        raise ValueError(f"--unit {chosen.unit}: use one of {', '.join(units)}")
     found = [column for column in there if _is_meant(column, chosen.part, chosen.unit, chosen.find)]
     if not found:
-        print(printable(f"zerobench columns: {_why_none(there, chosen)}"), file=sys.stderr)
-        return 2
+        raise ValueError(_why_none(there, chosen))
     sys.stdout.write(FORMATS[chosen.format](found))
     return 0
 

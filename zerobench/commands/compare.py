@@ -16,7 +16,7 @@ from ..host.terminal import file_console, stdout_console
 from ..judging import noise_floor
 from ..judging.comparison import compare_runs
 from ..results.grid import Grid
-from ..results.options import Parser, add_options
+from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
 from ..sizes import printable
 from .comparison_text import MINIMUM_EFFECT, passages
@@ -26,6 +26,7 @@ from .text_blocks import Passage, print_parts, say
 NOISE_FOLDER = "results/noise"
 
 
+@verb
 def compare(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 compared, 1 changed with --fail-on-change, 2 nothing to compare."""
     own, overrides = split_overrides(arguments)
@@ -36,20 +37,15 @@ def compare(arguments: list[str]) -> int:
             raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
         floors = noise_floor.read(chosen.noise)
         a, b = _sides(chosen, overrides or [])
-    except (FileNotFoundError, ValueError) as error:
-        print(printable(f"zerobench compare: {error}"), file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
     found = compare_runs(a.runs, b.runs, chosen.minimum_effect / 100, floors, (a.lines, b.lines))
     try:
         _write(passages(found), chosen.format, chosen.out)
     except OSError as error:
-        print(printable(f"zerobench compare: --out: {error}"), file=sys.stderr)
-        return 2
+        raise ValueError(f"--out: {error}") from error
     if not found.pairs:
-        print(printable(f"zerobench compare: no cell of {chosen.a} is also in {chosen.b}"), file=sys.stderr)
-        return 2
+        raise ValueError(f"no cell of {chosen.a} is also in {chosen.b}")
     return int(chosen.fail_on_change and found.worse)
 
 

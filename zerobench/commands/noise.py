@@ -17,7 +17,7 @@ from ..host.terminal import stdout_console
 from ..judging import noise_floor
 from ..judging.noise_floor import NoiseFloor, floor_from
 from ..results.grid import Grid
-from ..results.options import Parser
+from ..results.options import Parser, verb
 from ..results.selection import latest
 from ..results.summary import LEAST_LAUNCHES
 from ..sizes import printable
@@ -36,24 +36,20 @@ MOST_PLAUSIBLE = 0.5
 SHOWN_PAIRS = (1, 3, 5)
 
 
+@verb
 def noise(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 the command was wrong, 130
     stopped.
     """
     chosen, overrides = _parser().parse_known_args(arguments)
-    try:
-        if overrides and (chosen.action == "show" or chosen.runs is not None):
-            raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
-        if chosen.action == "show":
-            return _show(chosen.noise)
-        if chosen.runs is not None:
-            return _record(chosen.noise, *_runs_of_one_cell(chosen.runs))
-        cell = _compose(overrides, chosen.launches)
-        check_folders([cell])
-    except (RefusedError, FileNotFoundError, ValueError) as error:
-        for problem in getattr(error, "problems", [error]):
-            print(printable(f"zerobench noise: {problem}"), file=sys.stderr)
-        return 2
+    if overrides and (chosen.action == "show" or chosen.runs is not None):
+        raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
+    if chosen.action == "show":
+        return _show(chosen.noise)
+    if chosen.runs is not None:
+        return _record(chosen.noise, *_runs_of_one_cell(chosen.runs))
+    cell = _compose(overrides, chosen.launches)
+    check_folders([cell])
     with Reporter() as reporter:
         sweep = Sweep(reporter)
         sweep.run([cell])

@@ -12,7 +12,7 @@ from ..host.temporary import PRUNED, is_claimed
 from ..host.terminal import stdout_console
 from ..results.folders import PARTIAL
 from ..results.grid import Grid
-from ..results.options import Parser
+from ..results.options import Parser, verb
 from ..sizes import printable, show_bytes, show_count
 from .folder_contents import FolderContents, look, size_of
 
@@ -28,6 +28,7 @@ class Doomed:
     """Time of change, in ns, to detect a replacement."""
 
 
+@verb
 def prune(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where something could not be removed, 2 where removal is refused."""
     parser = Parser(
@@ -45,20 +46,15 @@ def prune(arguments: list[str]) -> int:
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
-    try:
-        held = look(chosen.results)
-        _check_prunable(held)
-    except (OSError, ValueError) as error:
-        print(printable(f"zerobench prune: {error}"), file=sys.stderr)
-        return 2
+    held = look(chosen.results)
+    _check_prunable(held)
     doomed = choose(held, chosen.older_code)
     _print_plan(held, doomed, chosen.older_code)
     if chosen.dry_run or not doomed:
         print("nothing was removed" if doomed else "nothing to prune")
         return 0
     if not chosen.yes and not sys.stdin.isatty():
-        print("zerobench prune: there is no terminal to ask on; add --yes to remove these", file=sys.stderr)
-        return 2
+        raise ValueError("there is no terminal to ask on; add --yes to remove these")
     if not chosen.yes and not _ask("remove them? [y/N] "):
         print("nothing was removed")
         return 0

@@ -5,18 +5,17 @@ RUN is its folder, its run_id or a part of that, or its cell's name.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
 from ..results import selection as rows
-from ..results.options import Parser
+from ..results.options import Parser, verb
 from ..results.tables import Results, load
-from ..sizes import printable
 from .account.account import print_account
 from .folder_contents import FolderContents, RunInFolder, look
 
 
+@verb
 def show(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
     parser = Parser(
@@ -33,12 +32,7 @@ def show(arguments: list[str]) -> int:
         "--results", type=Path, default="results/runs", help="where to look for a run_id (default: %(default)s)"
     )
     chosen = parser.parse_args(arguments)
-    try:
-        run, results = find(chosen.run, chosen.results)
-    except (OSError, ValueError) as error:
-        for line in f"zerobench show: {error}".split("\n"):
-            print(printable(line), file=sys.stderr)
-        return 2
+    run, results = find(chosen.run, chosen.results)
     print_account(run.row, results, run.folder)
     return 0
 

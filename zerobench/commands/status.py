@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from ..results.options import RESULTS, STATUS, Parser, add_columns, add_options
-from ..sizes import printable
+from ..results.options import RESULTS, STATUS, Parser, add_columns, add_options, verb
 
 EVERY_S = 0.5
 
@@ -22,6 +20,7 @@ examples:
 Exit code: 0; 1 a sweep that was followed was killed; 2 no such folder; 130 interrupted."""
 
 
+@verb
 def status(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where a sweep that was followed was killed, 2 where there is no such
     folder.
@@ -44,15 +43,11 @@ def status(arguments: list[str]) -> int:
     from .status_table import only, print_status
 
     code = 0
-    try:
-        if chosen.follow:
-            from .follow import follow
+    if chosen.follow:
+        from .follow import follow
 
-            code = follow(chosen.results, chosen.every)
-        held = only(look(chosen.results), chosen.where)
-    except (OSError, ValueError) as error:
-        print(printable(f"zerobench status: {error}"), file=sys.stderr)
-        return 2
+        code = follow(chosen.results, chosen.every)
+    held = only(look(chosen.results), chosen.where)
     print_status(held, chosen.columns)
     return code
 

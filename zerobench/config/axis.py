@@ -1,51 +1,20 @@
-"""The questions that every axis of a cell answers: is it valid, which options has the engine, how is it called."""
+"""The questions that every axis of a cell answers: is it valid, which options has the engine, how is it called.
+
+One axis is no group of the command line: groups of ranks, which are nodes, between which bytes travel more slowly, and
+shard groups, which hold a whole model each.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..sections import Section
-from ..strategies import StrategyOptions
+from ..strategies import names_with, spec_of
+from ..theory.groups import GroupShape
 
-
-class CellView(Protocol):
-    """The part of a cell that its axes read: a CellConfig, which is made of them and so imports their modules."""
-
-    @property
-    def strategy(self) -> StrategyOptions:
-        """The resolved section."""
-
-    @property
-    def model(self) -> Any:
-        """The resolved section, a schema.Model."""
-
-    @property
-    def precision(self) -> Any:
-        """The resolved section, a precision.Precision."""
-
-    @property
-    def zeropp(self) -> Any:
-        """The resolved section, a zeropp.Zeropp."""
-
-    @property
-    def search(self) -> Any:
-        """The resolved section, a schema.Search."""
-
-    @property
-    def recomputes(self) -> bool:
-        """True where blocks are computed again in backward."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def node_size(self) -> int | None:
-        """Ranks per node."""
-
-    @property
-    def shard_group(self) -> int | None:
-        """Ranks that share a shard."""
+if TYPE_CHECKING:
+    from .cell import CellConfig
 
 
 class Axis(Section):
@@ -54,11 +23,11 @@ class Axis(Section):
     An axis that theory models has `theory_shape` as well, which returns a type of its own.
     """
 
-    def validate(self, cell: CellView) -> list[str]:
+    def validate(self, cell: CellConfig) -> list[str]:
         """Returns a sentence for each combination with the rest of `cell` that cannot run."""
         return []
 
-    def engine_options(self, cell: CellView, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
         """Keyword arguments for our engine. `folder`: for files, where the config names none."""
         return {}
 
@@ -66,3 +35,51 @@ class Axis(Section):
     def label(self) -> str:
         """Words for a cell's name; empty at the default."""
         return ""
+
+
+@dataclass
+class Topology(Axis):
+    """Ranks and their groups. `node_size`, `shard_group`: None for all ranks; `nodes`: machines of a joined job."""
+
+    world_size: int
+    node_size: int | None = None
+    shard_group: int | None = None
+    nodes: int = 1
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns sentences on groups that the strategy does not know or that do not divide the world."""
+        name, ranks, problems = cell.strategy.name, self.world_size or 1, []
+        for key, size, least in (("node_size", self.node_size, 1), ("shard_group", self.shard_group, 2)):
+            if size is None:
+                continue
+            if not spec_of(name).composes.groups:
+                words = (
+                    f"strategy={name} knows no groups of ranks; leave it out, or use {', '.join(names_with('groups'))}"
+                )
+                problems.append(f"{key}={size}: {words}")
+            elif size < least or ranks % size:
+                problems.append(f"{key}={size}: must be a divisor of world_size={ranks}, and at least {least}")
+        if None not in (self.node_size, self.shard_group) and self.node_size != self.shard_group:
+            words = f"beside node_size={self.node_size} a shard group must be a node"
+            problems.append(f"shard_group={self.shard_group}: {words}")
+        return problems
+
+    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+        """The groups' sizes, where there are groups."""
+        sizes = {"node_size": self.node_size, "shard_group": self.shard_group}
+        return {key: size for key, size in sizes.items() if size is not None}
+
+    def theory_shape(self, cell: CellConfig) -> GroupShape:
+        """Returns the groups with the codecs of what travels in them."""
+        return GroupShape(self.world_size, self.node_size, self.shard_group, *cell.zeropp.theory_shape())
+
+    @property
+    def ranks_per_node(self) -> int:
+        """`node_size`; without it the ranks of one machine, over which a job's ranks are spread evenly."""
+        return self.node_size or -(-self.world_size // self.nodes)
+
+    @property
+    def label(self) -> str:
+        """The sizes as on a command line: "node_size=2 shard_group=2"."""
+        sizes = {"node_size": self.node_size, "shard_group": self.shard_group}
+        return " ".join(f"{key}={size}" for key, size in sizes.items() if size is not None)

@@ -6,27 +6,22 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data import TEXT_VOCABULARY, Batching
 from ..models.contract import Called
 from ..registry import DATA
 from ..sections import Section
-from ..strategies import StrategyOptions
 from ..theory.groups import GroupShape
 from . import identity
-from .activations import Activation, Buffers
-from .offload import Offload
-from .optimizers import Optimizer
-from .precision import Precision
-from .schema import Data, Huggingface, Launch, Measure, Model, Search, Text
-from .topology import Topology
-from .zeropp import Zeropp
+from .axis import Topology
+from .schema import Config, Huggingface, Text
 
 
-@dataclass(frozen=True)
-class CellConfig:
-    """A resolved config. A key's path is the one on the command line; sections are frozen with the cell.
+@dataclass(kw_only=True)
+class CellConfig(Config):
+    """A Config with every option filled in (resolve.py), frozen with its sections. A key's path is the one on the
+    command line.
 
     `model_name`: the choice of the group, as "gpt_tiny"; `text_hash`: of the text that is trained on, None for other
     data; `nodes`: machines of a joined job; `ranks_per_gpu`: above 1 where ranks share a GPU. `huggingface`: None but
@@ -34,39 +29,12 @@ class CellConfig:
     that were not given and whose default depends on the device; no part of the identity.
     """
 
-    strategy: StrategyOptions
-    model: Model
-    data: Data
-    optimizer: Optimizer
-    precision: Precision
-    measure: Measure
-    offload: Offload
-    activation: Activation
-    buffers: Buffers
-    zeropp: Zeropp
-    launch: Launch
-    huggingface: Huggingface | None
-    world_size: int
-    node_size: int | None
-    shard_group: int | None
-    rank: int | None
-    arena: bool
-    device: str
-    backend: str
-    seed: int
-    deterministic: bool
-    draw_on: str
-    tensors: str
-    micro_batch: int
-    accumulation: int
-    batch: int
-    sequence: int
-    clip: float | None
-    clip_norm: str
-    search: Search
-    results_dir: str
-    rerun: bool
-    fail_fast: bool
+    if TYPE_CHECKING:  # resolved: no longer None
+        world_size: int
+        micro_batch: int
+        batch: int
+        huggingface: Huggingface | None  # type: ignore[assignment]
+
     model_name: str
     text_hash: str | None = None
     nodes: int = 1
@@ -77,6 +45,7 @@ class CellConfig:
         for value in vars(self).values():
             if isinstance(value, Section):
                 value.freeze()
+        self.freeze()
 
     def __reduce__(self) -> Any:
         # A section may be of a class that was made from a user's function, which no other process finds by its name.

@@ -7,14 +7,12 @@ the order of the runs is ours (sweep/sweep.py).
 from __future__ import annotations
 
 import io
-import json
 import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from ..cluster import job
 from ..host.signals import insist
 from ..registry import GROUPS
 from ..sizes import printable
-from .cell import Cell, CellConfig
+from .cell import Cell
 from .environment_values import named_alone
 from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
@@ -44,7 +42,7 @@ from .sweeper import Proposed
 from .unknown_keys import stray_keys
 
 
-class RefusedError(Exception):
+class RefusedError(ValueError):
     """The command line makes no sweep; `problems` says why, a sentence each."""
 
     def __init__(self, problems: list[str]) -> None:
@@ -127,12 +125,14 @@ def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> li
         return [_compose_one(check, overrides)]
     from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
 
-    with temporary_folder() as folder:
-        journal = folder / "cells.jsonl"
+    cells: list[Cell] = []
+
+    def compose_job(config: Any) -> None:
+        cells.append(_cell_of(config, HydraConfig.get().runtime.choices["model"], check.elsewhere))
+
+    with temporary_folder() as folder:  # that Hydra makes, and leaves empty
         overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
-        run_hydra([*flags, *overrides], partial(_note_cell, journal, check.elsewhere))
-        lines = journal.read_text().splitlines() if journal.exists() else []
-    cells = [_read_note(json.loads(line)) for line in lines]
+        run_hydra([*flags, *overrides], compose_job)
     # values of a key that means nothing to a cell make one cell of it
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
@@ -224,18 +224,6 @@ def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
         yield
     finally:
         Plugins.instantiate_launcher = theirs  # type: ignore[method-assign]
-
-
-def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
-    """One job of Hydra's: a composed config becomes a cell, without the keys of `elsewhere` that its choices lack."""
-    cell = _cell_of(config, HydraConfig.get().runtime.choices["model"], elsewhere)
-    note = {"config": cell.config.as_dict(), "left_open": sorted(cell.config.left_open), "problems": cell.problems}
-    with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own
-        file.write(json.dumps(note) + "\n")
-
-
-def _read_note(note: dict[str, Any]) -> Cell:
-    return Cell(CellConfig.from_dict(note["config"], note["left_open"]), tuple(note["problems"]))
 
 
 def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:

@@ -13,10 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from .. import strategies
 from ..registry import GROUPS as USERS
-from .meanings import GROUPS, KEYS
+from ..sections import Key
+from .keys import GROUPS, KEYS
 from .overrides import Overrides
 from .schema import SCHEMAS, TUNED
 from .unknown_keys import IDENTITY, meant, nearest
+
+OF_A_BUILDER = Key("an option of its builder")
+"""The Key of what a user's model or data takes."""
 
 WIDEST = 120
 """Lines where output is no terminal."""
@@ -26,7 +30,7 @@ def of_groups(check: Overrides) -> str:
     """A line for each group, and its choices."""
     lines = []
     for group, choices in check.choices.items():
-        lines += [f"  {group:<11}{GROUPS[group]}", _folded(", ".join(choices), 13)]
+        lines += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]
     return "\n".join(lines)
 
 
@@ -41,7 +45,7 @@ def of_word(word: str, check: Overrides) -> str:
     if equals and group in check.choices:
         return _of_choice(group, choice, check)
     if group in check.choices:
-        lines = [f"{group}: {GROUPS[group]}", ""]
+        lines = [f"{group}: {GROUPS[group].meaning}", ""]
         lines += [_entry(f"  {group}={name}", _line_of(group, name, check)) for name in check.choices[group]]
         example = check.choices[group][0]
         return "\n".join([*lines, "", f"Its keys: zerobench --help {group}={example}"])
@@ -51,7 +55,8 @@ def of_word(word: str, check: Overrides) -> str:
         chosen = [one for one in leaves if one[0] == group] or [(group, None)]
         return _table(chosen)
     if group in config and not equals:
-        return f"{group}: {GROUPS[group]}\n\n" + _table([one for one in leaves if one[0].startswith(f"{group}.")])
+        own = [one for one in leaves if one[0].startswith(f"{group}.")]
+        return f"{group}: {GROUPS[group].meaning}\n\n{_table(own)}"
     raise ValueError(f"{word}: neither a group, a key nor a verb{meant(group, [*config, *check.choices])}")
 
 
@@ -83,9 +88,9 @@ def _table(leaves: list[tuple[str, Any]]) -> str:
     """A line each: key=default, the meaning, the unit."""
     lines = []
     for key, default in leaves:
-        unit, meaning = KEYS.get(key, ("", "an option of its builder"))
+        declared = KEYS.get(key, OF_A_BUILDER)
         shown = f"  {key}={_show(default)}" if default is not None else f"  {key}=null"
-        lines.append(_entry(shown, meaning + f" [{unit}]" * bool(unit)))
+        lines.append(_entry(shown, declared.meaning + f" [{declared.unit}]" * bool(declared.unit)))
     return "\n".join(lines)
 
 

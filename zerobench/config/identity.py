@@ -1,7 +1,7 @@
 """The identity of a cell: its config as runs on disk have it, less what is at its default, and the hashes of that.
 
 A default that is dropped leaves the config as it was before there was such a key, so that a new option does not change
-the ids of cells that do not use it. Version 1 of the written form has no version; version 2 has `schema_version` first.
+the ids of cells that do not use it. The Key of each says its part (zerobench/sections.py): omitted, volatile or local.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from ..data import TEXT_VOCABULARY
 from ..sections import Section
 from ..strategies import StrategyOptions
-from .schema import OF_A_SWEEP, SCHEMAS, Config, Data, Huggingface, Launch, Measure, Model, Search
+from .keys import GROUPS, KEYS, omitted
+from .schema import OF_A_SWEEP, SCHEMAS, SECTIONS, Config, Data, Measure, Model
 from .schema_training import Optimizer, Precision
 
 VERSION, VERSION_KEY = 2, "schema_version"
@@ -28,51 +29,22 @@ BASES: dict[str, type[Section]] = {
 WATCHED = "watched"
 """Kind of the model of a loop that is not ours: of its strategy and optimizer the names are known, and no option."""
 
-SECTIONS: dict[str, type[Section]] = {
-    "measure": Measure, "launch": Launch, "search": Search, "huggingface": Huggingface,
-}  # fmt: skip
-"""Sections without a choice."""
-
-DEFAULTS: dict[str, Any] = {
-    "offload.name": "none",
-    "activation.name": "none",
-    "buffers.name": "constant",
-    "zeropp.name": "none",
-    "arena": False,
-    "node_size": None,
-    "shard_group": None,
-    "rank": None,
-    "deterministic": False,
-    "draw_on": "cpu",
-    "tensors": "real",
-    "measure.passes": "both",
-    "measure.trace": False,
-    "measure.snapshot": False,
-    "measure.events": False,
-    "model.tiles": 1,
-    "precision.masters": True,
-    "huggingface.loss": "plain",
-    "huggingface.config": None,
-    "nodes": 1,
-    "ranks_per_gpu": 1,
-    "group_by": None,
-    "retry": [],
-    "retries": 1,
-    "check_memory": True,
+MOVED = {
+    key: key.partition(".")[2]
+    for key, declared in KEYS.items()
+    if key.startswith("launch.") or (key.startswith("measure.") and declared.volatile)
 }
+"""Key of a cell -> its name at the top of the written form."""
+
+DEFAULTS: dict[str, Any] = {MOVED.get(key, key): default for key, default in omitted().items()}
+DEFAULTS |= {"nodes": 1, "ranks_per_gpu": 1}
 """Key -> its default, at which it is left out of an identity; of a group's choice, with the whole section."""
 
-VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "group_by", "retry", "retries", "repeats",
-            "check_memory", "check_training", "search", VERSION_KEY)  # fmt: skip
+VOLATILE = (*(MOVED.get(name, name) for name, one in {**GROUPS, **KEYS}.items() if one.volatile), VERSION_KEY)
 """Keys that do not change what is measured."""
 
-LOCAL = ("threads", "nodes", "data.path", "data.text_hash", "huggingface.config")
+LOCAL = (*(MOVED.get(name, name) for name, one in KEYS.items() if one.local), "nodes", "data.text_hash")
 """Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
-
-MOVED = {"launch.threads": "threads", "launch.timeout_s": "timeout_s", "measure.repeats": "repeats",
-         "measure.check_training": "check_training", "launch.group_by": "group_by", "launch.retry": "retry",
-         "launch.retries": "retries", "launch.check_memory": "check_memory"}  # fmt: skip
-"""Key of a cell -> its name at the top of the written form."""
 
 
 def cell_id(config: Any) -> str:
@@ -95,7 +67,7 @@ def _hash(written: dict[str, Any]) -> str:
 
 def identity(config: Any) -> dict[str, Any]:
     """Returns every key of a cell in its written form, without those at their defaults."""
-    own = {one.name: getattr(config, one.name) for one in fields(config) if one.compare}
+    own = {one.name: getattr(config, one.name) for one in fields(config) if one.compare and one.name not in OF_A_SWEEP}
     written = {name: one.values() if isinstance(one, Section) else one for name, one in own.items()}
     written["model"]["name"] = written.pop("model_name")
     text_hash = written.pop("text_hash")
@@ -127,7 +99,7 @@ def _remove(written: dict[str, Any], key: str) -> None:
 
 
 def restore(written: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a cell from its written form, of this version or an earlier one, defaults filled in.
+    """Returns the fields of a cell from its written form, defaults filled in; the first version's form has no number.
 
     Keys that this code does not know are kept in the sections and dropped at the top. Raises ValueError for a form of
     a later version.
@@ -156,8 +128,8 @@ def restore(written: dict[str, Any]) -> dict[str, Any]:
 def _field(name: str, written: dict[str, Any], default: Any) -> Any:
     found = written.get(name)
     values: dict[str, Any] = found if isinstance(found, dict) else {}
-    if name in SECTIONS:
-        return _section(SECTIONS[name], values)
+    if name in SECTIONS or name == "measure":
+        return _section(SECTIONS.get(name, Measure), values)
     if name not in SCHEMAS:
         return written.get(name, default)
     choices = SCHEMAS[name]

@@ -17,20 +17,10 @@ from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
-from . import bounds, combinations, optimizers, world, zero_r
+from . import combinations, keys, world, zero_r
 from .cell import Cell, CellConfig
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Synthetic, Text
-from .schema_training import ACCUMULATE, NORMS
-
-CHECKS = ("auto", "true", "false")
-"""Values of `measure.check_training`."""
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "draw_on": ("cpu", "device"), "tensors": ("real", "fake"), "measure.passes": ("both", "timed", "accounted"),
-    "huggingface.loss": huggingface.LOSSES,
-}  # fmt: skip
-"""Key -> the words that it may be, the default first."""
-
+from .schema_training import NORMS, default_implementation
 
 BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
 """Key -> the value that leaves it open, of the keys whose default depends on the device."""
@@ -57,7 +47,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, left_open=left_open)
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
     cell = zero_r.resolved(cell)
-    problems += bounds.problems_of(cell)
+    problems += keys.problems_of(cell)
     return Cell(cell, tuple(problems or zero_r.problems_of_units(cell)))
 
 
@@ -70,16 +60,17 @@ def _copied(config: Config) -> Config:
 def _problems_of_words(draft: Config) -> list[str]:
     problems = []
     draft.measure.check_training = draft.measure.check_training.lower()  # Hydra reads true as a truth value: "True"
-    if draft.measure.check_training not in CHECKS:
-        problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(CHECKS)}")
+    known = keys.KEYS["measure.check_training"].words
+    if draft.measure.check_training not in known:
+        problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(known)}")
     words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": draft.measure.passes}
     words["huggingface.loss"] = draft.huggingface.loss
-    wrong = {key: word for key, word in words.items() if word not in CHOICES[key]}
+    wrong = {key: word for key, word in words.items() if word not in keys.KEYS[key].words}
     if strange := [word for word in draft.launch.retry if word not in RETRIED]:
         problems.append(
             f"launch.retry={','.join(strange)}: use {', '.join(RETRIED)}; other ends would be the same again"
         )
-    return problems + [f"{key}={word}: use one of {', '.join(CHOICES[key])}" for key, word in wrong.items()]
+    return problems + [f"{key}={word}: use one of {', '.join(keys.KEYS[key].words)}" for key, word in wrong.items()]
 
 
 def unresolved(config: Any, model_name: str, reason: str) -> Cell:
@@ -214,8 +205,9 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
     if construct == "meta" and model == "huggingface":
         words = "transformers' models initialize themselves in ways that cannot be replayed; use construct=plain"
         problems.append(f"strategy.construct=meta: {words}")
-    if accumulate is not None and accumulate not in ACCUMULATE:
-        problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(ACCUMULATE)}")
+    known = keys.KEYS["strategy.accumulate"].words
+    if accumulate is not None and accumulate not in known:
+        problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(known)}")
     if mode is None:
         return
     if mode not in MODES:
@@ -253,7 +245,7 @@ def _resolve_training(draft: Config, problems: list[str]) -> None:
     optimizer, strategy = draft.optimizer, draft.strategy.name
     updated_by = "cuda" if draft.device == "cuda" and not draft.offload.updates_on_host else "cpu"
     if optimizer.implementation == "auto":
-        optimizer.implementation = optimizers.default_implementation(optimizer.name, updated_by)
+        optimizer.implementation = default_implementation(optimizer.name, updated_by)
     problems += optimizer.problems()
     draft.precision = draft.precision.resolved(strategy, updated_by)
     problems += draft.precision.problems(strategy)

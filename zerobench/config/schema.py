@@ -5,14 +5,14 @@ Nothing here names code to import: a choice is a name in a table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from ..sections import Section
+from ..sections import Key, Section
 from ..strategies import StrategyOptions, built_in, specs
 from . import schema_memory
 from .schema_training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
@@ -43,6 +43,13 @@ class Model(Section):
         return {key: value for key, value in self.values().items() if key != "kind"}
 
 
+LAYERS = Key("transformer blocks, or hidden layers of an MLP", unit="blocks", rule="at least 1")
+HIDDEN = Key("width of the model", unit="features", rule="a multiple of `heads`")
+HEADS = Key("attention heads; must divide hidden", unit="heads", rule="a divisor of `hidden`")
+VOCABULARY = Key("how many different ones; null: as the data has", unit="tokens", rule="at least that of the data")
+POSITIONS = Key("longest sequence; null: as sequence", unit="tokens", rule="at least `sequence`")
+
+
 @dataclass
 class Gpt(Model):
     """Our GPT. `vocabulary: null` follows the data, `positions: null` follows `sequence`.
@@ -51,14 +58,20 @@ class Gpt(Model):
     """
 
     kind: str = "gpt"
-    layers: int = 6
-    hidden: int = 384
-    heads: int = 6
-    vocabulary: int | None = None
-    positions: int | None = None
-    tied: bool = True
-    checkpointing: bool = False
-    tiles: int = 1
+    layers: int = LAYERS(6)
+    hidden: int = HIDDEN(384)
+    heads: int = HEADS(6)
+    vocabulary: int | None = VOCABULARY(None)
+    positions: int | None = POSITIONS(None)
+    tied: bool = Key("embedding and head are one weight")(True)
+    checkpointing: bool = Key(
+        "blocks recompute their activations in backward", deepspeed="`activation_checkpointing`",
+        torch="`torch.utils.checkpoint`", transformers="`gradient_checkpointing`",
+    )(False)  # fmt: skip
+    tiles: int = Key(
+        "what each matrix of the MLP is cut into; zero3 gathers each apart", unit="tiles", limits=(1, 1e6),
+        omitted=True, deepspeed="`deepspeed.zero.TiledLinear`",
+    )(1)  # fmt: skip
 
 
 @dataclass
@@ -66,9 +79,9 @@ class Mlp(Model):
     """Our MLP."""
 
     kind: str = "mlp"
-    layers: int = 8
-    hidden: int = 512
-    vocabulary: int | None = None
+    layers: int = LAYERS(8)
+    hidden: int = HIDDEN(512)
+    vocabulary: int | None = VOCABULARY(None)
 
 
 @dataclass
@@ -86,15 +99,25 @@ class Huggingface(Section):
     returned; fused: a kernel that keeps the model's own logits alone.
     """
 
-    architecture: str = "gpt2"
-    layers: int = 4
-    hidden: int = 128
-    heads: int = 4
-    vocabulary: int | None = None
-    positions: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    loss: str = "plain"
-    config: str | None = None
+    architecture: str = Key(
+        "a causal language model of transformers, as gpt2 or llama", rule="a causal language model of transformers"
+    )("gpt2")
+    layers: int = LAYERS(4)
+    hidden: int = HIDDEN(128)
+    heads: int = HEADS(4)
+    vocabulary: int | None = VOCABULARY(None)
+    positions: int | None = POSITIONS(None)
+    options: dict[str, Any] = Key(
+        "settings of the architecture's own config, as huggingface.options.NAME=VALUE", rule="a mapping"
+    ).made(dict)
+    loss: str = Key(
+        "what of the logits stays: plain, kept until the next forward, or fused", words=("plain", "kept", "fused"),
+        omitted=True,
+    )("plain")  # fmt: skip
+    config: str | None = Key(
+        "a local config.json, or its folder: the whole shape comes from it; read as data",
+        rule="a config.json, or its folder", omitted=True, local=True,
+    )(None)  # fmt: skip
 
 
 @dataclass
@@ -109,7 +132,9 @@ class Text(Data):
     """A local text file, byte by byte (vocabulary 256); `path: null` is the English that Python carries."""
 
     name: str = "text"
-    path: str | None = None
+    path: str | None = Key(
+        "a local text file, read byte by byte; null: the English that Python carries", rule="a file", local=True
+    )(None)
 
 
 @dataclass
@@ -117,7 +142,9 @@ class Synthetic(Data):
     """Uniform random tokens from the seed; `vocabulary: null` is the model's."""
 
     name: str = "synthetic"
-    vocabulary: int | None = None
+    vocabulary: int | None = Key(
+        "how many different ones are drawn; null: as the model has", unit="tokens", limits=(2, 1e9)
+    )(None)
 
 
 @dataclass
@@ -132,14 +159,35 @@ class Measure(Section):
     a run; true: else one is made, hidden; false: not at all.
     """
 
-    steps: int = 10
-    warmup: int = 3
-    repeats: int = 1
-    check_training: str = "auto"
-    passes: str = "both"
-    trace: bool = False
-    snapshot: bool = False
-    events: bool = False
+    steps: int = Key("measured in each pass", unit="steps", limits=(1, 1e7), transformers="`max_steps`")(10)
+    warmup: int = Key(
+        "unmeasured ones before; at least 2, so that optimizer states exist; with offload.delayed at least"
+        " offload.delayed_after + 1", unit="steps", limits=(2, 1e7),
+    )(3)  # fmt: skip
+    repeats: int = Key(
+        "per cell, interleaved with the other cells'; from 3 on there is an interval", unit="launches",
+        limits=(1, 1000), volatile=True,
+    )(1)  # fmt: skip
+    check_training: str = Key(
+        "losses and gradient norms are held against DDP's: auto (where such a run is at hand), true or false",
+        words=("auto", "true", "false"), volatile=True,
+    )("auto")  # fmt: skip
+    passes: str = Key(
+        "both, timed (no bytes, no volumes) or accounted (no times)", words=("both", "timed", "accounted"),
+        omitted=True,
+    )("both")  # fmt: skip
+    trace: bool = Key(
+        "one more pass tells how much communication is hidden behind computation", omitted=True,
+        deepspeed="`comms_logger`", torch="`torch.profiler`",
+    )(False)  # fmt: skip
+    snapshot: bool = Key(
+        "each allocation with its labels, a file per rank for torch's viewer (pytorch.org/memory_viz)", omitted=True,
+        torch="`torch.cuda.memory._record_memory_history`",
+    )(False)  # fmt: skip
+    events: bool = Key(
+        "the last measured step as a table: each storage, collective, module and unit, in order (zerobench replay)",
+        omitted=True,
+    )(False)  # fmt: skip
 
 
 RETRIED = ("crash", "timeout", "oom")
@@ -155,12 +203,25 @@ class Launch(Section):
     machine, or of a GPU of it, is refused.
     """
 
-    timeout_s: float = 1800.0
-    threads: int | None = None
-    group_by: str | None = None
-    retry: list[str] = field(default_factory=list)
-    retries: int = 1
-    check_memory: bool = True
+    timeout_s: float = Key("longest that a pass may take", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
+    threads: int | None = Key(
+        "per rank; null: the cores, divided by the ranks", unit="threads", limits=(1, 2**10), local=True
+    )(None)
+    group_by: str | None = Key(
+        "under a launcher of jobs: keys in which a job's cells agree, or all; null: a job per cell",
+        rule="keys, with commas between them, or all", omitted=True, volatile=True,
+    )(None)  # fmt: skip
+    retry: list[str] = Key(
+        "statuses with which a launch is run again, of crash, timeout and oom, as '[crash,timeout]'",
+        rule="a list of `crash`, `timeout`, `oom`", omitted=True, volatile=True,
+    ).made(list)  # fmt: skip
+    retries: int = Key(
+        "most that follow the first, of a launch that ended so", unit="attempts", limits=(1, 100), omitted=True,
+        volatile=True,
+    )(1)  # fmt: skip
+    check_memory: bool = Key(
+        "a cell whose states are predicted to be larger than the memory here is refused", omitted=True, volatile=True
+    )(True)
 
 
 @dataclass
@@ -169,55 +230,133 @@ class Search(Section):
     checkpointing fits and trains fastest? The winners are measured again, `repeats` launches of `steps` steps.
     """
 
-    memory_limit: str | None = None
-    checkpointing: list[bool] = field(default_factory=lambda: [False, True])
-    steps: int = 10
-    repeats: int = 3
+    memory_limit: str | None = Key(
+        "limit per rank, as '96 MiB'; a cell then becomes a search", unit="bytes", rule="a size, as `96 MiB`"
+    )(None)
+    checkpointing: list[bool] = Key(
+        "whether to recompute activations: the choices that are tried", rule="a list of `false`, `true`"
+    ).made(lambda: [False, True])
+    steps: int = Key("measured of the winners", unit="steps", limits=(1, 1e7))(10)
+    repeats: int = Key("per winner", unit="launches", limits=(1, 1000))(3)
 
 
 @dataclass
-class Config:
+class Config(Section):
     """One cell of a sweep, as a user writes it."""
 
-    strategy: StrategyOptions = MISSING
-    model: Model = MISSING
-    data: Data = MISSING
-    optimizer: Optimizer = MISSING
-    precision: Precision = MISSING
-    measure: Measure = field(default_factory=Measure)
-    offload: schema_memory.Offload = field(default_factory=schema_memory.Offload)
-    activation: schema_memory.Activation = field(default_factory=schema_memory.Activation)
-    buffers: schema_memory.Buffers = field(default_factory=schema_memory.Buffers)
-    zeropp: schema_memory.Zeropp = field(default_factory=schema_memory.Zeropp)
-    launch: Launch = field(default_factory=Launch)
-    huggingface: Huggingface = field(default_factory=Huggingface)
-    world_size: int | None = None
-    node_size: int | None = None
-    shard_group: int | None = None
-    rank: int | None = None
-    arena: bool = False
-    device: str = "auto"
-    backend: str = "auto"
-    seed: int = 0
-    deterministic: bool = False
-    draw_on: str = "cpu"
-    tensors: str = "real"
-    micro_batch: int | None = None
-    accumulation: int = 1
-    batch: int | None = None
-    sequence: int = 128
-    clip: float | None = None
-    clip_norm: str = "2"
-    search: Search = field(default_factory=Search)
-    results_dir: str = "results/runs"
-    rerun: bool = False
-    fail_fast: bool = False
-    objective: str | None = None
+    strategy: StrategyOptions = Key(
+        "how ranks share model states: DDP, our ZeRO stages, Megatron's optimizer, or a peer", deepspeed="`stage`",
+        torch="`fully_shard`, `DistributedDataParallel`", transformers="`deepspeed`, `fsdp`",
+    )(MISSING)  # fmt: skip
+    model: Model = Key("what is trained")(MISSING)
+    data: Data = Key("what it is trained on")(MISSING)
+    optimizer: Optimizer = Key("which of torch's optimizers updates it")(MISSING)
+    precision: Precision = Key(
+        "in which dtypes", deepspeed="`bf16.enabled`, `fp16.enabled`", torch="`MixedPrecisionPolicy(param_dtype)`",
+        transformers="`bf16`, `fp16`",
+    )(MISSING)  # fmt: skip
+    measure: Measure = Key("how many steps are measured, and what of them").made(Measure)
+    offload: schema_memory.Offload = Key(
+        "where model states live: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True,
+        deepspeed="`offload_optimizer.device`, `offload_param.device`", torch="`CPUOffloadPolicy`",
+        transformers="`fsdp`",
+    ).made(schema_memory.Offload)  # fmt: skip
+    activation: schema_memory.Activation = Key(
+        "what becomes of activations between forward and backward", omitted=True,
+        deepspeed="`activation_checkpointing.cpu_checkpointing`",
+        torch="`torch.utils.checkpoint`, `torch.autograd.graph.save_on_cpu`", transformers="`gradient_checkpointing`",
+    ).made(schema_memory.Activation)  # fmt: skip
+    buffers: schema_memory.Buffers = Key(
+        "constant-size buffers, or one fused buffer that grows with the model", omitted=True
+    ).made(schema_memory.Buffers)
+    zeropp: schema_memory.Zeropp = Key(
+        "ZeRO++ on zero3: less traffic, by codes and secondary shards", omitted=True
+    ).made(schema_memory.Zeropp)
+    launch: Launch = Key("how ranks are run").made(Launch)
+    huggingface: Huggingface = Key("the shape of model=huggingface").made(Huggingface)
+    world_size: int | None = Key(
+        "number of ranks N; null: all of a joined job (torchrun), else one per GPU if there are several, else 2",
+        unit="ranks", limits=(1, 2**10), deepspeed="`deepspeed --num_gpus`", torch="`torchrun --nproc-per-node`",
+    )(None)  # fmt: skip
+    node_size: int | None = Key(
+        "ranks of a node; collectives then take two hops; null: all ranks are one node", unit="ranks",
+        rule="a divisor of `world_size`", omitted=True,
+    )(None)  # fmt: skip
+    shard_group: int | None = Key(
+        "ranks that share a shard, a divisor of world_size (hybrid sharding, MiCS); null: all", unit="ranks",
+        rule="a divisor of `world_size`", omitted=True, deepspeed="`mics_shard_size` (removed in 0.19.8)",
+        torch="`fully_shard(mesh=)`, 2-D: HSDP", transformers="`fsdp`",
+    )(None)  # fmt: skip
+    rank: int | None = Key(
+        "of a simulated world: which of its ranks is run; null: the fullest", unit="number",
+        rule="0 to `world_size` - 1", omitted=True,
+    )(None)  # fmt: skip
+    arena: bool = Key(
+        "activations kept for backward, and gradients, in slots that are allocated once", omitted=True,
+        deepspeed="`activation_checkpointing.contiguous_memory_optimization`",
+    )(False)  # fmt: skip
+    device: str = Key(
+        "auto, cpu or cuda; auto: cuda where each rank has a GPU of its own", words=("auto", "cpu", "cuda")
+    )("auto")
+    backend: str = Key(
+        "auto, gloo, nccl, or simulated: one rank of world_size alone, without times and losses",
+        words=("auto", "gloo", "nccl", "simulated"), deepspeed="`init_distributed(dist_backend)`",
+        torch="`init_process_group(backend)`", transformers="`ddp_backend`",
+    )("auto")  # fmt: skip
+    seed: int = Key(
+        "seed of initial weights and of the order of data", limits=(0, 2**31), torch="`torch.manual_seed`",
+        transformers="`seed`",
+    )(0)  # fmt: skip
+    deterministic: bool = Key(
+        "torch's deterministic kernels only; an operation without one ends in an error", omitted=True,
+        torch="`torch.use_deterministic_algorithms`", transformers="`full_determinism`",
+    )(False)  # fmt: skip
+    draw_on: str = Key(
+        "where initial values are drawn: cpu, or device: quicker on a GPU, and other values", words=("cpu", "device"),
+        omitted=True,
+    )("cpu")  # fmt: skip
+    tensors: str = Key(
+        "real, or fake: of a simulated world, sizes and traffic without values or memory; any strategy",
+        words=("real", "fake"), omitted=True,
+    )("real")  # fmt: skip
+    micro_batch: int | None = Key(
+        "per rank in one forward; null: follows from batch, else 4", unit="sequences", rule="at least 1",
+        deepspeed="`train_micro_batch_size_per_gpu`", transformers="`per_device_train_batch_size`",
+    )(None)  # fmt: skip
+    accumulation: int = Key(
+        "per rank in a step", unit="micro-batches", limits=(1, 1e6), deepspeed="`gradient_accumulation_steps`",
+        transformers="`gradient_accumulation_steps`",
+    )(1)  # fmt: skip
+    batch: int | None = Key(
+        "per step over all ranks, in place of micro_batch", unit="sequences",
+        rule="a multiple of `world_size` · `accumulation`", deepspeed="`train_batch_size`",
+    )(None)  # fmt: skip
+    sequence: int = Key("length of a sequence", unit="tokens", limits=(1, 1e9))(128)
+    clip: float | None = Key(
+        "gradients are scaled down to it before each update; null: they are not", unit="global norm", rule="above 0",
+        deepspeed="`gradient_clipping`", torch="`clip_grad_norm_(max_norm)`", transformers="`max_grad_norm`",
+    )(None)  # fmt: skip
+    clip_norm: str = Key("norm to clip at: 2 or inf", words=("2", "inf"), torch="`clip_grad_norm_(norm_type)`")("2")
+    search: Search = Key(
+        "look for the fastest micro-batch that fits a memory limit", volatile=True, deepspeed="`autotuning`"
+    ).made(Search)
+    results_dir: str = Key(
+        "the folder in which each run becomes a folder", rule="a folder", volatile=True, transformers="`output_dir`"
+    )("results/runs")
+    rerun: bool = Key("measure again what an earlier run of the same cell and code has measured", volatile=True)(False)
+    fail_fast: bool = Key("stop at the first cell that fails", volatile=True)(False)
+    objective: str | None = Key(
+        "column of the table of runs that a sweeper of Hydra's optimizes: hydra/sweeper=optuna",
+        rule="columns of numbers, with commas between them",
+    )(None)  # fmt: skip
 
 
 OF_A_SWEEP = ("objective",)
 """Keys of a sweep, which its cells do not have."""
 
+
+SECTIONS: dict[str, type[Section]] = {"launch": Launch, "search": Search, "huggingface": Huggingface}
+"""Sections without a choice."""
 
 SCHEMAS: dict[str, dict[str, type]] = {
     "strategy": {name: spec.options for name, spec in built_in().items()},

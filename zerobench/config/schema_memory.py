@@ -1,27 +1,454 @@
 """Where shards live, how bytes travel and what becomes of activations: choices that compose with a stage.
 
+tiers         which part of the model states lives in host memory or in files
+ZeRO-R        residual policies of activations, and the buffers that gradients pass through
+ZeRO++        on zero3: codecs of what travels, and secondary shards
+
 Each is a group of its own, with an axis per choice (axis.py).
 """
 
 from __future__ import annotations
 
-from .activations import (
-    Activation,
-    Buffers,
-    CheckpointActivations,
-    CheckpointOffloadActivations,
-    FusedBuffers,
-    OffloadActivations,
-    SelectiveActivations,
-)
-from .offload import CpuOffload, NvmeOffload, Offload
-from .zeropp import CHOICES, AllOfZeropp, Hpz, PartsOfZeropp, Qgz, Qwz, Zeropp
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "SCHEMAS", "Activation", "AllOfZeropp", "Buffers", "CheckpointActivations", "CheckpointOffloadActivations",
-    "CpuOffload", "FusedBuffers", "Hpz", "NvmeOffload", "Offload", "OffloadActivations", "PartsOfZeropp", "Qgz", "Qwz",
-    "Zeropp",
-]  # fmt: skip
+from .. import zero
+from ..sections import Key
+from ..strategies import names_with, spec_of, specs
+from ..theory.tiers import NOWHERE, TierShape
+from ..zero.activations.policies import POLICIES, ActivationPolicy
+from ..zero.comm.zeropp import Zeropp as ZeroppPolicy
+from ..zero.offload.disk import problems_of_path
+from .axis import Axis
+
+if TYPE_CHECKING:
+    from .cell import CellConfig
+
+MIB = 2**20
+
+
+OPTIMIZER = Key(
+    "masters and optimizer states leave the device", deepspeed="`offload_optimizer`", torch="`CPUOffloadPolicy`"
+)
+GRADIENTS = Key("gradient shards leave the device", deepspeed="with `offload_optimizer`", torch="`CPUOffloadPolicy`")
+PARAMETERS = Key(
+    "parameter shards leave the device; null: under zero3", deepspeed="`offload_param`", torch="`CPUOffloadPolicy`"
+)
+FRACTION = Key(
+    "part of the optimizer's shard that leaves", unit="of 1", limits=(1e-9, 1), deepspeed="`offload_optimizer.ratio`"
+)
+
+
+@dataclass
+class Offload(Axis):
+    """Which part of the model states lives in another tier than the device: none."""
+
+    name: str = "none"
+
+    def resolved(self, strategy: str) -> Offload:
+        """Returns the section with the options filled in that follow from the strategy."""
+        return self
+
+    def theory_shape(self) -> TierShape:
+        """Returns the tier of each of the model states."""
+        return NOWHERE
+
+    def files_in(self, folder: str) -> str | None:
+        """Returns where ranks make folders for states that live in files, or None: `path`, or the run's `folder`."""
+        return None
+
+    @property
+    def updates_on_host(self) -> bool:
+        """True where the CPU updates the optimizer's shard."""
+        return False
+
+    @property
+    def exact_steps(self) -> int | None:
+        """Number of steps whose updates are on time; None where all are."""
+        return None
+
+    @property
+    def settles_after(self) -> int:
+        """Number of steps before the first that every later one is like. The step after the last update on time makes
+        none: its gradients are kept for the next.
+        """
+        return 0 if self.exact_steps is None else self.exact_steps + 1
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "offload=cpu"."""
+        return "" if self.name == "none" else f"offload={self.name}"
+
+    def _refused(self, cell: CellConfig) -> list[str]:
+        strategy = cell.strategy.name
+        if spec_of(strategy).composes.offload:
+            return []
+        others = ", ".join(names_with("offload"))
+        return [f"offload={self.name}: strategy={strategy} does not offload here; use one of {others}"]
+
+
+@dataclass
+class CpuOffload(Offload):
+    """ZeRO-Offload (arXiv 2101.06840): the parts named here live in pinned host memory, and the update runs there.
+
+    `fraction` of the optimizer's shard goes, the rest stays. `delayed`: from step `delayed_after` on the update runs
+    behind the next step's forward and backward, whose parameters are one update older (delayed parameter update).
+    """
+
+    name: str = "cpu"
+    optimizer: bool = OPTIMIZER(True)
+    gradients: bool = GRADIENTS(True)
+    parameters: bool = PARAMETERS(False)
+    fraction: float = FRACTION(1.0)
+    delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
+    delayed_after: int = Key("after which updates are late", unit="steps", limits=(0, 1e6))(40)
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns sentences on tiers that the strategy or the precision rules out."""
+        if refused := self._refused(cell) or _whole_parameters(cell.strategy.name, self.parameters):
+            return refused
+        problems = []
+        if self.delayed and cell.precision.name == "fp16":
+            problems.append("offload.delayed=true: loss scaling must judge an update before the next; use bf16 or fp32")
+        return problems + _problems_of_policy(self.policy(), cell.strategy.name)
+
+    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+        """The engine's placement policy."""
+        return {"offload": self.policy()}
+
+    def policy(self) -> zero.Offload:
+        """Returns the engine's policy."""
+        delayed_after = self.delayed_after if self.delayed else None
+        return zero.Offload(
+            optimizer=self.optimizer, gradients=self.gradients, parameters=self.parameters, fraction=self.fraction,
+            delayed_after=delayed_after,
+        )  # fmt: skip
+
+    def theory_shape(self) -> TierShape:
+        """Returns the tier of each of the model states."""
+        return TierShape("host", self.optimizer, self.gradients, self.parameters, self.fraction, delayed=self.delayed)
+
+    @property
+    def updates_on_host(self) -> bool:
+        """True where the CPU updates the optimizer's shard."""
+        return self.optimizer
+
+    @property
+    def exact_steps(self) -> int | None:
+        """Number of steps whose updates are on time; None where all are."""
+        return self.delayed_after if self.delayed else None
+
+
+@dataclass
+class NvmeOffload(Offload):
+    """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
+    the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
+
+    `parameters`: null means under zero3. `direct`: past the page cache where the file system can. `checksums`: every
+    block is checked as it is read.
+    """
+
+    name: str = "nvme"
+    path: str | None = Key(
+        "folder of the files; null: the run's own", rule="a folder", deepspeed="`offload_optimizer.nvme_path`"
+    )(None)
+    optimizer: bool = OPTIMIZER(True)
+    gradients: bool = GRADIENTS(True)
+    parameters: bool | None = PARAMETERS(None)
+    fraction: float = FRACTION(1.0)
+    block_bytes: int = Key(
+        "size of one read or write", unit="bytes", limits=(4096, 2**30), deepspeed="`aio.block_size`"
+    )(4 * MIB)
+    buffers: int = Key(
+        "size of the pool in host memory that files are read and written through", unit="blocks", limits=(8, 65536),
+        deepspeed="`offload_optimizer.buffer_count`",
+    )(16)  # fmt: skip
+    depth: int = Key(
+        "how many are read or written at a time", unit="blocks", limits=(1, 256), deepspeed="`aio.queue_depth`"
+    )(8)
+    direct: bool = Key("past the page cache where the file system can")(True)
+    checksums: bool = Key("blocks are checked as they are read")(True)
+
+    def resolved(self, strategy: str) -> Offload:
+        """Returns the section with `parameters` filled in, under a strategy that offloads."""
+        leave = spec_of(strategy).composes.offload
+        return replace(self, parameters="parameters" in leave) if self.parameters is None and leave else self
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns sentences on tiers that the strategy or the file system rules out."""
+        strategy = cell.strategy.name
+        if refused := self._refused(cell) or _whole_parameters(strategy, bool(self.parameters)):
+            return refused
+        problems = problems_of_path(self.path) if self.path else []
+        problems = [f"offload.path={problem}" for problem in problems]
+        return problems + _problems_of_policy(self.policy(strategy), strategy)
+
+    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+        """The engine's placement policy; its files lie in `folder` where the config names no path."""
+        return {"offload": self.policy(cell.strategy.name, folder)}
+
+    def policy(self, strategy: str, folder: str | None = None) -> zero.NvmeOffload:
+        """Returns the engine's policy."""
+        return zero.NvmeOffload(
+            path=self.path or folder or "(the run's own folder)", optimizer=self.optimizer, gradients=self.gradients,
+            parameters=_parameters_leave(strategy) if self.parameters is None else self.parameters,
+            fraction=self.fraction,
+            block_bytes=self.block_bytes, buffers=self.buffers, depth=self.depth, direct=self.direct,
+            checksums=self.checksums,
+        )  # fmt: skip
+
+    def theory_shape(self) -> TierShape:
+        """Returns the tier of each of the model states."""
+        return TierShape(
+            "nvme", self.optimizer, self.gradients, bool(self.parameters), self.fraction,
+            block_bytes=self.block_bytes, buffers=self.buffers, direct=self.direct,
+        )  # fmt: skip
+
+    def files_in(self, folder: str) -> str | None:
+        """Returns where ranks make folders for the states: `path`, or the run's `folder`."""
+        return self.path or folder
+
+    @property
+    def updates_on_host(self) -> bool:
+        """True where the CPU updates the optimizer's shard."""
+        return self.optimizer
+
+
+def _whole_parameters(strategy: str, parameters: bool) -> list[str]:
+    if not parameters or _parameters_leave(strategy):
+        return []
+    others = " or ".join(name for name in specs() if _parameters_leave(name))
+    return [f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use {others}"]
+
+
+def _parameters_leave(strategy: str) -> bool:
+    return "parameters" in spec_of(strategy).composes.offload
+
+
+def _problems_of_policy(policy: zero.Offload | zero.NvmeOffload, strategy: str) -> list[str]:
+    try:
+        policy.check(strategy, spec_of(strategy).composes.offload)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+@dataclass
+class Activation(Axis):
+    """Activations between forward and backward: they stay on the device."""
+
+    name: str = "none"
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns sentences on a policy beside the model's own checkpointing, and beside a search."""
+        problems, searched = [], cell.search.checkpointing
+        if self.name == "offload" and cell.model.checkpoints:
+            words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
+            problems.append(f"activation=offload: {words}")
+        if self.name == "selective" and cell.model.checkpoints:
+            words = "model.checkpointing=true keeps the inputs of blocks alone; leave one of the two out"
+            problems.append(f"activation=selective: {words}")
+        searches = cell.search.memory_limit is not None and cell.model.can_checkpoint
+        if self.name != "none" and searches and list(searched) != [cell.recomputes]:
+            only = str([cell.recomputes]).lower()
+            problems.append(f"activation={self.name}: a search tries all of search.checkpointing; let that be {only}")
+        return problems
+
+    def policy(self) -> ActivationPolicy:
+        """Returns the policy of the blocks, whatever the model does itself."""
+        return POLICIES[self.name]
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "activation=checkpoint"."""
+        return "" if self.name == "none" else f"activation={self.name}"
+
+
+@dataclass
+class CheckpointActivations(Activation):
+    """Blocks keep their inputs alone and compute the rest again in backward."""
+
+    name: str = "checkpoint"
+
+
+@dataclass
+class SelectiveActivations(Activation):
+    """Blocks keep their inputs, attention's outputs and every second matrix product (torchtitan's choice by operators),
+    and compute the rest again in backward.
+    """
+
+    name: str = "selective"
+
+
+@dataclass
+class OffloadActivations(Activation):
+    """Sends a block's saved tensors of `least_bytes` and more to host memory, and fetches them back in reverse
+    order ahead of its use.
+    """
+
+    name: str = "offload"
+    least_bytes: int = Key("smallest tensor that leaves the device", unit="bytes", limits=(0, 2**40))(64 * 1024)
+
+    def policy(self) -> ActivationPolicy:
+        """Returns the policy of the blocks, whatever the model does itself."""
+        return replace(POLICIES[self.name], least_bytes=self.least_bytes)
+
+
+@dataclass
+class CheckpointOffloadActivations(OffloadActivations):
+    """Blocks are computed again from inputs that wait in host memory (ZeRO-R's P_a+cpu without its partitioning)."""
+
+    name: str = "checkpoint_offload"
+
+
+@dataclass
+class Buffers(Axis):
+    """Constant-size buffers (C_B, ZeRO section 6.2), or one fused buffer that grows with the model."""
+
+    name: str = "constant"
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "buffers=fused"."""
+        return "" if self.name == "constant" else f"buffers={self.name}"
+
+
+@dataclass
+class FusedBuffers(Buffers):
+    """Gradients are reduced in one buffer of the model's size, and cast to fp32 all at once."""
+
+    name: str = "fused"
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns a sentence where the strategy has no buffer to fuse."""
+        strategy = cell.strategy
+        if not spec_of(strategy.name).composes.fused_buffers:
+            others = ", ".join(names_with("fused_buffers"))
+            return [f"buffers=fused: strategy={strategy.name} has buffers of its own; use one of {others}"]
+        if strategy.has_buckets or cell.precision.gradient_dtype != "fp32":
+            return []
+        words = "zero3 reduces unit by unit, and gradients in fp32 are not cast: there is nothing to fuse"
+        return [f"buffers=fused: {words}; use precision=bf16"]
+
+
+QUANTIZE_WEIGHTS = Key("parameters are gathered in int8", deepspeed="`zero_quantized_weights`")
+SECONDARY_SHARDS = Key(
+    "backward gathers from secondary shards inside a node", deepspeed="`zero_hpz_partition_size`",
+    torch="`fully_shard(reshard_after_forward=int)`",
+)  # fmt: skip
+QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed="`zero_quantized_gradients`")
+
+
+@dataclass
+class Zeropp(Axis):
+    """ZeRO++ (arXiv 2306.10209) on zero3: nothing of it."""
+
+    name: str = "none"
+
+    def theory_shape(self) -> tuple[int | None, int | None, bool]:
+        """Returns elements per block of coded weights and gradients, None where exact; whether there are secondary
+        shards.
+        """
+        return None, None, False
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "zeropp=qwz"."""
+        return "" if self.name == "none" else f"zeropp={self.name}"
+
+
+@dataclass
+class PartsOfZeropp(Zeropp):
+    """Which of its three parts, and elements a quantization block has. A choice's own part cannot be taken from it;
+    others can be added.
+    """
+
+    quantize_weights: bool = QUANTIZE_WEIGHTS(False)
+    secondary_shards: bool = SECONDARY_SHARDS(False)
+    quantize_gradients: bool = QUANTIZE_GRADIENTS(False)
+    weight_block: int = Key("how many share a scale in parameters' codes", unit="elements", limits=(8, 2**20))(256)
+    gradient_block: int = Key("how many share a scale in gradients' codes", unit="elements", limits=(8, 2**20))(256)
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns a sentence where there is nothing that ZeRO++ could shorten."""
+        words, name = f"zeropp={self.name}", cell.strategy.name
+        if not spec_of(name).composes.zeropp:
+            why = f"it is for {' or '.join(names_with('zeropp'))}, whose gathers and reductions it shortens"
+            return [f"{words}: {why}; leave it out with strategy={name}"]
+        if cell.shard_group is not None:
+            return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
+        return self._parts_missing() or self._one_node(cell)
+
+    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+        """The engine's policy."""
+        return {"zeropp": self.policy()}
+
+    def policy(self) -> ZeroppPolicy:
+        """Returns the engine's policy."""
+        return ZeroppPolicy(
+            quantize_weights=self.quantize_weights, secondary_shards=self.secondary_shards,
+            quantize_gradients=self.quantize_gradients, weight_block=self.weight_block,
+            gradient_block=self.gradient_block,
+        )  # fmt: skip
+
+    def theory_shape(self) -> tuple[int | None, int | None, bool]:
+        """Returns elements per block of coded weights and gradients, None where exact; whether there are secondary
+        shards.
+        """
+        weights = self.weight_block if self.quantize_weights else None
+        return weights, self.gradient_block if self.quantize_gradients else None, self.secondary_shards
+
+    def _parts_missing(self) -> list[str]:
+        """A sentence for each part that a choice is named after, and that is switched off."""
+        others = ", ".join(name for name in CHOICES if name not in (self.name, "all"))
+        words = f"zeropp={self.name} means that part; use one of {others}, and add what else is wanted"
+        named = [one.name for one in fields(self) if one.default is True]
+        return [f"zeropp.{part}=false: {words}" for part in named if not getattr(self, part)]
+
+    def _one_node(self, cell: CellConfig) -> list[str]:
+        """A sentence where secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
+        ranks = cell.world_size or 1
+        if self.quantize_weights or self.quantize_gradients or ranks == 1 or cell.node_size not in (None, ranks):
+            return []
+        words = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
+        return [f"zeropp={self.name}: {words}; let node_size be a divisor of world_size={ranks} below it"]
+
+
+@dataclass
+class Qwz(PartsOfZeropp):
+    """Parameters are gathered in int8."""
+
+    name: str = "qwz"
+    quantize_weights: bool = QUANTIZE_WEIGHTS(True)
+
+
+@dataclass
+class Hpz(PartsOfZeropp):
+    """The backward gathers from secondary shards inside a node."""
+
+    name: str = "hpz"
+    secondary_shards: bool = SECONDARY_SHARDS(True)
+
+
+@dataclass
+class Qgz(PartsOfZeropp):
+    """Gradients are exchanged in int4, first inside a node, then between nodes."""
+
+    name: str = "qgz"
+    quantize_gradients: bool = QUANTIZE_GRADIENTS(True)
+
+
+@dataclass
+class AllOfZeropp(PartsOfZeropp):
+    """The three together."""
+
+    name: str = "all"
+    quantize_weights: bool = QUANTIZE_WEIGHTS(True)
+    secondary_shards: bool = SECONDARY_SHARDS(True)
+    quantize_gradients: bool = QUANTIZE_GRADIENTS(True)
+
+
+CHOICES: dict[str, type] = {"none": Zeropp, "qwz": Qwz, "hpz": Hpz, "qgz": Qgz, "all": AllOfZeropp}
 
 SCHEMAS: dict[str, dict[str, type]] = {
     "offload": {"none": Offload, "cpu": CpuOffload, "nvme": NvmeOffload},

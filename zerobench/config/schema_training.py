@@ -1,35 +1,551 @@
-"""How a model is trained: the schemas of optimizers and precisions, and words that options may be."""
+"""How a model is trained: torch.optim's elementwise optimizers, precisions, and words that options may be.
+
+Elementwise: the update of an element depends on that element alone, so that a shard can be updated apart. Defaults
+that are not torch's suit a small GPT.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from .optimizers import (
-    OPTIMIZERS,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Asgd,
-    Betas,
-    Decaying,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-    Sgd,
+import torch
+from omegaconf import MISSING
+from torch import nn, optim
+
+from ..sections import Key, known
+from ..strategies import spec_of, specs
+from ..theory.shapes import OptimizerShape, PrecisionShape
+from ..zero.options import TILE_BYTES
+from ..zero.precision import DTYPES, LossScaling
+from .axis import Axis
+
+if TYPE_CHECKING:
+    from .cell import CellConfig
+
+PAIRS = {"betas": ("beta1", "beta2"), "etas": ("eta_minus", "eta_plus"), "step_sizes": ("step_min", "step_max")}
+"""torch's options that are pairs, and our keys for their parts."""
+
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "loop": {"foreach": False},
+}
+"""`implementation` -> torch's options; `fused` is off where it is not named."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An optimizer of torch. `counts`: 4-byte scalars that it keeps of each tensor; `fused`: whether torch has a fused
+    implementation; `fused_on_cuda`: whether the oldest torch that we support has it there, too.
+    """
+
+    make: Callable[..., optim.Optimizer]
+    counts: int
+    fused: bool = False
+    fused_on_cuda: bool = True
+
+
+KINDS: dict[str, Kind] = {
+    "sgd": Kind(optim.SGD, 0, fused=True),
+    "adam": Kind(optim.Adam, 1, fused=True),
+    "adamw": Kind(optim.AdamW, 1, fused=True),
+    "adamax": Kind(optim.Adamax, 1),
+    "nadam": Kind(optim.NAdam, 2),
+    "radam": Kind(optim.RAdam, 1),
+    "adagrad": Kind(optim.Adagrad, 1, fused=True, fused_on_cuda=False),
+    "adadelta": Kind(optim.Adadelta, 1),
+    "rmsprop": Kind(optim.RMSprop, 1),
+    "rprop": Kind(optim.Rprop, 1),
+    "asgd": Kind(optim.ASGD, 3),
+}
+
+
+LR = Key(
+    "learning rate", limits=(0, 1e6), deepspeed="`optimizer.params.lr`", torch="`lr`", transformers="`learning_rate`"
 )
-from .precision import PRECISIONS, Bf16, Fp16, Fp32, Precision
+WEIGHT_DECAY = Key(
+    "torch's weight_decay", limits=(0, 1e6), deepspeed="`optimizer.params.weight_decay`", torch="`weight_decay`",
+    transformers="`weight_decay`",
+)  # fmt: skip
+MOMENTUM = Key("torch's momentum; 0: no state is kept for it", limits=(0, 1))
+EPS = Key(
+    "added to the denominator", limits=(0, 1e6), deepspeed="`optimizer.params.eps`", torch="`eps`",
+    transformers="`adam_epsilon`",
+)  # fmt: skip
+DECOUPLED_WEIGHT_DECAY = Key("weight decay as AdamW has it")
+ALPHA = Key("RMSprop's smoothing, ASGD's power of the learning rate", limits=(0, 1e6))
 
-__all__ = [
-    "ACCUMULATE", "NORMS", "OPTIMIZERS", "PRECISIONS", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Asgd",
-    "Betas", "Bf16", "Decaying", "Fp16", "Fp32", "NAdam", "Optimizer", "Precision", "RAdam", "RMSprop", "Rprop", "Sgd",
-]  # fmt: skip
+
+@dataclass
+class Optimizer(Axis):
+    """A torch.optim optimizer; the options are torch's. `implementation` is fused, foreach or loop; auto: fused where
+    torch has it, else foreach on CUDA and loop on a CPU, as torch itself chooses.
+    """
+
+    name: str = MISSING
+    lr: float = LR(3e-4)
+    implementation: str = Key(
+        "fused, foreach, loop, or auto: fused where torch has it", words=("auto", "fused", "foreach", "loop"),
+        torch="`fused=`, `foreach=`", transformers="`optim`",
+    )("auto")  # fmt: skip
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 1
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        """Returns the optimizer over `parameters`."""
+        section = self.values()
+        parts = {part for pair in PAIRS.values() for part in pair}
+        options = {key: value for key, value in section.items() if key not in ("name", "implementation", *parts)}
+        options |= {pair: (section[low], section[high]) for pair, (low, high) in PAIRS.items() if low in section}
+        return KINDS[self.name].make(parameters, **options, **IMPLEMENTATIONS[self.implementation])
+
+    def theory_shape(self) -> OptimizerShape:
+        """Returns what it keeps of each parameter."""
+        return OptimizerShape(self.states, KINDS[self.name].counts, self.implementation == "fused")
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns a sentence where torch cannot update what the strategy has for parameters; `implementation` is
+        resolved.
+        """
+        strategy, kind = cell.strategy.name, KINDS[self.name]
+        refused = spec_of(strategy).refused_optimizers.get(self.name, ())
+        if self.implementation not in refused:
+            return []
+        others = [one for one in IMPLEMENTATIONS if one not in refused and (one != "fused" or kind.fused)]
+        words = f"torch has no rule to update the DTensors of strategy={strategy} with {self.label}"
+        instead = f"optimizer.implementation={' or '.join(others)}" if others else "another optimizer"
+        return [f"optimizer={self.name}: {words}; use {instead}"]
+
+    def problems(self) -> list[str]:
+        """Returns sentences on options that torch would refuse under any strategy."""
+        if self.implementation not in IMPLEMENTATIONS:
+            return [f"optimizer.implementation={self.implementation}: use auto, {', '.join(IMPLEMENTATIONS)}"]
+        if self.implementation == "fused" and not KINDS[self.name].fused:
+            have = ", ".join(other for other, kind in KINDS.items() if kind.fused)
+            words = f"torch has no fused {self.name} (it has {have}); use foreach, loop"
+            return [f"optimizer.implementation=fused: {words}"]
+        return []
+
+    @property
+    def label(self) -> str:
+        """Its name and implementation: "adamw/fused"."""
+        return f"{self.name}/{self.implementation}"
+
+
+def default_implementation(name: str, device: str) -> str:
+    """Returns what `implementation=auto` becomes: fused where torch has it, else what torch itself takes there."""
+    kind = KINDS[name]
+    if kind.fused and (kind.fused_on_cuda or device != "cuda"):
+        return "fused"
+    return "foreach" if device == "cuda" else "loop"
+
+
+@dataclass
+class Decaying(Optimizer):
+    """Those with weight decay."""
+
+    weight_decay: float = WEIGHT_DECAY(0.0)
+
+
+@dataclass
+class Sgd(Decaying):
+    """torch.optim.SGD: a tensor of states with momentum, none without."""
+
+    name: str = "sgd"
+    lr: float = LR(0.1)
+    momentum: float = MOMENTUM(0.0)
+    dampening: float = Key("torch's dampening of momentum", limits=(0, 1))(0.0)
+    nesterov: bool = Key("Nesterov's momentum")(False)
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return int(self.momentum > 0)
+
+    def problems(self) -> list[str]:
+        """Returns sentences on options that torch would refuse."""
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            words = "it needs optimizer.momentum above 0 and optimizer.dampening=0"
+            return [*super().problems(), f"optimizer.nesterov=true: {words}"]
+        return super().problems()
+
+
+@dataclass
+class Betas(Decaying):
+    """Options of the Adam family, whose members have two tensors of states each."""
+
+    beta1: float = Key(
+        "decay of the first moment", limits=(0, 1), deepspeed="`optimizer.params.betas`", torch="`betas[0]`",
+        transformers="`adam_beta1`",
+    )(0.9)  # fmt: skip
+    beta2: float = Key(
+        "decay of the second moment", limits=(0, 1), deepspeed="`optimizer.params.betas`", torch="`betas[1]`",
+        transformers="`adam_beta2`",
+    )(0.999)  # fmt: skip
+    eps: float = EPS(1e-8)
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2
+
+
+@dataclass
+class Adam(Betas):
+    """torch.optim.Adam; `amsgrad` keeps a third tensor."""
+
+    name: str = "adam"
+    amsgrad: bool = Key("keep the largest second moment, a third tensor of states")(False)
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2 + self.amsgrad
+
+
+@dataclass
+class AdamW(Adam):
+    """torch.optim.AdamW."""
+
+    name: str = "adamw"
+    weight_decay: float = WEIGHT_DECAY(0.01)
+
+
+@dataclass
+class Adamax(Betas):
+    """torch.optim.Adamax."""
+
+    name: str = "adamax"
+    lr: float = LR(2e-3)
+
+
+@dataclass
+class NAdam(Betas):
+    """torch.optim.NAdam."""
+
+    name: str = "nadam"
+    lr: float = LR(2e-3)
+    momentum_decay: float = Key("NAdam's momentum_decay", limits=(0, 1e6))(4e-3)
+    decoupled_weight_decay: bool = DECOUPLED_WEIGHT_DECAY(False)
+
+
+@dataclass
+class RAdam(Betas):
+    """torch.optim.RAdam."""
+
+    name: str = "radam"
+    lr: float = LR(1e-3)
+    decoupled_weight_decay: bool = DECOUPLED_WEIGHT_DECAY(False)
+
+
+@dataclass
+class Adagrad(Decaying):
+    """torch.optim.Adagrad: one tensor of states, which is there before the first step."""
+
+    name: str = "adagrad"
+    lr: float = LR(0.01)
+    lr_decay: float = Key("Adagrad's lr_decay", limits=(0, 1e6))(0.0)
+    initial_accumulator_value: float = Key("what Adagrad's sums begin with", limits=(0, 1e6))(0.0)
+    eps: float = EPS(1e-10)
+
+
+@dataclass
+class Adadelta(Decaying):
+    """torch.optim.Adadelta: two tensors of states."""
+
+    name: str = "adadelta"
+    lr: float = LR(1.0)
+    rho: float = Key("Adadelta's decay of averages", limits=(0, 1))(0.9)
+    eps: float = EPS(1e-6)
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2
+
+
+@dataclass
+class RMSprop(Decaying):
+    """torch.optim.RMSprop: one tensor of states, one more with momentum, one more centered."""
+
+    name: str = "rmsprop"
+    lr: float = LR(1e-3)
+    alpha: float = ALPHA(0.99)
+    eps: float = EPS(1e-8)
+    momentum: float = MOMENTUM(0.0)
+    centered: bool = Key("RMSprop subtracts the mean gradient, one more tensor of states")(False)
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 1 + self.centered + (self.momentum > 0)
+
+
+@dataclass
+class Rprop(Optimizer):
+    """torch.optim.Rprop: two tensors of states."""
+
+    name: str = "rprop"
+    lr: float = LR(1e-3)
+    eta_minus: float = Key("Rprop's factor where a gradient's sign changed", limits=(1e-6, 1))(0.5)
+    eta_plus: float = Key("Rprop's factor where it did not", limits=(1, 1e6))(1.2)
+    step_min: float = Key("Rprop's least step", limits=(0, 1e6))(1e-6)
+    step_max: float = Key("Rprop's largest step", limits=(0, 1e6))(50.0)
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2
+
+    def problems(self) -> list[str]:
+        """Returns sentences on options that torch would refuse."""
+        problems = super().problems()
+        pairs = ("eta_minus", self.eta_minus, "eta_plus", self.eta_plus), (
+            "step_min", self.step_min, "step_max", self.step_max,
+        )  # fmt: skip
+        for low, least, high, most in pairs:
+            if least >= most:
+                problems.append(f"optimizer.{low}={least:g}: it must be below optimizer.{high}={most:g}")
+        return problems
+
+
+@dataclass
+class Asgd(Decaying):
+    """torch.optim.ASGD: one tensor of states, the averaged weights."""
+
+    name: str = "asgd"
+    lr: float = LR(0.01)
+    lambd: float = Key("ASGD's decay", limits=(0, 1e6))(1e-4)
+    alpha: float = ALPHA(0.75)
+    t0: float = Key("after which ASGD averages weights", unit="steps", limits=(1, 1e12))(1e6)
+
+
+OPTIMIZERS: dict[str, type] = {
+    "sgd": Sgd, "adam": Adam, "adamw": AdamW, "adamax": Adamax, "nadam": NAdam, "radam": RAdam, "adagrad": Adagrad,
+    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd,
+}  # fmt: skip
+
+
+@dataclass
+class Precision(Axis):
+    """Dtypes, each fp32, bf16 or fp16. `name`: the model's; below fp32 the optimizer updates fp32 master weights.
+
+    `gradient_dtype`: in which gradients are accumulated; null: the model's. `wire_dtype`: in which they are reduced;
+    null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
+    half-precision ones take at once, 4 MiB where null (256 MiB on a GPU); our stages update in tiles of that size where
+    an optimizer is not fused, too. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
+    it gathers them; with `masters` false there are none, and its shards and the optimizer's states are in `name` too.
+    """
+
+    name: str = MISSING
+    gradient_dtype: str | None = Key(
+        "in which gradients are accumulated: fp32, bf16 or fp16; null: the model's", words=("fp32", "bf16", "fp16"),
+        deepspeed="`data_types.grad_accum_dtype`",
+    )(None)  # fmt: skip
+    wire_dtype: str | None = Key(
+        "in which gradients are reduced; null: as gradient_dtype", words=("fp32", "bf16", "fp16"),
+        deepspeed="`communication_data_type`", torch="`MixedPrecisionPolicy(reduce_dtype)`",
+    )(None)  # fmt: skip
+    tile_bytes: int | None = Key(
+        "most of fp32 gradients made at once for an update; null: 4 MiB, 256 MiB on a GPU", unit="bytes",
+        limits=(2**10, 2**40), deepspeed="`sub_group_size` (elements)",
+    )(None)  # fmt: skip
+    masters: bool = Key(
+        "fp32 master weights and states; false, with fsdp2: all states in the model's dtype", omitted=True
+    )(True)
+
+    def resolved(self, strategy: str, updated_by: str) -> Precision:
+        """Returns the section with what was left open filled in as the strategy has it. `updated_by`: cpu or cuda,
+        where the optimizer runs.
+        """
+        usual: dict[str, Any] = {"gradient_dtype": self.name, "tile_bytes": TILE_BYTES[updated_by]}
+        defaults = {**usual, **spec_of(strategy).precision_defaults}
+        gradients = self.gradient_dtype or defaults["gradient_dtype"]
+        wire, tile = self.wire_dtype or gradients, self.tile_bytes or defaults["tile_bytes"]
+        return replace(self, gradient_dtype=gradients, wire_dtype=wire, tile_bytes=tile)
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns sentences on dtypes that make no sense, or are not to be had under the strategy."""
+        return self.problems(cell.strategy.name)
+
+    def problems(self, strategy: str) -> list[str]:
+        """Returns the sentences of `validate`, which depend on the strategy alone."""
+        chosen = {"gradient_dtype": self.gradient_dtype, "wire_dtype": self.wire_dtype}
+        unknown = {key: dtype for key, dtype in chosen.items() if dtype not in DTYPES}
+        if unknown:
+            return [f"precision.{key}={dtype}: use one of {', '.join(DTYPES)}" for key, dtype in unknown.items()]
+        problems, spec = [], spec_of(strategy)
+        if self.gradient_dtype not in (self.name, "fp32"):
+            words = f"the gradients of a {self.name} model are accumulated in {self.name}"
+            words += " or fp32" * (self.name != "fp32")
+            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {words}")
+        if not self.masters and (spec.half != "casts" or self.name == "fp32"):
+            casting = ", ".join(name for name, other in specs().items() if other.half == "casts")
+            words = f"precision={self.name} with strategy={strategy} has no other way; it is for bf16 with {casting}"
+            problems.append(f"precision.masters=false: {words}")
+        if spec.half == "casts":
+            problems += self._casting_problems(strategy)
+        elif not spec.composes.gradient_dtypes:
+            words = f"strategy={strategy} keeps and sends gradients in the model's dtype, {self.name}; leave it out"
+            other = {key: dtype for key, dtype in chosen.items() if dtype != self.name}
+            problems += [f"precision.{key}={dtype}: {words}" for key, dtype in other.items()]
+        if self.scales and spec.half == "masters" and not spec.takes("loss_scaling"):
+            problems.append(f"precision={self.name}: strategy={strategy} scales no losses here; use bf16 or fp32")
+        if self.name != "fp32" and spec.half is None:
+            words = f"strategy={strategy} has no fp32 master weights here; use precision=fp32"
+            problems.append(f"precision={self.name}: {words}")
+        return problems + self.scale_problems()
+
+    def _casting_problems(self, strategy: str) -> list[str]:
+        problems = []
+        if self.scales:
+            problems.append(f"precision={self.name}: strategy={strategy} scales no losses here; use bf16 or fp32")
+        if self.gradient_dtype != self.name:
+            words = f"strategy={strategy} has whole gradients in {self.name} and their shards in fp32; leave it out"
+            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {words}")
+        if self.wire_dtype != self.name and not self.masters:
+            words = f"without fp32 masters strategy={strategy} reduces in {self.name}; leave it out"
+            problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
+        elif self.wire_dtype not in (self.name, "fp32"):
+            words = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((self.name, 'fp32')))}"
+            problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
+        return problems
+
+    def cast(self, model: nn.Module, strategy: str) -> nn.Module:
+        """Returns the model, built in fp32 whatever the precision, in the dtype that `strategy` wants it in: buffers
+        too. Raises ValueError for a model in another dtype.
+        """
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"{name} is {parameter.dtype}: build the model in float32; precision casts it")
+        keeps = self.name == "fp32" or (spec_of(strategy).half == "casts" and self.masters)
+        return model if keeps else model.to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's dtype."""
+        return DTYPES[self.name]
+
+    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+        """Keyword arguments for the engine of the strategy: what differs from its defaults."""
+        return self.options_of(cell.strategy.name)
+
+    def options_of(self, strategy: str) -> dict[str, Any]:
+        """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
+        gradients, wire = DTYPES[known(self.gradient_dtype)], DTYPES[known(self.wire_dtype)]
+        spec = spec_of(strategy)
+        if spec.half == "casts" and self.name != "fp32" and self.masters:
+            return {"param_dtype": self.dtype, "reduce_dtype": wire}
+        if spec.half != "masters":
+            return {}
+        options: dict[str, Any] = {"tile_bytes": self.tile_bytes}
+        if self.gradient_dtype != spec.precision_defaults.get("gradient_dtype", self.name):
+            options["gradient_dtype"] = gradients
+        if wire != gradients:
+            options["wire_dtype"] = wire
+        return options
+
+    def theory_shape(self, travels: bool = True) -> PrecisionShape:
+        """Returns sizes of an element. Where nothing `travels`, nothing is cast for a wire."""
+        gradients = known(self.gradient_dtype)
+        sent = known(self.wire_dtype) if travels else gradients
+        return PrecisionShape(DTYPES[gradients].itemsize, DTYPES[sent].itemsize, self.tile_bytes, gradients != sent)
+
+    @property
+    def numbers(self) -> set[str]:
+        """Every dtype that a gradient takes from backward to the update."""
+        return {self.name, known(self.gradient_dtype), known(self.wire_dtype)}
+
+    @property
+    def scales(self) -> bool:
+        """True where the loss is scaled."""
+        return False
+
+    def scale_problems(self) -> list[str]:
+        """Returns sentences on the loss scale, where there is one."""
+        return []
+
+    @property
+    def label(self) -> str:
+        """ "bf16", with what differs from that: "bf16, gradient_dtype=fp32"."""
+        parts, before = [self.name or ""], self.name
+        for key, dtype in (("gradient_dtype", self.gradient_dtype), ("wire_dtype", self.wire_dtype)):
+            parts += [f"{key}={dtype}"] if dtype not in (before, None) else []
+            before = dtype or before
+        return ", ".join(filter(None, [*parts, *(["masters=false"] if not self.masters else [])]))
+
+
+@dataclass
+class Fp32(Precision):
+    """Model states in fp32: 16 bytes a parameter under Adam."""
+
+    name: str = "fp32"
+
+
+@dataclass
+class Bf16(Precision):
+    """bf16 parameters and gradients, fp32 master weights and optimizer states: the paper's 2 + 2 + 12 bytes."""
+
+    name: str = "bf16"
+
+
+@dataclass
+class Fp16(Bf16):
+    """As bf16, with dynamic loss scaling: the loss is multiplied by a scale, which grows by `growth` after `interval`
+    steps without overflow, and shrinks by `backoff`, not below `minimum_scale`, on a step that overflowed, which all
+    ranks skip.
+    """
+
+    name: str = "fp16"
+    initial_scale: float | None = Key(
+        "what fp16 losses are multiplied by at first", limits=(2**-24, 2**100),
+        deepspeed="`fp16.initial_scale_power` (of 2)", torch="`GradScaler(init_scale)`",
+    )(65536.0)  # fmt: skip
+    growth: float = Key(
+        "factor of the scale after `interval` steps without overflow", limits=(1, 1e6),
+        torch="`GradScaler(growth_factor)`",
+    )(2.0)  # fmt: skip
+    backoff: float = Key(
+        "factor of the scale after a step that overflowed", limits=(1e-6, 1), torch="`GradScaler(backoff_factor)`"
+    )(0.5)
+    interval: int = Key(
+        "without overflow after which the scale grows", unit="steps", limits=(1, 1e9),
+        deepspeed="`fp16.loss_scale_window`", torch="`GradScaler(growth_interval)`",
+    )(2000)  # fmt: skip
+    minimum_scale: float = Key("least scale", limits=(2**-24, 2**100), deepspeed="`fp16.min_loss_scale`")(1.0)
+
+    @property
+    def scales(self) -> bool:
+        """True: gradients below 6e-8 would be lost."""
+        return True
+
+    def scale_problems(self) -> list[str]:
+        """Returns a sentence on a scale that is missing or below its least."""
+        if self.initial_scale is None:
+            words = "fp16 needs loss scaling, for gradients below 6e-8 would be lost; name a scale, as 65536"
+            return [f"precision.initial_scale=null: {words}"]
+        if self.initial_scale < self.minimum_scale:
+            least = f"it must be at least precision.minimum_scale={self.minimum_scale:g}"
+            return [f"precision.initial_scale={self.initial_scale:g}: {least}"]
+        return []
+
+    def options_of(self, strategy: str) -> dict[str, Any]:
+        """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
+        options = super().options_of(strategy)
+        if spec_of(strategy).half == "masters":
+            options["loss_scaling"] = LossScaling(
+                known(self.initial_scale), self.growth, self.backoff, self.interval, self.minimum_scale
+            )
+        return options
+
+
+PRECISIONS: dict[str, type] = {"fp32": Fp32, "bf16": Bf16, "fp16": Fp16}
 
 NORMS = {"2": 2.0, "inf": math.inf}
 """Values of `clip_norm`, and the p of the norm that each means."""
-
-ACCUMULATE = ("every", "last")
-"""Values of `strategy.accumulate`: which micro-batches of a step are reduced over the ranks."""

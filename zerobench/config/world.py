@@ -11,10 +11,9 @@ from ..sections import known
 from ..sizes import show_count
 from ..strategies import names_with, spec_of
 from .cell import CellConfig
+from .keys import KEYS
 from .launcher import LauncherChoice, elsewhere, nodes_of
 from .schema import Config
-
-WORDS = {"device": ("auto", "cpu", "cuda"), "backend": ("auto", "gloo", "nccl", SIMULATED)}
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; the GPU suite's first section tries it."""
@@ -36,7 +35,7 @@ class Placement:
 
 def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
     """Fills in world_size, device, backend and threads, in place, and returns what is no key of the user's."""
-    for key, words in WORDS.items():
+    for key, words in ((key, KEYS[key].words) for key in ("device", "backend")):
         if (word := getattr(draft, key)) not in words:
             problems.append(f"{key}={word}: use one of {', '.join(words)}")
             return Placement()

@@ -10,8 +10,8 @@ from .. import models
 from ..strategies import names_with, spec_of
 from ..zero.activations.policies import ActivationPolicy
 from ..zero.modules.wrapping import blocks
-from .activations import Activation
 from .cell import CellConfig
+from .schema_memory import Activation
 
 HAVE_BLOCKS = ("gpt", "mlp")
 """Models that are known to have blocks."""

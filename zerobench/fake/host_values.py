@@ -1,4 +1,4 @@
-"""Values that the host decides by, where tensors have none.
+"""Substitutes for values that the host branches on, since fake tensors have none.
 
 flags     small integer tensors, and single numbers, that are made outside of a model's own code are real, and so is all
           that is computed from real ones alone: which parameters had gradients, how many steps an optimizer has made

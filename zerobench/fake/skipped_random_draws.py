@@ -1,4 +1,4 @@
-"""Draws of random numbers that nothing will read: skipped."""
+"""Skips random initialization whose values are never read."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 from .. import strategies
 from ..config.cell import CellConfig
-from ..config.offload import CpuOffload
-from ..config.optimizers import default_implementation
 from ..config.schema import Measure
+from ..config.schema_memory import CpuOffload
+from ..config.schema_training import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
 from ..host.environment import FAKE, SIMULATED
 from ..predict.build import ModelFacts, facts_if_any

@@ -277,5 +277,5 @@ def part_name(part: str) -> str:
     return part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")
 
 
-class UnjudgedError(Exception):
+class UnjudgedError(ValueError):
     """Raised where nothing can be judged; the message is the sentence."""

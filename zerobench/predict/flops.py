@@ -18,9 +18,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import strategies
-from ..config.activations import Activation
 from ..config.cell import CellConfig
-from ..config.precision import Fp32
+from ..config.schema_memory import Activation
+from ..config.schema_training import Fp32
 from ..data import arguments_of, build_batches
 from ..registry import DATA
 from .build import build_model

@@ -18,15 +18,13 @@ from torch import nn
 
 from ..records import ALLOCATOR, CATEGORIES, EventRow, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
-from . import allocator_total, cuda_memory
-from .allocator import IN_MEMORY, PhasePeaks, nothing
-from .allocator_total import ProfiledPeak
-from .dtensor import contains_others
+from . import allocator, cuda_memory
+from .allocator import IN_MEMORY, PhasePeaks, ProfiledPeak, nothing
 from .event_log import EventLog, listening
 from .event_rows import event_rows
 from .fake_ledger import ShapesOnly
 from .history import History
-from .labeling import label_parts
+from .labeling import contains_others, label_parts
 from .ledger import Ledger
 from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
 from .malloc_heap import HeapGrowth
@@ -49,10 +47,10 @@ class AccountedPass:
     ) -> None:  # fmt: skip
         witness = witness and not fake
         self._cuda = device.type == "cuda"
-        source = (allocator_total.NONE, nothing)
-        self.witness, take = allocator_total.take_allocated(device) if witness or self._cuda else source
+        source = (allocator.NONE, nothing)
+        self.witness, take = allocator.take_allocated(device) if witness or self._cuda else source
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
-        self._profiled = ProfiledPeak() if witness and self.witness == allocator_total.NONE else None
+        self._profiled = ProfiledPeak() if witness and self.witness == allocator.NONE else None
         self.ledger = ShapesOnly(device.type) if fake else Ledger(device.type)
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
@@ -83,7 +81,7 @@ class AccountedPass:
             self._stack.enter_context(listening(self.log, self.meter))
         if self._profiled is not None:
             self._profiled.start()
-            self.witness = allocator_total.PROFILER
+            self.witness = allocator.PROFILER
         self.allocator.begin()
         self._heap.begin()
         return self

@@ -24,12 +24,12 @@ SAME = ("operation", "collective", "unit", "operator", "group_size", "group", "c
 
 def event_rows(rank: int, log: StepLog) -> list[EventRow]:
     """Returns a rank's rows, in order."""
-    rows = list(_Writer(rank, log).rows())
+    rows = list(_EventWriter(rank, log).rows())
     _number_micro_batches(rows)
     return rows
 
 
-class _Writer:
+class _EventWriter:
     """Replays a step. `_true`: size and category of each storage after the last event; `_shown`: after the last row."""
 
     def __init__(self, rank: int, log: StepLog) -> None:

@@ -29,10 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..records import STATES
 from ..zero import labels
 from .collective_operators import NAMESPACES
-from .dtensor import holds_others, parts_of
-from .history import Birth, History, Interval, Listener
+from .history import Birth, History, Interval, IntervalSums, Listener
 from .in_transit import InTransit
-from .interval_sums import IntervalSums
+from .labeling import holds_others, parts_of
 from .ledger_maxima import Event, StorageRecord
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines

@@ -39,7 +39,7 @@ def snapshot_of(interval: Interval) -> dict[str, Any]:
 
     Raises nothing for an interval without events: then the snapshot shows what lived at its beginning.
     """
-    return _Writer(interval).snapshot()
+    return _SnapshotWriter(interval).snapshot()
 
 
 def words_of(stored: StorageRecord, category: str) -> str:
@@ -140,7 +140,7 @@ def _gap(address: int, size: int) -> Entry:
     return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": []}
 
 
-class _Writer:
+class _SnapshotWriter:
     """Replays an interval. `_true`: size and category of each storage after the last event."""
 
     def __init__(self, interval: Interval) -> None:

@@ -18,9 +18,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
-from .dtensor import contains_others
 from .event_log import EventLog
-from .labeling import label_contributions
+from .labeling import contains_others, label_contributions
 from .ledger import Ledger
 from .probe import EventOrder
 

@@ -3,7 +3,7 @@ group's backend directly, changes of a storage's size, and the beginning and end
 
 Modes are per thread. A thread that is started while its starter is observed gets relays of the modes; the engine's own
 threads (labels.EngineThread) do not: they allocate next to nothing, at an instant that differs in each run. What no
-relay sees (C++ threads) is in the allocator's total (allocator_total.py) and on the wire (`loopback_bytes`).
+relay sees (C++ threads) is in the allocator's total (allocator.py) and on the wire (`loopback_bytes`).
 """
 
 from __future__ import annotations

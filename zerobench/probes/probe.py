@@ -39,7 +39,7 @@ class PassRecords:
     kept: str = ""
     """The largest storage of kept_bytes, in words."""
     witness: str = ""
-    """Of the accounted pass: where the allocator's total came from (probes/allocator_total.py)."""
+    """Of the accounted pass: where the allocator's total came from (probes/allocator.py)."""
     wall_s: float | None = None
     """From the beginning of the first measured step to the end of the last; None in a pass without times."""
     times: list[dict[str, float]] = field(default_factory=list)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
-from . import allocator_total, cuda_memory
+from . import allocator, cuda_memory
 from .allocator import nothing
 from .ledger_maxima import ASIDE
 from .nvidia_smi import GpuState, read_state
@@ -59,7 +59,7 @@ class TimedPass:
 
     def __enter__(self) -> Self:
         if not self._cuda:  # CUDA's peaks are process_memory's
-            self._take_allocated = allocator_total.take_allocated(self._device)[1]
+            self._take_allocated = allocator.take_allocated(self._device)[1]
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..records import COLLECTIVES
 from ..zero import labels
 from .collective_operators import KINDS, NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
-from .dtensor import holds_others
+from .labeling import holds_others
 from .ledger_maxima import ASIDE
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}

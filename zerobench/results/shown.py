@@ -120,7 +120,8 @@ def _predicted(words: str) -> str:
 def _drawn(cells: list[Row]) -> list[str]:
     """Returns the lines of the table, with as many columns as the terminal has room for."""
     grid = replace(grid_of(cells, columns_of(cells), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False)
-    console = Output(width=shutil.get_terminal_size().columns, color_system=None)
+    # in a notebook rich would display what it prints, captured or not
+    console = Output(width=shutil.get_terminal_size().columns, color_system=None, force_jupyter=False)
     with console.capture() as captured:
         console.print(grid)
     return [line.rstrip() for line in captured.get().splitlines()]

@@ -66,7 +66,7 @@ def wrap(
     engine: Engine = spec.build(model, optimizer, **spec.engine_options(strategy), **given)
     if not spec.of_user:
         return engine
-    from .adapted_engine import AdaptedEngine  # with it comes torch, which a command that reads the table needs not
+    from .peer_engine import AdaptedEngine  # with it comes torch, which a command that reads the table needs not
 
     return AdaptedEngine(spec, engine, model, optimizer, clips)
 

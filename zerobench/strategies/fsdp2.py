@@ -26,8 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..zero.modules.wrapping import default_units
-from .peer_engine import PeerEngine
-from .rebuild_optimizer import rebuilt
+from .peer_engine import PeerEngine, rebuilt
 
 
 class Fsdp2Engine(PeerEngine):

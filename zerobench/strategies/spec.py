@@ -1,4 +1,8 @@
-"""One row of the table of strategies: all there is to know of one, so that nothing else lists them by name."""
+"""One row of the table of strategies: all there is to know of one, so that nothing else lists them by name.
+
+Partition of whole parameters, as torch's ZeroRedundancyOptimizer makes it: the largest parameter first, each to the
+rank that has least so far, the lowest of several (`_partition_parameters`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from ..theory.shapes import OptimizerShape, ParameterShape
+from ..theory.shapes import OptimizerShape, ParameterShape, master_bytes
 from ..theory.strategy import StrategyTheory
 
 Build = Callable[..., Any]
@@ -125,3 +129,13 @@ class StrategySpec:
         """Keyword arguments for the builder, of a resolved section."""
         kept = {"name", *(key for key in self.read_by_harness if not self.takes(key, by_name_alone=True))}
         return {key: value for key, value in section.items() if key not in kept}
+
+
+def fullest_rank(shapes: Sequence[ParameterShape], ranks: int, optimizer: OptimizerShape) -> int:
+    """Returns the rank whose optimizer keeps most bytes for its trainable parameters; the lowest of several."""
+    given, kept = [0] * ranks, [0] * ranks
+    for shape in sorted(shapes, key=lambda one: -one.numel):
+        rank = given.index(min(given))
+        given[rank] += shape.numel
+        kept[rank] += optimizer.bytes_of(master_bytes(shape), 1) * shape.trainable
+    return kept.index(max(kept))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..records.palette import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from ..theory import strategies as theory
-from . import options, peer_options, whole_parameters
+from . import options
 from .registration import register_strategy
-from .spec import Composition, Look
+from .spec import Composition, Look, fullest_rank
 
 if TYPE_CHECKING:
     from torch import nn, optim
@@ -80,24 +80,24 @@ register_strategy(
     precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None}, settles_after=1,
 )  # fmt: skip
 register_strategy(
-    "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=peer_options.Fsdp2, label="FSDP2",
-    look=Look(SKY, ">", (0, (1, 1))), half="casts", tuning=peer_options.FSDP2,
-    partitions_as="zero3", settles_after=1, refused_optimizers=peer_options.WITHOUT_RULE,
+    "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=options.Fsdp2, label="FSDP2",
+    look=Look(SKY, ">", (0, (1, 1))), half="casts", tuning=options.FSDP2,
+    partitions_as="zero3", settles_after=1, refused_optimizers=options.WITHOUT_RULE,
 )  # fmt: skip
 register_strategy(
-    "fsdp2_no_reshard", _peer("fsdp2", "Fsdp2Engine", reshard=False), options=peer_options.Fsdp2NoReshard,
-    label="FSDP2, no reshard", look=Look(PURPLE, "v", (0, (3, 1, 1, 1))), half="casts", tuning=peer_options.FSDP2,
-    partitions_as="zero3", settles_after=1, refused_optimizers=peer_options.WITHOUT_RULE,
+    "fsdp2_no_reshard", _peer("fsdp2", "Fsdp2Engine", reshard=False), options=options.Fsdp2NoReshard,
+    label="FSDP2, no reshard", look=Look(PURPLE, "v", (0, (3, 1, 1, 1))), half="casts", tuning=options.FSDP2,
+    partitions_as="zero3", settles_after=1, refused_optimizers=options.WITHOUT_RULE,
 )  # fmt: skip
 register_strategy(
-    "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=peer_options.ZeroRedundancy,
-    label="ZeroRedundancyOptimizer", look=Look(YELLOW, "<", (0, (3, 1))), tuning=peer_options.ZERO_REDUNDANCY,
-    fullest_rank=whole_parameters.fullest_rank, partitions_as="zero1",
+    "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=options.ZeroRedundancy,
+    label="ZeroRedundancyOptimizer", look=Look(YELLOW, "<", (0, (3, 1))), tuning=options.ZERO_REDUNDANCY,
+    fullest_rank=fullest_rank, partitions_as="zero1",
 )  # fmt: skip
 for _level, _settings, _tuning, _marker in (
-    (1, peer_options.DeepspeedZero1, peer_options.DEEPSPEED_12, "h"),
-    (2, peer_options.DeepspeedZero2, peer_options.DEEPSPEED_12, "p"),
-    (3, peer_options.DeepspeedZero3, peer_options.DEEPSPEED_3, "X"),
+    (1, options.DeepspeedZero1, options.DEEPSPEED_12, "h"),
+    (2, options.DeepspeedZero2, options.DEEPSPEED_12, "p"),
+    (3, options.DeepspeedZero3, options.DEEPSPEED_3, "X"),
 ):
     register_strategy(
         f"deepspeed_zero{_level}", _peer("deepspeed", "DeepspeedEngine", level=_level), options=_settings,

@@ -14,7 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..zero import labels
 from .ddp import DdpEngine
-from .rebuild_optimizer import options_of
+from .peer_engine import options_of
 
 
 class ZeroRedundancyEngine(DdpEngine):

@@ -46,7 +46,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
     if accounted:
-        _join_memory(row, memory)
+        _join_memory(row, memory, config.topology.ranks_per_node)
         _join_accounted(row, config, accounted)
     _join_process_memory(row, timed, accounted)
     if config.nodes == 1:  # between machines bytes travel otherwise
@@ -86,7 +86,7 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
     _join_codes(row, accounted[0], config.strategy.whole_numel)
 
 
-def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
+def _join_memory(row: RunRow, memory: list[MemoryRow], per_node: int) -> None:
     on_device = [m for m in memory if m.tier == "device"]
     whole = [m for m in on_device if m.phase == "step"]
     worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)
@@ -103,7 +103,7 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
     host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
     row.host_peak_bytes, row.host_peak_all_bytes = (
         max(host_peaks.values(), default=0),
-        _fullest_node(row, host_peaks),
+        _fullest_node(host_peaks, per_node, row.backend == SIMULATED),
     )
     row.host_states_bytes = _most(host, "step", "states") or 0
     row.nvme_bytes = _most(files, "step", "total") or 0
@@ -117,13 +117,12 @@ def _most(memory: list[MemoryRow], phase: str, category: str) -> int | None:
     return max((m.max_bytes for m in memory if (m.phase, m.category) == (phase, category)), default=None)
 
 
-def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
-    """Returns the largest sum over the ranks of a node; the ranks of a simulated node are alike."""
-    size = CellConfig.from_json(row.config).topology.ranks_per_node
+def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> int:
+    """Returns the largest sum over the `per_node` ranks of a node; the ranks of a simulated node are alike."""
     nodes: dict[int, list[int]] = {}
     for rank, peak in peaks.items():
-        nodes.setdefault(rank // size, []).append(peak)
-    alike = size if row.backend == SIMULATED else 1
+        nodes.setdefault(rank // per_node, []).append(peak)
+    alike = per_node if is_simulated else 1
     return max((sum(node) * alike for node in nodes.values()), default=0)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..cluster.job import find_job
 from ..config.cell import Cell
-from ..config.compose import RefusedError, compose_cells
+from ..config.compose import compose_cells
 from ..config.names import show_value
 from ..host.terminal import quiet as silence
 from ..launch import fork_server
@@ -57,8 +57,6 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
             cells = compose_cells(words)
             _check_known_to_ranks(cells)
             code, rows = run_cells(cells, tables=False) if cells else (0, [])
-        except RefusedError as refused:
-            raise ValueError("; ".join(refused.problems)) from None
         finally:
             fork_server.end()
     if code == 130:

@@ -24,8 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..probes.dtensor import parts_of
-from ..probes.labeling import label_parts
+from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
 from ..zero import labels
 

@@ -23,7 +23,7 @@ from torch import nn, optim
 from . import megatron
 from .comm.checked_later import sealed
 from .comm.zeropp import Zeropp, connect_zeropp
-from .megatron import Megatron
+from .megatron import MegatronStage
 from .modules import meta_init
 from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
 from .offload.policy import NvmeOffload, Offload
@@ -35,7 +35,7 @@ from .stage2 import Stage2, StreamedStage1
 from .stage3 import Stage3
 from .strategy import Strategy
 
-STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
+STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": MegatronStage}
 
 STREAMED: dict[str, type[Strategy]] = {"zero1": StreamedStage1}
 """The engine of a strategy where its gradients leave the device as they are reduced."""
@@ -72,23 +72,8 @@ def initialize(
 
     Raises ValueError, with a sentence, for what cannot be sharded.
     """
-    if strategy not in STAGES:
-        raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
-    options = spelled_out(options)
-    device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
-    _check_current(device)
-    offload = options.get("offload")
-    updated_by = "cpu" if offload is not None and offload.optimizer else device.type
-    tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
-    chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
     moves_frozen = strategy == "zero3"
-    _check(model, optimizer, moves_frozen, chosen)
-    check_groups(optimizer, updated_by)
-    check_memory(model, moves_frozen)
-    if strategy == "zero3":
-        check_units(model)
-    elif chosen.zeropp is not None:
-        raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
+    device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = sealed(connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp))
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
@@ -96,6 +81,28 @@ def initialize(
     comm.serves(engine)
     mark(model, strategy, moves_frozen)
     return engine
+
+
+def _checked(
+    model: nn.Module, optimizer: optim.Optimizer, strategy: str, mode: str, options: dict[str, Any], moves_frozen: bool
+) -> tuple[torch.device, Options]:
+    """Returns the model's device and the options, defaults filled in. Raises ValueError for what cannot be sharded."""
+    if strategy not in STAGES:
+        raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
+    device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
+    _check_current(device)
+    offload = options.get("offload")
+    updated_by = "cpu" if offload is not None and offload.optimizer else device.type
+    tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
+    chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
+    _check(model, optimizer, moves_frozen, chosen)
+    check_groups(optimizer, updated_by)
+    check_memory(model, moves_frozen)
+    if strategy == "zero3":
+        check_units(model)
+    elif chosen.zeropp is not None:
+        raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
+    return device, chosen
 
 
 def _check_current(device: torch.device) -> None:

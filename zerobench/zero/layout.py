@@ -1,4 +1,4 @@
-"""Shapes -> offsets, padding, shards: pure arithmetic, no tensors.
+"""Shapes -> offsets, padding, shards, and the order of a parameter's elements: pure arithmetic.
 
 [Note: the coordinates of a unit]
 A *unit* is a run of elements that are communicated together. It consists of *pieces*, each a range of one
@@ -18,8 +18,8 @@ the tail of a tensor with scalar code that rounds differently from its vector co
 vector keep every element in the same code path as in the whole parameter, so that a sharded update equals the whole
 one bit for bit. The gaps cost at most 60 bytes per parameter.
 
-The memory order of a parameter's elements, preserved so that a shard is computed with the whole parameter's kernels.
-
+[Note: memory order]
+The order of a parameter's elements is preserved, so that a shard is computed with the whole parameter's kernels.
 A flat buffer holds a parameter's elements in the order of its own memory: channels-last convolutions and transposed
 matrices keep their strides, and with them their kernels and, on some CPUs, their rounding. Every range of a parameter's
 elements in this package (pieces, segments, chunks of a checkpoint) counts in that order, usually row-major.

@@ -49,7 +49,7 @@ class MainGradients(WholeBucket):
         """It stays."""
 
 
-class Megatron(Stage1):
+class MegatronStage(Stage1):
     """Optimizer states partitioned, gradients in one fp32 buffer, gathers behind the next forward."""
 
     def allocate_gradients(self) -> None:

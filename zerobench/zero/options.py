@@ -1,7 +1,6 @@
 """The options of `zerobench.initialize`, and the modes that set their defaults.
 
-Parses the word form of `initialize`'s options, as on the command line: offload="cpu", zeropp="qwz",
-wire_dtype="bf16".
+Some have a word form, as on the command line: offload="cpu", zeropp="qwz", wire_dtype="bf16".
 """
 
 from __future__ import annotations

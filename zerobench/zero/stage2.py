@@ -10,10 +10,9 @@ reduction is done; what remains, until the update, is the own shard of the mean:
 In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
 In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
 
-ZeRO-1 whose gradients leave the device as they are reduced (ZeRO-Offload, offload/cpu.py and offload/nvme.py).
-
-Nothing of them stays, so of whole ones there is a bucket at a time, as in stage 2: what is left of stage 1 is its name,
-by which people ask for it, and that the rows of the paper's table 1 are of it.
+[Note: streamed gradients]
+ZeRO-1 whose gradients leave the device as they are reduced (ZeRO-Offload, offload/cpu.py and offload/nvme.py) holds at
+most one whole bucket of them, as stage 2 does: what is left of stage 1 is its name, which table 1 of the paper has.
 """
 
 from __future__ import annotations

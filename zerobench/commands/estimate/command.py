@@ -27,8 +27,8 @@ from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
 from ...host.terminal import progress_console
 from ...launch import fork_server
-from ...results.options import Parser
-from ...sizes import parse_bytes, printable
+from ...results.options import Parser, verb
+from ...sizes import parse_bytes
 from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
 
@@ -102,6 +102,7 @@ Exit code: 0 all cells were executed, 1 one was not, 2 the command itself was wr
 """
 
 
+@verb
 def estimate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     chosen = _parser().parse_intermixed_args(arguments)
@@ -115,10 +116,6 @@ def estimate(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("zerobench estimate: stopped; nothing is written", file=sys.stderr)
         return 130
-    except (RefusedError, ValueError) as error:
-        for problem in error.problems if isinstance(error, RefusedError) else [str(error)]:
-            print(printable(f"zerobench estimate: {problem}"), file=sys.stderr)
-        return 2
     _give(rows, chosen, memory)
     return int(any(row.problem for row in rows))
 

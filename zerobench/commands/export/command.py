@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...results import tables
-from ...results.options import Parser, add_options
+from ...results.options import Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
 from ...sizes import printable, show_count
@@ -34,6 +34,7 @@ FILES: dict[str, Callable[[tables.Results, Path], str]] = {
 """Format -> function that writes runs to --out, and returns a sentence on what it wrote."""
 
 
+@verb
 def export(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 for a folder or column that does not exist."""
     parser = _parser()
@@ -41,20 +42,16 @@ def export(arguments: list[str]) -> int:
     if chosen.format in FILES and chosen.out is None:
         where = "FILE" if chosen.format == "perfetto" else "FOLDER"
         parser.error(f"--format {chosen.format} needs --out {where}")
-    try:
-        is_file = chosen.format not in FILES or chosen.format == "perfetto"
-        if chosen.out is not None and is_file and not chosen.out.absolute().parent.is_dir():
-            raise ValueError(f"--out {chosen.out}: there is no folder {chosen.out.parent} to write into; make it first")
-        results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
-        if chosen.format in FILES:
-            kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
-            said = FILES[chosen.format](results.of(kept), chosen.out)
-            print(printable(said))
-            return 0
-        text = _text_of(results, chosen)
-    except (FileNotFoundError, ValueError) as error:
-        print(printable(f"zerobench export: {error}"), file=sys.stderr)
-        return 2
+    is_file = chosen.format not in FILES or chosen.format == "perfetto"
+    if chosen.out is not None and is_file and not chosen.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {chosen.out}: there is no folder {chosen.out.parent} to write into; make it first")
+    results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
+    if chosen.format in FILES:
+        kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
+        said = FILES[chosen.format](results.of(kept), chosen.out)
+        print(printable(said))
+        return 0
+    text = _text_of(results, chosen)
     if chosen.out is None:
         sys.stdout.write(text)
     else:

@@ -11,12 +11,11 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from ...config.compose import RefusedError
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
 from ...host.terminal import stdout_console
 from ...results.grid import Grid
-from ...results.options import Parser, add_columns
+from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
 from .candidates import RESERVE, Candidate, Capacity, candidates, compose, words_of
@@ -60,24 +59,17 @@ The peak is that of a step: a model that is built whole before it is partitioned
 """
 
 
+@verb
 def plan(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 something fits, 1 nothing does, 2 the command was wrong."""
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
     goal = GOALS[chosen.goal]
-    try:
-        capacity = _capacity(chosen)
-        words, axes = words_of(chosen.overrides, chosen.gpus)
-        cells = compose(_candidates(axes, goal, capacity), words)
-        _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
-        target = Target(chosen.device)
-    except RefusedError as refused:
-        for problem in refused.problems:
-            print(printable(f"zerobench plan: {problem}"), file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(printable(f"zerobench plan: {error}"), file=sys.stderr)
-        return 2
+    capacity = _capacity(chosen)
+    words, axes = words_of(chosen.overrides, chosen.gpus)
+    cells = compose(_candidates(axes, goal, capacity), words)
+    _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
+    target = Target(chosen.device)
     axis = _axis(goal, chosen)
     execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
     with progress() as tell:

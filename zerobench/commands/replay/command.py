@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...results.options import RESULTS, Parser, add_options
+from ...results.options import RESULTS, Parser, add_options, verb
 
 if TYPE_CHECKING:
     from .worlds import ReplayWorld
@@ -34,6 +34,7 @@ examples:
 Exit code: 0, or 2 where there is nothing to show."""
 
 
+@verb
 def replay(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 2 for a refusal, 130 when interrupted."""
     parser = _parser()
@@ -43,7 +44,6 @@ def replay(arguments: list[str]) -> int:
     from ...launch import fork_server
     from ...results import tables
     from ...results.selection import chosen as chosen_runs
-    from ...sizes import printable
 
     try:
         films = _films(chosen)
@@ -61,9 +61,6 @@ def replay(arguments: list[str]) -> int:
 
             write_film(path, worlds[0], chosen.seconds)
             print(f"film: {path}")
-    except (FileNotFoundError, ValueError) as error:
-        print(printable(f"zerobench replay: {error}"), file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("zerobench replay: stopped; no page is written", file=sys.stderr)
         return 130

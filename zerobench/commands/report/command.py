@@ -18,7 +18,7 @@ from ...host.terminal import progress_bar
 from ...judging import noise_floor
 from ...judging.comparison import compare_runs
 from ...results.markup import Html, details, grid, h, join
-from ...results.options import Parser, add_options
+from ...results.options import Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import printable, show_bytes, show_count
@@ -41,27 +41,24 @@ A folder is a results folder, a run, or a collection (zerobench export --format 
 """
 
 
+@verb
 def report(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 where there is nothing to report."""
     chosen = _parser().parse_args(arguments)
-    try:
-        if len(chosen.runs) > 2:
-            given = show_count(len(chosen.runs), "folder")
-            raise ValueError(f"RUNS: {given} given; name one, or two to compare, or a folder of collections")
-        if not chosen.minimum_effect >= 0:
-            raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
-        if chosen.out.is_dir():
-            raise ValueError(f"--out {chosen.out}: is a folder; name a file, as {chosen.out / 'report.html'}")
-        judge = Judge(chosen.minimum_effect / 100, noise_floor.read(chosen.noise))
-        sides = [_load(where, chosen) for where in chosen.runs]
-        own = shlex.join(["zerobench", "report", *arguments])
-        make = of_two if len(sides) == 2 else of_runs
-        page = make(sides, chosen.runs, judge, chosen.title, own)
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(page, encoding="utf-8")
-    except (FileNotFoundError, ValueError) as error:
-        print(printable(f"zerobench report: {error}"), file=sys.stderr)
-        return 2
+    if len(chosen.runs) > 2:
+        given = show_count(len(chosen.runs), "folder")
+        raise ValueError(f"RUNS: {given} given; name one, or two to compare, or a folder of collections")
+    if not chosen.minimum_effect >= 0:
+        raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
+    if chosen.out.is_dir():
+        raise ValueError(f"--out {chosen.out}: is a folder; name a file, as {chosen.out / 'report.html'}")
+    judge = Judge(chosen.minimum_effect / 100, noise_floor.read(chosen.noise))
+    sides = [_load(where, chosen) for where in chosen.runs]
+    own = shlex.join(["zerobench", "report", *arguments])
+    make = of_two if len(sides) == 2 else of_runs
+    page = make(sides, chosen.runs, judge, chosen.title, own)
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(page, encoding="utf-8")
     counted = " and ".join(show_count(len(side.runs), "run") for side in sides)
     print(f"report: {printable(chosen.out)}, {counted}, {show_bytes(chosen.out.stat().st_size)}")
     return 0

@@ -18,7 +18,8 @@ it. A storage that is needed before its copy has completed is kept on the device
 Saved tensors must not be written to. Autograd cannot check that behind hooks, so it is checked here: when a storage
 becomes away, and when backward reads a tensor that was kept.
 
-Inputs of recomputed units in slots (arena.py): tensors that autograd saves are copied there, without allocations.
+[Note: slots]
+Inputs of recomputed units lie in slots (arena.py): tensors that autograd saves are copied there, without allocations.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class AtOnce:
         """Returns at once."""
 
 
-class Launcher(Protocol):
+class CopyStream(Protocol):
     """A stream for copies, or its substitute."""
 
     def launch(self, copy: Collective) -> Waitable:
@@ -68,8 +69,8 @@ class Launcher(Protocol):
 class StreamPair:
     """A stream per direction, since a bus transfers both ways at once. `pinned`: page-locks the host memory."""
 
-    down: Launcher
-    up: Launcher
+    down: CopyStream
+    up: CopyStream
     pinned: bool = False
 
     @staticmethod

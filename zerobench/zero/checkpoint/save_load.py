@@ -1,6 +1,6 @@
 """Saves and loads an engine's checkpoint by DCP's planners and storage.
 
-The plain module's state as one safetensors file, written by rank 0, unit by unit.
+`export_safetensors` writes the plain module's state as one safetensors file, by rank 0, unit by unit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Deadlock detection: ranks that wait for each other raise one sentence within seconds, not the group's timeout.
 
     1. note       each wait is noted in memory; one shorter than PATIENCE_S costs no message
-    2. publish    a longer one is published in the process group's store (comm/hang_watch.py)
+    2. publish    a longer one is published in the process group's store
     3. compare    the thread reads the other ranks' waits; a slow rank is waited for until the group's timeout
     4. settle     in a circle of waits the ranks agree on one sentence, break the connection, and all raise it
 
 A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
-
-Positions of ranks: deadlocks are found from what each rank has launched, and reported in one sentence.
 
 [Note: a circle of waiting ranks]
 A rank *lacks* a collective that another rank waits for if it has launched that channel fewer times. A rank that lacks
@@ -19,7 +17,7 @@ that the other rank lacks, neither can ever proceed. So
 Counts only grow, and a waiting rank launches nothing. Positions that were published at different times, or are out of
 date, therefore show no false circle: the first rank to leave it would have needed another one to leave before.
 
-Collectives whose waits are registered with a deadlock watch (comm/hang_watch.py), one per process group.
+`WatchedComm` registers the waits of one process group's collectives with its watch.
 """
 
 from __future__ import annotations
@@ -175,7 +173,7 @@ class Wait(NamedTuple):
     since: float
 
 
-class Watch:
+class HangWatch:
     """The launches and the current wait of one process group's engines on this rank.
 
     `launched`  number of collectives by channel
@@ -384,7 +382,7 @@ def _without_source(error: RuntimeError) -> str:
     return str(error).split("] ", 1)[-1].split(". This is typically")[0]
 
 
-def _look_on(watch: weakref.ref[Watch], stop: threading.Event) -> None:
+def _look_on(watch: weakref.ref[HangWatch], stop: threading.Event) -> None:
     while not stop.wait(LOOK_S):
         living = watch()
         if living is None:
@@ -393,13 +391,13 @@ def _look_on(watch: weakref.ref[Watch], stop: threading.Event) -> None:
         del living
 
 
-_watches: WeakKeyDictionary[dist.ProcessGroup, Watch] = WeakKeyDictionary()
+_watches: WeakKeyDictionary[dist.ProcessGroup, HangWatch] = WeakKeyDictionary()
 
 
-def watch_of(group: dist.ProcessGroup) -> Watch:
+def watch_of(group: dist.ProcessGroup) -> HangWatch:
     """Returns the watch over `group` and its subgroups; all engines use the same one."""
     if group not in _watches:
-        _watches[group] = Watch(group)
+        _watches[group] = HangWatch(group)
     return _watches[group]
 
 
@@ -407,10 +405,10 @@ AGREEMENT = "agreement"
 """The channel of all small all-reduces: gloo pairs them in the order of their launch."""
 
 
-class Watched(WrappedComm):
+class WatchedComm(WrappedComm):
     """A Comm whose waits `watch` observes. `peers`: the group's ranks, in the numbering of `watch`."""
 
-    def __init__(self, below: Comm, watch: Watch, peers: list[int]) -> None:
+    def __init__(self, below: Comm, watch: HangWatch, peers: list[int]) -> None:
         super().__init__(below)
         self.watch, self._peers = watch, peers
         self._among = "" if len(peers) == watch.size else f" among {named(peers)}"
@@ -482,4 +480,4 @@ def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
     watch = watch_of(whole or group)
     watch.groups.add(group)
     peers = range(comm.size) if whole is None else dist.get_process_group_ranks(group)
-    return Watched(comm, watch, list(peers))
+    return WatchedComm(comm, watch, list(peers))

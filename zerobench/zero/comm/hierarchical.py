@@ -22,7 +22,7 @@ arXiv 2304.11277, section 3.2.2)::
 
 Every replica receives the same bits of a sum, so that all compute the same update.
 
-Chooses the Comm class of a process group by its backend and device.
+`connect` chooses the Comm class of a process group by its backend and device.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ clipping in: they speak of what the optimizer gets. Segments say their `scale`. 
 means yet: that is refused. DeepSpeed has safe_get_full_grad and safe_set_full_grad, FSDP2 has `.grad`, a DTensor:
 docs/how-to/gradients.md.
 
-The reduced gradients of an engine between `backward` and `step`, where they lie, to be looked at.
+`reduced_gradients` are the same where they lie, to be looked at without a collective.
 """
 
 from __future__ import annotations

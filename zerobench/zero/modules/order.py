@@ -7,32 +7,11 @@ rank must run its units in the same order, so that all ranks launch gathers and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-
-class ArrivingGradients(Protocol):
-    """A unit's gradients while backward is at it."""
-
-    @property
-    def is_half_full(self) -> bool:
-        """The present backward is done with parameters that make up half of the unit."""
-
-
-class TrainableUnit(Protocol):
-    """A unit with gradients."""
-
-    @property
-    def gradients(self) -> ArrivingGradients:
-        """The unit's bucket."""
-
-
-class GatheredUnit(TrainableUnit, Protocol):
-    """A unit that is gathered for its use; a frozen one has no gradients."""
-
-    trainable: bool
-
-    def launch_unshard(self) -> None:
-        """Launches its gather."""
+if TYPE_CHECKING:
+    from ..units.gathered_unit import GatheredUnit
+    from ..units.unit import Unit
 
 
 U = TypeVar("U")
@@ -145,7 +124,7 @@ class GathersAhead:
         if not (must_wait and any(unit.trainable for unit in units)):
             self.launch()
 
-    def written(self, unit: TrainableUnit) -> None:
+    def written(self, unit: Unit) -> None:
         """A gradient of `unit` has come."""
         if self._waiting and unit in self._entered and unit.gradients.is_half_full:
             self._make_room()

@@ -1,6 +1,6 @@
 """Tiers: where a shard's states live and gradients go: device, host memory (ZeRO-Offload), files (ZeRO-Infinity).
 
-From a policy to the mechanism that carries it out.
+`placement_for` goes from a policy to the mechanism that carries it out.
 """
 
 from __future__ import annotations

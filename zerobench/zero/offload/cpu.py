@@ -21,10 +21,11 @@ import torch
 
 from .. import labels
 from ..layout import Layout
-from .placement import GradientSink, Placement, SegmentView, ShardRange
+from .placement import GradientSink, Placement, ShardRange
 from .policy import Offload
 
 if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
     from ..units.unit import Unit
 
 
@@ -222,7 +223,7 @@ class HostRange(ShardRange):
         self._upload.send(self.parameters, self.master)
 
     @contextmanager
-    def visit(self, tile: Sequence[SegmentView]) -> Iterator[None]:
+    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         """As the tile is done, its parameters go up."""
         with labels.on_tier(labels.HOST):
             yield

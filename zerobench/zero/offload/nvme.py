@@ -35,10 +35,11 @@ from .. import labels
 from ..layout import Layout
 from .cpu import CopyStreams, NoUpload, Upload, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
-from .placement import GradientSink, Placement, SegmentView, ShardRange
+from .placement import GradientSink, Placement, ShardRange
 from .policy import LEAST_BUFFERS, NvmeOffload
 
 if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
     from ..units.unit import Unit
 
 
@@ -130,7 +131,7 @@ class FileRange(ShardRange):
         self.kept[MASTER].write_back(self.chunk)
 
     @contextmanager
-    def visit(self, tile: Sequence[SegmentView]) -> Iterator[None]:
+    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         tier = self._tier
         if not tier.is_used(self):  # nothing is updated: nothing need be read
             yield
@@ -156,7 +157,7 @@ class FileRange(ShardRange):
         with self._tier.reading_gradients(self, write_back=True):
             yield
 
-    def take_out(self, segments: Sequence[SegmentView]) -> None:
+    def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
         """Masters and states lie in memory of their own, until `put_in`."""
         copies = {key: kept.copy(self.chunk) for key, kept in self.kept.items()}
         self.master = copies[MASTER]
@@ -167,7 +168,7 @@ class FileRange(ShardRange):
             state = self._tier.optimizer.state.get(share.tensor, {})
             state |= {key: copies[key].narrow(0, at, numel).view(shape) for key in state.keys() & copies.keys()}
 
-    def put_in(self, segments: Sequence[SegmentView], write_back: bool) -> None:
+    def put_in(self, segments: Sequence[OptimizerSegment], write_back: bool) -> None:
         """They lie in the file again; with `write_back` as they are now."""
         if write_back:
             self.kept[MASTER].write(self.chunk, self.master)
@@ -177,7 +178,7 @@ class FileRange(ShardRange):
                 self.kept[key].write_back(self.chunk)
         self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
 
-    def _fill(self, tile: Sequence[SegmentView]) -> None:
+    def _fill(self, tile: Sequence[OptimizerSegment]) -> None:
         """The optimizer's tensors are those in the pool."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
@@ -187,7 +188,7 @@ class FileRange(ShardRange):
             for key in state.keys() & self.kept.keys():
                 state[key] = self.kept[key].present(self.chunk).narrow(0, at, numel).view(shape)
 
-    def _empty(self, tile: Sequence[SegmentView], keep: bool = True) -> None:
+    def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
         """They are in the pool alone; with `keep` states that the optimizer has made elsewhere move there."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
@@ -265,7 +266,7 @@ class FilePlacement(FileTier):
         self._absent: dict[torch.dtype, torch.Tensor] = {}
         self._sinks: dict[Unit, FileGradients] = {}
         self._file_ranges: list[FileRange] = []
-        self._segments: dict[FileRange, list[SegmentView]] = {}
+        self._segments: dict[FileRange, list[OptimizerSegment]] = {}
         self.is_in_memory = False
 
     # -- what a unit asks ------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ class FilePlacement(FileTier):
         else:
             super().put(unit, start, values)
 
-    def attach(self, optimizer: optim.Optimizer, segments: Sequence[SegmentView]) -> None:
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
         self.optimizer = optimizer
         self._segments = {one: [] for one in self._file_ranges}
         for segment in segments:

@@ -21,13 +21,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import nn, optim
+from torch import optim
 
 from .. import labels
-from ..layout import Layout, Segment
+from ..layout import Layout
 from ..parameters.versions import fingerprint
 
 if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
     from ..units.unit import Unit
 
 COMPARED = {"cpu": 2**16, "cuda": 2**24}
@@ -51,24 +52,6 @@ class GradientSink(Protocol):
 
     def settle(self) -> None:
         """Waits until all that was taken can be read."""
-
-
-class SegmentView(Protocol):
-    """A segment of the optimizer's (optim/segments.py) as a tier sees it."""
-
-    tensor: nn.Parameter
-
-    @property
-    def segment(self) -> Segment:
-        """Its place in the unit's shard."""
-
-    @property
-    def shard_range(self) -> ShardRange:
-        """The range of the shard that it is in."""
-
-    @property
-    def used(self) -> bool:
-        """True where a gradient of it has come, on any rank."""
 
 
 class ShardRange:
@@ -168,7 +151,7 @@ class ShardRange:
         return bool(self._left != fingerprint(self.parameters))
 
     @contextmanager
-    def visit(self, tile: Sequence[SegmentView]) -> Iterator[None]:
+    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         """Inside, masters, states and gradients of a tile of this range's are there to be updated."""
         yield
 
@@ -230,10 +213,10 @@ class Placement:
         """Those of all units, in order."""
         return [one for ranges in self.ranges.values() for one in ranges]
 
-    def attach(self, optimizer: optim.Optimizer, segments: Sequence[SegmentView]) -> None:
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
         """`optimizer` is the one whose states are to be kept, `segments` what it holds."""
 
-    def visit(self, tile: Sequence[SegmentView]) -> AbstractContextManager[None]:
+    def visit(self, tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
         """Inside, masters, states and gradients of a tile, of one range where that is a group, can be updated."""
         return tile[0].shard_range.visit(tile) if tile else nullcontext()
 

@@ -3,8 +3,9 @@
 One flat tensor as *the* parameter would be simpler and wrong: parameters without a gradient would decay
 and count steps, and parameter groups would lose their meaning. Segments keep both.
 
-Sentences for uses of an optimizer, whose parameters are segments, as one of whole parameters.
+`guard` refuses uses of such an optimizer as one of whole parameters.
 
+[Note: facts]
 Facts that an optimizer keeps beside the states of parameters: numbers in its groups and attributes.
 
     read      the facts as they are

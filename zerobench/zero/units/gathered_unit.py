@@ -12,13 +12,13 @@ Autograd saves some weights as views and some as the leaf itself. Swapping in an
 nothing until the graph dies, and then give wrong gradients. So each unit has one storage for life, resized
 to nothing and back. While it is empty the parameters are views of a NaN: same shape, loud misuse.
 
-The parameters of a module group become units of stage 3: one for each kind of them.
+`adopt_group` makes units of a module group's parameters: one for each dtype and device, frozen ones apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,13 +27,15 @@ from .. import labels
 from ..comm.base import Comm
 from ..comm.desync import STAMP_NUMEL, Stamp
 from ..comm.streams import Handle
-from ..gradients.bucket_base import GradientBucket
 from ..layout import Layout, MemoryOrder, one_unit
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
 from ..parameters.versions import fingerprint
 from ..precision import Dtypes
 from .unit import ALIGN_BYTES, Unit
+
+if TYPE_CHECKING:
+    from ..stage3 import Stage3
 
 FREED = "storage of size 0"
 """torch's words for a view that reads a unit's storage while that is empty."""
@@ -237,39 +239,7 @@ class GatheredUnit(Unit):
             self.comm.exact.all_gather(self.full_parameters, self.name).wait()
 
 
-class DtypeChoice(Protocol):
-    """The dtypes that a caller has chosen (options.py)."""
-
-    def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
-        """Of a unit of such parameters."""
-
-
-class AdoptingEngine(Protocol):
-    """Stage 3 as the owner of units."""
-
-    comm: Comm
-    trainable: list[nn.Parameter]
-    orders: dict[nn.Parameter, MemoryOrder]
-    placement: Placement
-    hiding: Hiding
-
-    @property
-    def options(self) -> DtypeChoice:
-        """A caller's choices."""
-
-    def share(self, tensor: torch.Tensor, /) -> None:
-        """Makes a tensor rank 0's, where its values are there."""
-
-    def stamp(self, unit: Unit) -> Stamp | None:
-        """The desync check of a unit's collectives."""
-
-    def new_bucket(self, unit: Unit) -> GradientBucket:
-        """The life of a unit's gradients."""
-
-
-def adopt_group(
-    engine: AdoptingEngine, name: str, parameters: list[nn.Parameter], stays: bool = False
-) -> list[GatheredUnit]:
+def adopt_group(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
     """The units of the group `name`; `stays`: they are whole for good."""
     kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for p in parameters:
@@ -278,7 +248,7 @@ def adopt_group(
     return [_adopt_unit(engine, *one, stays) for one in zip(names, kinds.values(), strict=False)]
 
 
-def _adopt_unit(engine: AdoptingEngine, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
+def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
     index = {p: i for i, p in enumerate(engine.trainable)}
     numels = [(index.get(p, -1), p.numel()) for p in parameters]
     layout = one_unit(numels, engine.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)

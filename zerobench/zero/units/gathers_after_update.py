@@ -13,27 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ..comm.base import Comm
 from ..comm.streams import Handle
 from ..modules.wrapping import Hook
 from ..parameters.absent import Hiding, placeholder
 from .unit import Unit
 
-
-class GatheringEngine(Protocol):
-    """The engine as its gathers see it."""
-
-    module: nn.Module
-    comm: Comm
-    units: list[Unit]
-
-    def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
-        """The trainable parameters with a piece in `unit`."""
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 
 def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -47,7 +38,7 @@ def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
 class OverlappedParamGathers:
     """The gathers in flight, by unit, oldest first."""
 
-    def __init__(self, engine: GatheringEngine, overlap: bool) -> None:
+    def __init__(self, engine: Strategy, overlap: bool) -> None:
         self._engine = engine
         self._handles: dict[Unit, Handle] = {}
         self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several

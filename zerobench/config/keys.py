@@ -1,0 +1,73 @@
+"""All keys of the command line by their names, from the schemas that declare them, and the check of their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from ..sections import KEY, Key, Section, keys_of
+from ..strategies import spec_of
+from .schema import SCHEMAS, SECTIONS, Config
+
+GROUPS: dict[str, Key] = {
+    **{name: key for name, key in keys_of(Config).items() if name in SCHEMAS},
+    "experiment": Key("a sweep or setting that is there already; its own file says what for"),
+    **{name: key for name, key in keys_of(Config).items() if name in SECTIONS},
+}
+"""Group, or section of keys -> its Key."""
+
+
+def _fields() -> Iterator[tuple[str, Field[Any]]]:
+    """Yields the fields of all schemas that declare a key, with the key's name."""
+    schemas: list[tuple[str, type]] = [("", Config)]
+    schemas += [(f"{group}.", schema) for group, choices in SCHEMAS.items() for schema in choices.values()]
+    schemas += [(f"{section}.", schema) for section, schema in SECTIONS.items()]
+    for prefix, schema in schemas:
+        yield from ((f"{prefix}{one.name}", one) for one in fields(schema) if KEY in one.metadata)
+
+
+KEYS: dict[str, Key] = {name: one.metadata[KEY] for name, one in _fields() if name not in GROUPS}
+"""Key -> what is declared of it, the same in all choices of its group."""
+
+
+def omitted() -> dict[str, Any]:
+    """Returns the default of each key that an identity leaves out at it, and of a group the default choice."""
+    found: dict[str, Any] = {}
+    for name, one in _fields():
+        if one.metadata[KEY].omitted:
+            default = one.default_factory() if one.default_factory is not MISSING else one.default
+            in_group = name in GROUPS
+            found[f"{name}.name" if in_group else name] = getattr(default, "name", None) if in_group else default
+    return found
+
+
+AUTO = "auto"
+"""The word in place of a number that follows the model."""
+
+
+def problems_of(cell: Config) -> list[str]:
+    """Returns error messages for values of a cell that are out of their limits."""
+    problems = []
+    for key, (least, most), value in _limited(cell):
+        if isinstance(value, str):
+            problems.append(f"{key}={value}: use {AUTO} or bytes, at least {least:g}, as in 25MiB")
+        elif not least <= value <= most:
+            why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
+            bound = f"at most {most:g}" if value > most else f"at least {least:g}"
+            problems.append(f"{key}={value}: must be {bound}{why}")
+    return problems
+
+
+def _limited(cell: Config) -> Iterator[tuple[str, tuple[float, float], Any]]:
+    """Yields the keys of a cell that have limits and a value; of a user's strategy none, whose option of the same name
+    may be another thing.
+    """
+    holders: dict[str, Any] = {"": cell} | {name: one for name, one in vars(cell).items() if isinstance(one, Section)}
+    if spec_of(cell.strategy.name).of_user:
+        del holders["strategy"]
+    for section, holder in holders.items():
+        for name, key in keys_of(holder).items():
+            value = getattr(holder, name)
+            if key.limits is not None and value is not None and value not in key.words:
+                yield f"{section}.{name}".lstrip("."), key.limits, value
