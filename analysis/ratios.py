@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from zerobench.commands.compare.paired import effect_of, interleaved, pair_up
+from zerobench.judging.paired import effect_of, interleaved, pair_up
 from zerobench.plots.panels import comparisons, title
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results

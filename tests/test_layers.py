@@ -22,7 +22,7 @@ LAYERS = {
         {"models"},
         {"config"},
         {"results", "calibrate", "predict"},
-        {"rank_record", "plots"},
+        {"rank_record", "plots", "judging"},
         {"worker"},
         {"launch", "fake_execution"},
         {"sweep"},

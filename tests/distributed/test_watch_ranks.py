@@ -26,7 +26,7 @@ from zerobench.predict.build import build_model
 from zerobench.sweep.aggregate import join
 from zerobench.sweep.cell import _blank_row
 from zerobench.watching import WatchError
-from zerobench.watching.holdings import BEFORE
+from zerobench.watching.held_tensors import BEFORE
 from zerobench.zero.modules.wrapping import default_units
 
 WARMUP, STEPS = 2, 2

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.end_to_end.command import ROOT, SMALL, zerobench
-from zerobench.commands.budget.command import budget as verb
+from zerobench.commands.budget import budget as verb
 
 Plant = tuple[str, str, str]
 """A file of the package, a text in it, and another text in its place."""

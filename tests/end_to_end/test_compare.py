@@ -10,9 +10,10 @@ from tests.cells import cell
 from tests.end_to_end.command import SMALL
 from tests.toy_repository import repository
 from zerobench import cli
-from zerobench.commands.compare import interleave, noise, noise_floor
-from zerobench.commands.revisions import full_hash
+from zerobench.commands import interleave, noise
 from zerobench.config.schema import Measure
+from zerobench.host.revisions import full_hash
+from zerobench.judging import noise_floor
 from zerobench.results.provenance import PACKAGE
 from zerobench.results.tables import load
 from zerobench.sweep.cell import run_cell

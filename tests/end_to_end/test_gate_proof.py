@@ -22,7 +22,7 @@ import pytest
 
 import zerobench
 from tests.ranks import run_ranks
-from zerobench.commands.budget.command import budget
+from zerobench.commands.budget import budget
 from zerobench.watching import trainer_callback
 
 PROJECTS = Path(__file__).parents[1] / "projects"

@@ -16,8 +16,8 @@ import pandas as pd
 import psutil
 import pytest
 
-from zerobench.commands.compare.comparison import EXACT
 from zerobench.dispatch import job_folder
+from zerobench.judging.comparison import EXACT
 from zerobench.results.board import read_board
 from zerobench.results.leftovers import JOBS
 from zerobench.results.tables import load

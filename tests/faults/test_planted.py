@@ -14,10 +14,10 @@ import pytest
 
 from tests.cells import cell
 from tests.faults.planted import FAULTS, Fault, run_planted
-from zerobench.commands.budget.judge import Limit, judge_cell, recorded
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_training import Bf16
+from zerobench.judging.judge import Limit, judge_cell, recorded
 from zerobench.launch.start_ranks import launch
 from zerobench.sweep import aggregate
 from zerobench.sweep.cell import _blank_row

@@ -38,10 +38,10 @@ from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.disk import load_disk_calibration
-from zerobench.commands.budget.file import read_budget
-from zerobench.commands.compare import noise_floor
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.dispatch.job_folder import JobFolder
+from zerobench.judging import noise_floor
+from zerobench.judging.budget_file import read_budget
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
 from zerobench.records import MemoryRow, RunRow, SearchRow

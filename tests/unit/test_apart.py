@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import zerobench
-from zerobench.watching.unrelated_tensors import is_apart, leave_out
+from zerobench.watching.held_tensors import is_apart, leave_out
 
 OTHERS = 4096
 

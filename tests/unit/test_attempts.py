@@ -13,12 +13,12 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
-from zerobench.commands.compare.comparison import compare_runs
-from zerobench.commands.compare.interleave import load_runs, load_side
-from zerobench.commands.compare.paired import UNDECIDED
-from zerobench.commands.compare.words import passages
-from zerobench.commands.holdings import look
+from zerobench.commands.comparison_text import passages
+from zerobench.commands.folder_contents import look
+from zerobench.commands.interleave import load_runs, load_side
 from zerobench.config.cell import Cell
+from zerobench.judging.comparison import compare_runs
+from zerobench.judging.paired import UNDECIDED
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.selection import in_order, latest, moments, split

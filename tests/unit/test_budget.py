@@ -11,31 +11,15 @@ import pytest
 import yaml
 
 from tests.cells import cell
-from zerobench.commands.budget import check
-from zerobench.commands.budget.check import exit_code
-from zerobench.commands.budget.file import (
-    BudgetFile,
-    CellBudget,
-    Environment,
-    environment_of,
-    read_budget,
-    write_budget,
-)
-from zerobench.commands.budget.judge import (
-    OF_KERNELS,
-    RECORDED,
-    Finding,
-    Limit,
-    judge_cell,
-    parse_limit,
-    recorded,
-    show_limit,
-)
-from zerobench.commands.budget.record import Wanted, record_cell
-from zerobench.commands.budget.report import write_junit, write_markdown
+from zerobench.commands import budget
+from zerobench.commands.budget import exit_code
 from zerobench.config.compose import compose_cells
 from zerobench.config.identity import work_id
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
+from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
+from zerobench.judging.judge import OF_KERNELS, RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.judging.recording import Wanted, record_cell
+from zerobench.judging.reports import write_junit, write_markdown
 from zerobench.sizes import parse_bytes, show_bytes
 
 MIB = 2**20
@@ -229,7 +213,7 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     environment: str, here: str, worse: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ceiling by hand, here of timed_allocator_peak_bytes, holds on every processor."""
-    monkeypatch.setattr(check, "_tell_of_older_code", lambda rows: None)
+    monkeypatch.setattr(budget, "_tell_of_older_code", lambda rows: None)
     limits = {
         "peak_bytes": Limit(MIB),
         "allocator_peak_bytes": Limit(MIB),
@@ -238,14 +222,14 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     budgets = Environment({"processor": "AMD EPYC"}, {"c": CellBudget(None, limits)})
     measured = row(environment=environment, processor=here, name="c", work="1", largest="", lines={})
     measured |= dict.fromkeys(limits, 2 * MIB)
-    found = check._check_file(BudgetFile(Path("b.yaml"), [], {environment: budgets}), [measured], [], False)
+    found = budget._check_file(BudgetFile(Path("b.yaml"), [], {environment: budgets}), [measured], [], False)
     assert sorted(one.metric for one in found.findings) == worse
     assert ("b.yaml: recorded on AMD EPYC, measured on Intel Xeon: " in capsys.readouterr().out) == (len(worse) == 2)
 
 
 def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of the file was changed: what it was recorded by says what the budget is for."""
-    monkeypatch.setattr(check, "_tell_of_older_code", lambda rows: None)
+    monkeypatch.setattr(budget, "_tell_of_older_code", lambda rows: None)
     command = ["strategy=zero2", "model=gpt_tiny", "world_size=2", "device=cpu", "clip=1.0"]
     (before,), (now,) = compose_cells(command), compose_cells([*command[:-1], "optimizer.lr=0.1"])
     budgeted = CellBudget(work_id(before.config), {"peak_bytes": Limit(MIB)})
@@ -255,7 +239,7 @@ def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch
     said = []
     for about in ({"command": command}, {}):
         file = BudgetFile(Path("b.yaml"), [], {"H200, torch 2.13": Environment(about, {"c": budgeted})})
-        (found,) = check._check_file(file, [measured], [], False).findings
+        (found,) = budget._check_file(file, [measured], [], False).findings
         assert found.kind == "missing"
         said.append(found.sentence.partition("; ")[0])
     whole = "c: it is not the work that the budget is for"

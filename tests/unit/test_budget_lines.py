@@ -10,22 +10,23 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from zerobench.commands.budget.file import BudgetFile, CellBudget, Environment, read_budget, write_budget
-from zerobench.commands.budget.judge import Limit, judge_cell
-from zerobench.commands.budget.line_table import (
+from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, read_budget, write_budget
+from zerobench.judging.judge import Limit, judge_cell
+from zerobench.judging.lines import (
     REST,
     Line,
     LinesOfRuns,
     LineTable,
+    MovedLine,
     _ordered,
     fold,
     lines_of,
+    moved_lines,
     parse_lines,
     plain,
     shortened,
     unfold,
 )
-from zerobench.commands.budget.lines import MovedLine, moved_lines
 
 MIB = 2**20
 
@@ -221,3 +222,12 @@ def test_wrong_lines_of_a_file_get_a_sentence(content: Any, words: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_lines(content)
     assert words in str(error.value)
+
+
+def test_a_line_like_its_neighbor_is_told_apart_where_an_edit_above_has_shifted_both() -> None:
+    """All code is one line further down, so what was 18 is 19, though 18 is now a line of the same bytes."""
+    others = [Line("optimizer", "net", f"a.py:{n} in f", 100 * n, 1) for n in (3, 5)]
+    before = LineTable((*others, Line("activations", "net", "a.py:18 in g", 64, 1)))
+    now = [replace(one, source=f"a.py:{one.number + 1} in f") for one in others]
+    after = LineTable((*now, *(Line("activations", "net", f"a.py:{n} in g", 64, 1) for n in (18, 19))))
+    assert [(one.source, one.difference) for one in moved_lines(before, after)] == [("a.py:18 in g", 64)]

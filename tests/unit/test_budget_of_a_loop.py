@@ -11,11 +11,11 @@ from torch import nn
 
 import zerobench
 from zerobench import cli
-from zerobench.commands.budget.comment import MARKER_OF_CHANGES
-from zerobench.commands.budget.file import BudgetFile, read_budget
-from zerobench.commands.budget.judge import Limit
-from zerobench.commands.budget.line_table import Line, LineTable
-from zerobench.commands.compare.lines_moved import rows_of
+from zerobench.commands.comparison_text import rows_of
+from zerobench.judging.budget_file import BudgetFile, read_budget
+from zerobench.judging.github import MARKER_OF_CHANGES
+from zerobench.judging.judge import Limit
+from zerobench.judging.lines import Line, LineTable
 
 HERE = Path(__file__)
 KEPT = next(n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.strip().startswith("self.kept"))

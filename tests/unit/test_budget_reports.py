@@ -11,22 +11,26 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.unit.test_budget_of_a_loop import HERE, KEPT, budget, loops, recorded
-from zerobench.commands.budget.changes import Change
-from zerobench.commands.budget.comment import (
+from zerobench.judging.github import (
     CUT,
+    LEVELS,
     MARKER,
+    MOST,
     MOST_OF_COMMENT,
     changes_body,
     check_body,
+    commands_of,
     escaped,
     fitted,
+    is_github,
+    repository_root,
     verdict,
     write_check,
 )
-from zerobench.commands.budget.github import LEVELS, MOST, commands_of, is_github, repository_root
-from zerobench.commands.budget.judge import Finding, Limit
-from zerobench.commands.budget.lines import Place
-from zerobench.commands.budget.report import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
+from zerobench.judging.judge import Finding, Limit
+from zerobench.judging.lines import Place
+from zerobench.judging.recording import LimitChange
+from zerobench.judging.reports import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
 
 ROOT = HERE.parents[2]
 EVIL = "zero2\r\n::error file=a.py::x\n| a | ``` `b` <img src=x> @team [l](http://e.org) #1 <!-- --> __c__ 100% a,b:c"
@@ -104,7 +108,7 @@ def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
     verdicts = Verdicts([finding(cell=EVIL, file=EVIL, line=1)], [(EVIL, "peak_bytes")])
     verdicts.measured[EVIL, "peak_bytes"] = Limit(1.0), 2.0
     plain = "\n".join(check_body(verdicts)[1:])
-    changed = "\n".join(changes_body(EVIL, [Change(EVIL, "peak_bytes", 1, 2, "", EVIL)])[1:])
+    changed = "\n".join(changes_body(EVIL, [LimitChange(EVIL, "peak_bytes", 1, 2, "", EVIL)])[1:])
     write_markdown(tmp_path / "m.md", verdicts.findings, verdicts.judged)
     write_junit(tmp_path / "j.xml", [finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS], [])
     assert len(ElementTree.parse(tmp_path / "j.xml").getroot()) == len(LEVELS)

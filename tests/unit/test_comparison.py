@@ -11,13 +11,13 @@ import pytest
 from scipy import stats
 
 from tests.cells import cell
-from zerobench.commands.compare import noise_floor
-from zerobench.commands.compare.comparison import Compared, Comparison, compare_runs
-from zerobench.commands.compare.interleave import turns
-from zerobench.commands.compare.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
-from zerobench.commands.compare.paired import detectable, effect_of, effects, interleaved, pair_up, pairs_needed
+from zerobench.commands.interleave import turns
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
+from zerobench.judging import noise_floor
+from zerobench.judging.comparison import Compared, Comparison, compare_runs
+from zerobench.judging.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
+from zerobench.judging.paired import detectable, effect_of, effects, interleaved, pair_up, pairs_needed
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.results.frames import frame_of
 from zerobench.results.summary import TIMES

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 
 from tests.cells import cell
 from zerobench.commands.dry_run import print_plan
+from zerobench.commands.folder_contents import look
 from zerobench.commands.follow import Followed
-from zerobench.commands.holdings import look
 from zerobench.config.cell import Cell
 from zerobench.config.grouping import group_of, problems_of_groups
 from zerobench.config.launcher import LauncherChoice, Resources, problem_of_setting

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
+from zerobench.commands.folder_contents import look
 from zerobench.commands.follow import DrawnBoards, Followed, in_words
-from zerobench.commands.holdings import look
 from zerobench.host.terminal import stdout_console
 from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
 from zerobench.results.folders import claim_folder

@@ -26,7 +26,7 @@ from zerobench.probes.ledger_maxima import ASIDE, StorageRecord
 from zerobench.probes.memory_viz import snapshot_of
 from zerobench.probes.snapshot import PROTOCOL, stamp
 from zerobench.records import CATEGORIES
-from zerobench.watching.unrelated_tensors import leave_out
+from zerobench.watching.held_tensors import leave_out
 from zerobench.zero import labels
 
 PAGE_READS = {

@@ -17,7 +17,7 @@ import zerobench
 from tests.cells import cell
 from zerobench import cli
 from zerobench.commands.account import memory as account_memory
-from zerobench.commands.holdings import look
+from zerobench.commands.folder_contents import look
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.printed_table import print_failures

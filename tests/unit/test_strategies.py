@@ -335,7 +335,7 @@ ALLOWED = {
     "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
     "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
     "zerobench/calibrate/disk.py": "measures the engine's own update, under its smallest stage",
-    "zerobench/watching/holdings.py": "names the wrapper and the optimizer that a user's own loop has",
+    "zerobench/watching/held_tensors.py": "names the wrapper and the optimizer that a user's own loop has",
     "zerobench/commands/plan/candidates.py": "a plan's own list of what it tries, the least traffic first",
     "zerobench/commands/plan/recommend.py": "a plan says where it recommends another engine than ours",
     "zerobench/commands/plan/settings.py": "words of other systems, some of which name strategies here",

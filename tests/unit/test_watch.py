@@ -22,8 +22,7 @@ import zerobench
 from zerobench.probes import AccountedPass
 from zerobench.probes.outside_dispatch import RAW
 from zerobench.watching import WatchError
-from zerobench.watching.holdings import BEFORE
-from zerobench.watching.unrelated_tensors import leave_out
+from zerobench.watching.held_tensors import BEFORE, leave_out
 from zerobench.zero import labels
 
 HIDDEN, BATCH, WARMUP, STEPS = 24, 8, 1, 2

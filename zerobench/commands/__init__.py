@@ -1,12 +1,9 @@
 """The verbs of the command line: one module per verb, with a function of its name.
 
 estimate               peak and traffic of cells before any run, side by side (execution/)
-status, show, prune    results folders (commands/holdings.py); a run as an account (account/account.py)
-sync                   merges results folders by content
+status, show, prune    results folders (commands/folder_contents.py); a run as an account (account/account.py)
 export, columns        tables for other programs; the meaning of their columns
-compare, noise         differences between runs (compare/comparison.py, paired.py), and between identical ones
-                       (noise_floor.py)
-budget                 limits and sentences (budget/judge.py), their files (budget/file.py) and reports (report.py)
-bisect, history        the commit that moved a metric, figures over commits (revisions.py: git and worktrees)
+compare, noise         differences between runs, and between identical ones (judging/)
+budget                 limits of chosen cells, recorded and checked (judging/)
 dry_run                the runs that a sweep would start
 """

@@ -1,4 +1,4 @@
-"""`zerobench prune`: removes runs that no table needs. Superseded, failed, outdated, leftovers: see holdings.py."""
+"""`zerobench prune`: removes runs that no table needs (superseded, failed, outdated, leftovers: folder_contents.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..results.folders import PARTIAL
 from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..sizes import printable, show_bytes, show_count
-from .holdings import Holdings, look, size_of
+from .folder_contents import FolderContents, look, size_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def prune(arguments: list[str]) -> int:
     return remove_all(doomed)
 
 
-def choose(held: Holdings, older_code: bool) -> list[Doomed]:
+def choose(held: FolderContents, older_code: bool) -> list[Doomed]:
     """Returns the entries to remove. Runs behind a link stay: they belong to another folder."""
     unwanted = {"superseded", "failed"} | ({"outdated"} if older_code else set())
     found = []
@@ -114,14 +114,14 @@ def _ask(question: str) -> bool:
         return False
 
 
-def _check_prunable(held: Holdings) -> None:
+def _check_prunable(held: FolderContents) -> None:
     if (held.where / "run.json").is_file():
         raise ValueError(f"{held.where} is one run; name the results folder that it is in")
     if (held.where / "runs.parquet").is_file():
         raise ValueError(f"{held.where} is a collection, one file for all runs: there is nothing to prune in it")
 
 
-def _print_plan(held: Holdings, doomed: list[Doomed], older_code: bool) -> None:
+def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) -> None:
     console = stdout_console()
     if doomed:
         rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]

@@ -12,7 +12,7 @@ from ..results import selection as rows
 from ..results.options import Parser, verb
 from ..results.tables import Results, load
 from .account.account import print_account
-from .holdings import Held, Holdings, look
+from .folder_contents import FolderContents, RunInFolder, look
 
 
 @verb
@@ -37,7 +37,7 @@ def show(arguments: list[str]) -> int:
     return 0
 
 
-def find(name: str, where: Path) -> tuple[Held, Results]:
+def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
     """Returns the run and its tables. Raises ValueError, in a sentence, where `name` fits none or several."""
     for folder in (Path(name), where / name):
         if (folder / "run.json").is_file():
@@ -62,14 +62,14 @@ def _load_run(folder: Path) -> Results:
     return results
 
 
-def pick(name: str, held: Holdings) -> Held:
+def pick(name: str, held: FolderContents) -> RunInFolder:
     """Returns the run of that name (results/selection.py)."""
     hint = f"; `zerobench status {held.where}` lists what is there"
     row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)
 
 
-def _only(held: Holdings) -> Held:
+def _only(held: FolderContents) -> RunInFolder:
     if not held.runs:
         raise ValueError("; ".join(held.unreadable))
     return held.runs[0]

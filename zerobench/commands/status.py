@@ -39,7 +39,7 @@ def status(arguments: list[str]) -> int:
     add_options(parser, attempts=False)
     add_columns(parser, STATUS)
     chosen = parser.parse_args(arguments)
-    from .holdings import look
+    from .folder_contents import look
     from .status_table import only, print_status
 
     code = 0

@@ -8,32 +8,28 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from .. import strategies
-from ..config.cell import CellConfig
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow
-from ..registry import DATA, MODELS
 from ..results.frames import frame_of
 from ..results.grid import Grid
 from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
-from ..results.provenance import source_of
 from ..results.selection import matching
 from ..sizes import printable, show_bytes, show_count, show_ms
+from .folder_contents import FolderContents, code_of, size_of
 from .follow import name_of
-from .holdings import Holdings, size_of
 
 FIRST_TO_GO = ("code", "ago", "step", "peak")
 
 
-def only(held: Holdings, where: list[Where]) -> Holdings:
+def only(held: FolderContents, where: list[Where]) -> FolderContents:
     """Leaves the runs that meet the conditions."""
     runs = frame_of([run.row for run in held.runs], RunRow)
     kept = set(matching(runs, where)["run_id"])
     return replace(held, runs=[run for run in held.runs if run.row["run_id"] in kept]) if where else held
 
 
-def print_status(held: Holdings, chosen: Sequence[str] | None = None) -> None:
+def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> None:
     """Prints counts, the table of the columns `chosen`, what is under way, and what could be done next."""
     console = stdout_console()
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
@@ -49,18 +45,7 @@ def print_status(held: Holdings, chosen: Sequence[str] | None = None) -> None:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def code_of(row: dict[str, Any]) -> str:
-    """ "current" or "older": whether the code that measured this is the code that runs now."""
-    config = CellConfig.from_json(row["config"])
-    for registry, name in ((MODELS, config.model.kind), (DATA, config.data.name)):
-        if name not in registry.own and name not in registry.all():
-            return "?"  # a user's, whose script knows its code: python mine.py status
-    if strategies.find(config.strategy.name) is None:
-        return "?"
-    return "current" if row["source_hash"] == source_of(config) else "older"
-
-
-def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:
+def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
     """Sentences with a command each."""
     where = "" if str(held.where) == RESULTS else f" {held.where}"
     verdicts = held.verdicts()
@@ -81,7 +66,7 @@ def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:
     return steps or [f"`zerobench export{where}` writes these as tables"]
 
 
-def _count(held: Holdings, cells: int) -> str:
+def _count(held: FolderContents, cells: int) -> str:
     by_status = Counter(run.row["status"] for run in held.runs)
     statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
     size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))

@@ -5,6 +5,15 @@
         with zerobench_watch(model, optimizer):
             train()
 
-plugin.py has pytest's hooks and loads nothing, request.py reads a marker, limits.py has limits by hand and records.py
-recorded ones, watches.py is the fixture, verdict.py judges, ranks.py and rank_process.py run a test in ranks.
+plugin.py has pytest's hooks and loads nothing, limits.py reads a marker and its limits and records.py recorded ones,
+watches.py is the fixture, verdict.py judges, ranks.py runs a test in ranks.
 """
+
+from __future__ import annotations
+
+import pytest
+
+MARKER, FIXTURE = "zerobench", "zerobench_watch"
+
+IN_RANK: pytest.StashKey[int] = pytest.StashKey()
+"""Of a session: its rank, in a process that runs a test of `ranks=N`."""

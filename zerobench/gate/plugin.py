@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .keys import FIXTURE, IN_RANK, MARKER
+from . import FIXTURE, IN_RANK, MARKER
 
 if TYPE_CHECKING:
-    from .request import Request
+    from .limits import Request
     from .watches import Watches
 
 HELP = (
@@ -60,10 +60,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     problem = _problem(item, bool(marked), used)
     if problem:
         pytest.fail(problem, pytrace=False)
-    from . import request
+    from .limits import read
 
     try:
-        item.stash[REQUEST] = request.read(item.iter_markers(MARKER))
+        item.stash[REQUEST] = read(item.iter_markers(MARKER))
     except ValueError as error:
         pytest.fail(str(error), pytrace=False)
     if _runs_elsewhere(item):
@@ -102,7 +102,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     elsewhere = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
     if FIXTURE not in getattr(item, "fixturenames", ()) or elsewhere:
         return (yield)
-    from ..watching.unrelated_tensors import leave_out
+    from ..watching.held_tensors import leave_out
 
     with leave_out():
         return (yield)

@@ -14,11 +14,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..commands.budget import line_table
-from ..commands.budget.changes import Change
-from ..commands.budget.file import BudgetFile, CellBudget, environment_of, read_budget, write_budget
-from ..commands.budget.judge import MAXIMA, PARTS
-from ..commands.budget.record import Wanted, record_cell
+from ..judging import lines
+from ..judging.budget_file import BudgetFile, CellBudget, environment_of, read_budget, write_budget
+from ..judging.judge import MAXIMA, PARTS
+from ..judging.recording import LimitChange, Wanted, record_cell
 from ..results.tables import Results
 from ..sizes import show_count
 from .limits import GateError
@@ -56,8 +55,8 @@ def measured(results: Results, name: str) -> dict[str, Any]:
     about = ("status", "reason", "commit", "torch_version", "processor", "cores")
     plain = {key: _plain(row[key]) for key in (*metrics, *about)}
     environment = environment_of(row["device_class"], row["torch_version"])
-    lines = line_table.plain(line_table.lines_of(results.lines))
-    return plain | {"name": name, "work": None, "environment": environment, "lines": lines}
+    by_line = lines.plain(lines.lines_of(results.lines))
+    return plain | {"name": name, "work": None, "environment": environment, "lines": by_line}
 
 
 def _plain(value: Any) -> Any:
@@ -87,7 +86,7 @@ def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     told: list[str] = []
     by_path: dict[str, list[dict[str, Any]]] = {}
     for path, row in recorded:
-        by_path.setdefault(path, []).append(row | {"lines": line_table.parse_lines(row["lines"])})
+        by_path.setdefault(path, []).append(row | {"lines": lines.parse_lines(row["lines"])})
     for path, rows in sorted(by_path.items()):
         where = Path(path)
         file = read_budget(where) if where.is_file() else BudgetFile(where)
@@ -100,7 +99,7 @@ def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     return told
 
 
-def _words(change: Change) -> str:
+def _words(change: LimitChange) -> str:
     """Returns a limit that has changed in a line: before, now, what moved."""
     cell, metric, before, now, by, part, line = change.row
     moved = "; ".join(filter(None, [part, line]))

@@ -15,22 +15,21 @@ from typing import Any
 
 import pandas as pd
 
-from ..commands.budget import github, line_table, lines
-from ..commands.budget.judge import Finding, Limit, judge_cell, show_value
+from ..judging import github, lines
+from ..judging.judge import Finding, Limit, judge_cell, show_value
 from ..records import CATEGORIES, COLLECTIVES, STATES
 from ..results.tables import Results
 from ..watching.watch import STOPPED
-from .limits import GateError, HandLimit, Sizes
+from .limits import GateError, HandLimit, Request, Sizes
 from .records import Home, measured, recorded_budget
-from .request import Request
-from .watches import Watched
+from .watches import WatchedByTest
 
 MOST_LINES = 4
 """Lines of code that a failure names per limit."""
 
 
 @dataclass
-class Verdict:
+class GateVerdict:
     """The outcome of a test. `failures` and `notes`: texts, the notes with annotations where a GitHub workflow runs;
     `recorded`: rows to be written, plain values.
     """
@@ -40,7 +39,7 @@ class Verdict:
     recorded: list[dict[str, Any]] = field(default_factory=list)
 
 
-def judge(made: Sequence[Watched], request: Request, home: Home, record: bool) -> Verdict:
+def judge(made: Sequence[WatchedByTest], request: Request, home: Home, record: bool) -> GateVerdict:
     """Judges the watches of a test whose body has passed. Raises GateError where there is nothing to judge.
 
     `record`: recorded limits are measured anew rather than held. On a rank that has no tables nothing is judged.
@@ -49,7 +48,7 @@ def judge(made: Sequence[Watched], request: Request, home: Home, record: bool) -
         raise GateError(
             "zerobench: the test did not call zerobench_watch; write: with zerobench_watch(model, optimizer):"
         )
-    verdict = Verdict()
+    verdict = GateVerdict()
     for one in made:
         if one.watch.state != STOPPED:
             words = f"zerobench: the watch of {one.name} is {one.watch.state}; leave it: write it as a with statement"
@@ -60,11 +59,11 @@ def judge(made: Sequence[Watched], request: Request, home: Home, record: bool) -
 
 
 def _judge_watch(
-    one: Watched, results: Results, request: Request, home: Home, record: bool, verdict: Verdict
+    one: WatchedByTest, results: Results, request: Request, home: Home, record: bool, verdict: GateVerdict
 ) -> None:  # fmt: skip
     row = measured(results, one.name)
     hand = request.limits if one.limits is None else one.limits
-    sections = _Sections(results, line_table.lines_of(results.lines))
+    sections = _Sections(results, lines.lines_of(results.lines))
     total = sections.hold_hand(one, hand)
     if request.recorded and one.limits is None:
         if record:
@@ -81,10 +80,10 @@ def _judge_watch(
             verdict.notes += github.commands_of(sections.findings, github.repository_root())
 
 
-def _net(growth: line_table.LineTable | None) -> line_table.LineTable:
+def _net(growth: lines.LineTable | None) -> lines.LineTable:
     """Returns the lines that have grown, without those whose like are gone: buckets that were made anew, say."""
     sums: Counter[tuple[str, str]] = Counter()
-    table = growth or line_table.LineTable()
+    table = growth or lines.LineTable()
     for one in table.lines:
         sums[one.category, one.name] += one.bytes
     return replace(table, lines=tuple(one for one in table.lines if sums[one.category, one.name] > 0))
@@ -93,7 +92,7 @@ def _net(growth: line_table.LineTable | None) -> line_table.LineTable:
 class _Sections:
     """The texts of one watch's limits that do not hold."""
 
-    def __init__(self, results: Results, now: line_table.Lines) -> None:
+    def __init__(self, results: Results, now: lines.Lines) -> None:
         self.results, self.now = results, now
         self.row: dict[Any, Any] = results.runs.iloc[0].to_dict()
         self.texts: list[str] = []
@@ -106,7 +105,7 @@ class _Sections:
         place = f"{world} ranks on {self.row['backend']}" if world > 1 else f"one rank on {self.row['device']}"
         return f"{self.row['strategy']}, {place}"
 
-    def hold_hand(self, one: Watched, limits: Iterable[HandLimit]) -> int:
+    def hold_hand(self, one: WatchedByTest, limits: Iterable[HandLimit]) -> int:
         """Holds limits by hand; returns their number."""
         limits = tuple(limits)
         sizes = Sizes(int(self.row["psi"] or 0), one.unit)
@@ -117,7 +116,7 @@ class _Sections:
                     self._tell(finding, [about], {})
         return len(limits)
 
-    def hold_recorded(self, name: str, budget: Any, verdict: Verdict) -> int:
+    def hold_recorded(self, name: str, budget: Any, verdict: GateVerdict) -> int:
         """Holds recorded limits, a need of less being a note; returns their number."""
         for finding in judge_cell(name, budget.limits, self.row):
             if finding.kind == "improvement":
@@ -127,7 +126,7 @@ class _Sections:
                 self._tell(finding, about, budget.lines, budget.limits.get(finding.metric))
         return len(budget.limits)
 
-    def _tell(self, finding: Finding, about: list[str], before: line_table.Lines, limit: Limit | None = None) -> None:
+    def _tell(self, finding: Finding, about: list[str], before: lines.Lines, limit: Limit | None = None) -> None:
         sentence = finding.sentence.removeprefix(f"{finding.cell}: ")
         places = self._places(finding.metric, before, limit)
         details = [*about, *(place.sentence for place in places), *self._traffic(finding.metric)]
@@ -150,7 +149,7 @@ class _Sections:
         largest = max(sizes, key=lambda part: sizes[part], default="")
         return f"{where} most is {largest}: {show_value('peak_bytes', sizes[largest])}" if largest else ""
 
-    def _places(self, metric: str, before: line_table.Lines, limit: Limit | None) -> list[lines.Place]:
+    def _places(self, metric: str, before: lines.Lines, limit: Limit | None) -> list[lines.Place]:
         """Returns the lines of code that have moved against a record, or else those that hold most."""
         if limit is not None and before:
             by = float(self.row[metric]) - limit.value

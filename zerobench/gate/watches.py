@@ -12,12 +12,11 @@ from torch import nn
 from ..watching import Watch
 from ..watching.watch import NEW, STOPPED
 from ..zero.modules.wrapping import default_units, unit_of_parameters
-from .limits import GateError, HandLimit
-from .request import hand_limits
+from .limits import GateError, HandLimit, hand_limits
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedByTest:
     """A watch of a test. `name`: its cell; `unit`: bytes of the largest unit; `limits`: None for the marker's."""
 
     name: str
@@ -31,7 +30,7 @@ class Watches:
 
     def __init__(self, test: str, prefix: str, to: Path | None) -> None:
         self._test, self._prefix, self._to = test, prefix, to
-        self.made: dict[str, Watched] = {}
+        self.made: dict[str, WatchedByTest] = {}
 
     def __call__(
         self, model: Any, optimizer: Any = None, *, name: str = "", limits: Mapping[str, Any] | None = None,
@@ -49,7 +48,7 @@ class Watches:
             raise GateError(f"zerobench_watch: {cell} has been watched; give each watch of a test a name= of its own")
         hand = None if limits is None else hand_limits(limits)
         watch = Watch(model, optimizer, name=f"{self._prefix}{cell}", **({"to": self._to} | options))
-        self.made[cell] = Watched(cell, watch, largest_unit_bytes(watch.model), hand)
+        self.made[cell] = WatchedByTest(cell, watch, largest_unit_bytes(watch.model), hand)
         return watch
 
     def end(self) -> None:

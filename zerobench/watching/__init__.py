@@ -7,8 +7,8 @@
             optimizer.zero_grad()
     watch.results.runs.peak_bytes
 
-watch.py is the object with a life, phases.py finds the phases of a step, holdings.py names what the loop holds already,
-exchange.py brings the ranks' records together, rows.py makes the tables, and callbacks.py has those of trainers.
+watch.py is the object with a life, phases.py finds the phases of a step, held_tensors.py labels tensors that the loop
+holds already, exchange.py brings the ranks' records together, rows.py makes the tables, callbacks.py is for trainers.
 """
 
 from .callbacks import lightning_callback, trainer_callback

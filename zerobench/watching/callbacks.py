@@ -16,7 +16,7 @@ def trainer_callback(**options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class WatchCallback(TrainerCallback):
+    class TrainerWatch(TrainerCallback):
         watch: Watch | None = None
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **held: Any) -> None:
@@ -35,7 +35,7 @@ def trainer_callback(**options: Any) -> Any:
         def results(self) -> Any:
             return self.watch.results if self.watch is not None else None
 
-    return WatchCallback()
+    return TrainerWatch()
 
 
 def lightning_callback(**options: Any) -> Any:
@@ -46,7 +46,7 @@ def lightning_callback(**options: Any) -> Any:
     """
     from lightning.pytorch import Callback
 
-    class WatchCallback(Callback):
+    class LightningWatch(Callback):
         watch: Watch | None = None
         _updates = 0
 
@@ -71,4 +71,4 @@ def lightning_callback(**options: Any) -> Any:
         def results(self) -> Any:
             return self.watch.results if self.watch is not None else None
 
-    return WatchCallback()
+    return LightningWatch()

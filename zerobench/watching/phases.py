@@ -1,4 +1,4 @@
-"""Phases of a step of a loop that names none.
+"""Phases of a step of a loop that names none, and its end.
 
 forward     from the call of the model, or of its `training_step` (Lightning's), until backward is called: with the loss
 backward    an engine's `backward`, or torch.autograd.backward, which Tensor.backward and every library calls
@@ -6,6 +6,12 @@ update      an engine's `step`, or an optimizer's, whichever it is, with those t
 data        all else: drawing a batch, zero_grad, logging
 
 An update whose closure computes the loss again has a forward and a backward within, and goes on after them.
+
+A step ends after that of an optimizer, or of an engine in its place:
+
+optimizer    torch's own hook after a step; of a wrapper that steps now and then, that of the optimizer inside
+engine       its method `step`, with all that comes after the update in it
+scaler       a GradScaler that skips the update for an overflow ends the step as well
 """
 
 from __future__ import annotations
@@ -15,13 +21,13 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..zero import labels
 
 
-class Listener(Protocol):
+class LoopListener(Protocol):
     """Hears of a loop's phases."""
 
     def enter_phase(self, phase: str) -> None:
@@ -43,7 +49,7 @@ class Listener(Protocol):
 class Phases(AbstractContextManager["Phases"]):
     """Hooks of a model, of backward, of all optimizers and of `engines`, from enter to exit."""
 
-    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: Listener) -> None:
+    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: LoopListener) -> None:
         self._model, self._engines, self._listener = model, engines, listener
         self._open: list[str] = []  # phases that have not ended, the innermost last
         self._stack = ExitStack()
@@ -160,3 +166,48 @@ def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     elif depth and isinstance(given, tuple | list):
         for one in given:
             yield from tensors_in(one, depth - 1)
+
+
+def is_engine(one: Any) -> bool:
+    """Returns True for an object with a step that is no optimizer of torch's, nor a wrapper of one; a module with a
+    step is one if it has a backward, too.
+    """
+    methods = ("step", "backward") if isinstance(one, nn.Module) else ("step",)
+    return not isinstance(one, optim.Optimizer) and all(callable(getattr(one, name, None)) for name in methods)
+
+
+def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
+    """Has `act` called after each step; returns what undoes it."""
+    undo, seen = ExitStack(), [0]
+
+    def tell() -> None:
+        seen[0] += 1
+        act()
+
+    def after(step: Callable[..., Any]) -> Callable[..., Any]:
+        def step_and_tell(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
+            tell()
+            return result
+
+        return step_and_tell
+
+    def also_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
+        def step_or_skip(scaler: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+            before = seen[0]
+            result = step(scaler, given, *args, **kwargs)
+            if given in (optimizer, inner) and seen[0] == before:
+                tell()
+            return result
+
+        return step_or_skip
+
+    inner = optimizer
+    while isinstance(inner, optim.Optimizer) and not hasattr(inner, "_optimizer_step_post_hooks"):
+        inner = inner.optimizer  # type: ignore[attr-defined]  # accelerate's, which steps when gradients are complete
+    if isinstance(inner, optim.Optimizer):
+        undo.callback(inner.register_step_post_hook(lambda *_: tell()).remove)
+        undo.callback(replaced(torch.amp.GradScaler, "step", also_skipped))
+    else:
+        undo.callback(replaced(inner, "step", after))
+    return undo.close

@@ -31,7 +31,7 @@ from ..results.folders import claim_folder, write_run
 from ..results.tables import Results, load
 from ..sweep.aggregate import join
 from ..theory.shapes import ROOT, ParameterShape, Schedule
-from . import holdings
+from . import held_tensors
 from .exchange import from_plain
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -40,29 +40,29 @@ NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
 
 
 @dataclass(frozen=True)
-class Moment:
+class Began:
     """An instant, as the wall clock and as a clock that never jumps show it."""
 
     started: str
     seconds: float
 
 
-def now() -> Moment:
+def now() -> Began:
     """Returns this instant."""
-    return Moment(datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic())
+    return Began(datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic())
 
 
 @dataclass(frozen=True)
-class World:
+class WatchedWorld:
     """The ranks of a loop, and when its watch began."""
 
     rank: int
     world_size: int
     node_size: int | None
-    began: Moment
+    began: Began
 
     @classmethod
-    def here(cls, node_size: int | None) -> World:
+    def here(cls, node_size: int | None) -> WatchedWorld:
         """Reads the default process group; without one, a world of one rank."""
         joined = dist.is_initialized()
         return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size, now())
@@ -92,7 +92,7 @@ class About:
     def of(cls, name: str, outer: Any, model: nn.Module, optimizers: list[Any], warmup: int) -> About:
         """Reads a loop's objects before its first step."""
         first = next(model.parameters(), torch.zeros(0))
-        inside = holdings.torch_optimizers(optimizers)
+        inside = held_tensors.torch_optimizers(optimizers)
         optimizer = type(inside[-1]).__name__.lower() if inside else "none"
         chosen = inside[-1].defaults if inside else {}
         implementation = next((one for one in ("fused", "foreach") if chosen.get(one)), "auto")
@@ -101,7 +101,8 @@ class About:
         precision = PRECISIONS.get(first.dtype, str(first.dtype).removeprefix("torch."))
         buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
         return cls(
-            name or type(model).__name__, holdings.strategy_of(outer, optimizers), optimizer, implementation, precision,
+            name or type(model).__name__, held_tensors.strategy_of(outer, optimizers), optimizer, implementation,
+            precision,
             first.device.type, shapes, buffer_bytes, warmup,
         )  # fmt: skip
 
@@ -111,7 +112,7 @@ class About:
             self.batch = tensors[0].shape[0]
             self.sequence = tensors[0].shape[1] if tensors[0].dim() == 2 and not tensors[0].is_floating_point() else 1
 
-    def config(self, world: World, measured: int) -> CellConfig:
+    def config(self, world: WatchedWorld, measured: int) -> CellConfig:
         """Returns the loop as a cell."""
         return CellConfig.from_dict({
             "strategy": {"name": self.strategy},
@@ -135,7 +136,7 @@ class About:
 
 
 def write(
-    about: About, world: World, measured: int, plain: list[dict[str, Any]], error: BaseException | None,
+    about: About, world: WatchedWorld, measured: int, plain: list[dict[str, Any]], error: BaseException | None,
     to: str | Path | None,
 ) -> tuple[Results, Path | None]:  # fmt: skip
     """Makes the run of a watch from its ranks' records, and writes it below `to`. Returns its tables and its folder."""
@@ -182,7 +183,7 @@ def status_of(error: BaseException | None) -> tuple[str, str]:
     return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), words
 
 
-def _blank_row(world: World, config: CellConfig) -> tuple[RunRow, dict[str, Any]]:
+def _blank_row(world: WatchedWorld, config: CellConfig) -> tuple[RunRow, dict[str, Any]]:
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
     row = RunRow(
         run_id="", cell_id=config.cell_id, repeat=0, status="", reason="", strategy=config.strategy.name,

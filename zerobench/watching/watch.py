@@ -28,11 +28,10 @@ from ..probes.in_transit import InTransit
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
-from . import holdings, rows
+from . import held_tensors, rows
 from .exchange import WatchError, gather, next_place, post_problem, share_folder, to_plain
-from .holdings import Holdings
-from .phases import Phases, tensors_in
-from .step_end import is_engine, on_step
+from .held_tensors import HeldTensors
+from .phases import Phases, is_engine, on_step, tensors_in
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
@@ -73,8 +72,8 @@ class Watch:
         to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
         snapshot: bool = False,
     ) -> None:  # fmt: skip
-        self.model = holdings.inner_model(model)
-        self._called = holdings.called_model(model)
+        self.model = held_tensors.inner_model(model)
+        self._called = held_tensors.called_model(model)
         self._outer = model = self._called if model is self.model else model
         if warmup is None:
             warmup = 2 if isinstance(self._called, DistributedDataParallel) else 1
@@ -114,7 +113,7 @@ class Watch:
             raise WatchError(f"watch: it is {self.state}; make a new one for another loop")
         if _watching:
             raise WatchError("watch: another one observes this process; leave it, or stop() it, before the next begins")
-        self._world, self._place = rows.World.here(self.node_size), next_place()
+        self._world, self._place = rows.WatchedWorld.here(self.node_size), next_place()
         self._home = threading.get_ident()
         try:
             self._observe()
@@ -133,8 +132,8 @@ class Watch:
         accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
         accounted.ledger.in_transit = InTransit()
         self.probe = self._observing.enter_context(accounted)
-        self._known = [*self._optimizers, *holdings.torch_optimizers(self._optimizers)]
-        self._holdings = Holdings(self.probe.ledger, self._outer, self.model, self._optimizers)
+        self._known = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
+        self._holdings = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
         self._holdings.label_all()
         self.probe.hear(self.model)
         engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]

@@ -22,7 +22,7 @@ from ...results.grid import Grid
 from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count
-from ..status_table import code_of
+from ..folder_contents import code_of
 from ..text_blocks import Passage, print_parts, say
 from .memory import passages_of_memory, passages_of_tiers
 from .other_sources import between_nodes_lines, gpu_lines, unexplained_lines, volume_lines, wire_lines

@@ -15,15 +15,15 @@ import pandas as pd
 
 from ...host.installed import installed_version
 from ...host.terminal import progress_bar
+from ...judging import noise_floor
+from ...judging.comparison import compare_runs
 from ...results.markup import Html, details, grid, h, join
 from ...results.options import Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import printable, show_bytes, show_count
-from ..compare import noise_floor
-from ..compare.command import NOISE_FOLDER
-from ..compare.comparison import compare_runs
-from ..compare.words import MINIMUM_EFFECT
+from ..compare import NOISE_FOLDER
+from ..comparison_text import MINIMUM_EFFECT
 from . import compared
 from .figures import figures_of
 from .page import PagePart, answers, page, runs_table

@@ -1,6 +1,6 @@
 """The page's part on two sets of runs: what moved from A to B, in which category, by how much, beyond noise or not.
 
-All of it is what `zerobench compare` finds (compare/comparison.py); here it is counted over the cells and drawn.
+All of it is what `zerobench compare` finds (judging/comparison.py); here it is counted over the cells and drawn.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from ...judging.comparison import Change, Compared, Comparison
+from ...judging.paired import NOISE, UNJUDGED
 from ...records import CATEGORIES
 from ...results.grid import Grid
 from ...results.markup import Bar, BarPart, Html, deltas, details, h, join, legend, parts
 from ...sizes import show_bytes
-from ..compare.comparison import Change, Compared, Comparison
-from ..compare.paired import NOISE, UNJUDGED
-from ..compare.words import NOT_COMPARABLE, passages, percent, title
+from ..comparison_text import NOT_COMPARABLE, passages, percent, title
 from .figures import MOST, exactly, key_to
 from .settings import NAMED
 

@@ -2,7 +2,7 @@
 verdict on a setting: which cell needs least memory, its price, which is fastest, how surely.
 
 Best values are those that the table of a sweep marks (results/printed_table.py), ratios of times and their verdicts
-those of `zerobench compare` (compare/comparison.py): there is one judgment, told in two places.
+those of `zerobench compare` (judging/comparison.py): there is one judgment, told in two places.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Any
 import pandas as pd
 
 from ...config.names import name_strategies
+from ...judging.comparison import Compared, Measured, compare_cells, measured
+from ...judging.noise_floor import NoiseFloor
+from ...judging.paired import FASTER, NOISE, SLOWER, Effect
 from ...results.grid import Grid
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_ms
 from ...strategies import find
-from ..compare.comparison import Compared, compare_cells
-from ..compare.measured import Measured, measured
-from ..compare.noise_floor import NoiseFloor
-from ..compare.paired import FASTER, NOISE, SLOWER, Effect
-from ..compare.words import percent
+from ..comparison_text import percent
 
 Row = dict[str, Any]
 

@@ -20,11 +20,10 @@ from typing import Any
 
 import pandas as pd
 
-from ...config.cell import CellConfig
-from ...records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS
-from ...sizes import parse_bytes, show_bytes
-from .line_table import Lines
-from .lines import Place, categories_of, largest_lines, lines_behind
+from ..config.cell import CellConfig
+from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS
+from ..sizes import parse_bytes, show_bytes
+from .lines import Lines, Place, categories_of, largest_lines, lines_behind
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
@@ -276,3 +275,7 @@ def part_name(part: str) -> str:
     if part not in (*MAXIMA, *PARTS):
         return ""
     return part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")
+
+
+class UnjudgedError(ValueError):
+    """Raised where nothing can be judged; the message is the sentence."""

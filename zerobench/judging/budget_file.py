@@ -23,10 +23,10 @@ from typing import Any
 
 import yaml
 
-from ...config.safe_yaml import read_yaml
-from ...results.provenance import torch_minor
+from ..config.safe_yaml import read_yaml
+from ..results.provenance import torch_minor
 from .judge import METRICS, Limit, parse_limit, show_limit
-from .line_table import Lines, parse_lines, plain
+from .lines import Lines, parse_lines, plain
 
 DEFAULT_FOLDER = Path("results/budgets")
 

@@ -8,7 +8,7 @@ source.
 *Exact* metrics are bytes and volumes, which launches of identical code repeat to the byte, so that any difference is a
 change. Where a side's launches do not (a storage may be freed a moment later in another thread), the metric is
 *unsteady*: it has changed only if the two sides' ranges are disjoint. *Rough* metrics are the process's memory as the
-system sees it. Times: compare/paired.py.
+system sees it. Times: judging/paired.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from typing import Any
 
 import pandas as pd
 
-from ...config.names import differences, show_value
-from ...host.environment import SIMULATED
-from ...records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
-from .measured import Measured, Row, match, measured
+from ..config.cell import CellConfig
+from ..config.identity import work_id
+from ..config.names import base_name, differences, name_cells, show_value
+from ..host.environment import SIMULATED
+from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
+from ..results.selection import latest
+from ..results.summary import summarize
+from .lines import Lines, LinesOfRuns
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
 
@@ -223,3 +227,75 @@ def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
     """
     found = [lookup(floors, environment_of(row)) for row in (a, b)]
     return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell of one side: its launches, and their summary row."""
+
+    name: str
+    config: CellConfig
+    row: Row
+    launches: list[Row]
+    lines: Lines = field(default_factory=dict)
+
+
+def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
+    """Returns the cells of these runs, each of its newest launches; `lines`: the table of lines of the runs."""
+    known = None if lines is None else LinesOfRuns(lines)
+    launches: dict[str, list[Row]] = {}
+    for row in _records(latest(runs)):
+        launches.setdefault(row["cell_id"], []).append(row)
+    rows = _records(summarize(runs))
+    configs = [CellConfig.from_json(row["config"]) for row in rows]
+    return [
+        Measured(
+            name,
+            config,
+            row,
+            mine := launches[row["cell_id"]],
+            known.of(row["run_id"] for row in mine) if known else {},
+        )
+        for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
+    ]
+
+
+def _records(frame: pd.DataFrame) -> list[Row]:
+    """Converts rows to plain dicts, None for missing values."""
+    return [
+        {str(key): None if pd.isna(value) else value for key, value in row.items()} for row in frame.to_dict("records")
+    ]
+
+
+def match(a: list[Measured], b: list[Measured]) -> list[tuple[Measured, Measured]]:
+    """Pairs equal cells first, then equal work, then equal names, where they are unique on their side.
+
+    A single cell on each side is a pair, however they differ, because both were named explicitly.
+    """
+    if len(a) == len(b) == 1:
+        return [(a[0], b[0])]
+    keys: list[Callable[[Measured], str]] = [
+        lambda cell: cell.row["cell_id"],
+        lambda cell: work_id(cell.config),
+        lambda cell: base_name(cell.config),
+    ]
+    found: dict[int, tuple[Measured, Measured]] = {}
+    left_a, left_b = list(a), list(b)
+    for key in keys:
+        ours, theirs = _unique(left_a, key), _unique(left_b, key)
+        for value in ours.keys() & theirs.keys():
+            one, other = ours[value], theirs[value]
+            found[id(one)] = one, other
+            left_a = [cell for cell in left_a if cell is not one]
+            left_b = [cell for cell in left_b if cell is not other]
+    return [found[id(cell)] for cell in a if id(cell) in found]
+
+
+def _unique(cells: list[Measured], key: Callable[[Measured], str]) -> dict[str, Measured]:
+    groups: dict[str, list[Measured]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return {value: mine[0] for value, mine in groups.items() if len(mine) == 1}

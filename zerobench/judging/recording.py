@@ -1,4 +1,4 @@
-"""`zerobench budget record`: measured values become limits, and each limit that changes is explained.
+"""Recording: measured values become limits, and each limit that changes is explained.
 
 baseline   the launches of a cell by one code that its limits are taken from
 noisy      an exact metric in which the launches of a baseline differ: no limit would hold
@@ -7,27 +7,92 @@ change     a limit before and now, with the category and the line of code that m
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ...config.cell import CellConfig
-from ...config.compose import RefusedError, compose_cells
-from ...results import selection
-from ...results.options import Parser, add_options
-from ...results.summary import LEAST_LAUNCHES
-from ...sizes import printable, show_count
-from .changes import Change, changes_of, print_changes
-from .comment import write_changes
-from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, check_command, read_budget, write_budget
-from .judge import DEFAULT_TOLERANCE, METRICS, OF_KERNELS, RECORDED, Limit, recorded, show_value
-from .rows import UnjudgedError, finished_rows, run_rows
+from ..config.cell import CellConfig
+from ..host.terminal import stdout_console
+from ..results.grid import Grid
+from ..results.summary import LEAST_LAUNCHES
+from ..sizes import printable
+from .budget_file import BudgetFile, CellBudget, Environment
+from .judge import (
+    DEFAULT_TOLERANCE,
+    METRICS,
+    OF_KERNELS,
+    Limit,
+    UnjudgedError,
+    most_moved,
+    part_name,
+    recorded,
+    show_value,
+)
+from .lines import lines_behind
+
+HEADER = ["cell", "metric", "before", "now", "difference", "moved most", "line"]
+
+
+@dataclass(frozen=True)
+class LimitChange:
+    """One limit. `before` is None for a new metric, `metric` empty for a new cell. `within`: the old one allows it."""
+
+    cell: str
+    metric: str
+    before: float | None
+    now: float
+    part: str = ""
+    line: str = ""
+    within: bool = False
+
+    @property
+    def row(self) -> list[str]:
+        """The change in words, under HEADER."""
+        if not self.metric:
+            return [self.cell, f"{self.now:.0f} limits", "–", "–", "new", "", ""]
+        now = show_value(self.metric, self.now)
+        if self.before is None:
+            return [self.cell, self.metric, "–", now, "new", "", ""]
+        by = self.now - self.before
+        signed = f"{'+' if by > 0 else '−'}{show_value(self.metric, abs(by))}"
+        part = self.part or "within its tolerance" * self.within
+        return [self.cell, self.metric, show_value(self.metric, self.before), now, signed, part, self.line]
+
+
+def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:
+    """Returns the recorded limits of a cell whose values differ; a new cell is one change."""
+    name = row["name"]
+    if not before.limits:
+        return [LimitChange(name, "", None, len(after.limits))]
+    changes = []
+    for metric, limit in after.limits.items():
+        was = before.limits.get(metric)
+        if was is None:
+            changes.append(LimitChange(name, metric, None, limit.value))
+        elif was.value != limit.value:
+            by = limit.value - was.value
+            lines = lines_behind(metric, by, before.lines, after.lines, most=1)
+            part = part_name(most_moved(metric, before.limits, row) or metric)
+            category = part or (lines[0].category if lines else "")
+            within = was.judge(metric, limit.value) == "ok"
+            words = lines[0].words if lines else ""
+            changes.append(LimitChange(name, metric, was.value, limit.value, category, words, within))
+    return changes
+
+
+def print_changes(changes: list[LimitChange]) -> None:
+    """Prints the changes as a table per cell; nothing where there are none."""
+    console = stdout_console()
+    for cell in dict.fromkeys(one.cell for one in changes):
+        mine = [one.row[1:] for one in changes if one.cell == cell]
+        if any(not one.metric for one in changes if one.cell == cell):
+            console.print(f"{printable(cell)}: new, {mine[0][0]}", markup=False, highlight=False, soft_wrap=True)
+            continue
+        console.print(printable(cell), style="bold", markup=False, highlight=False, soft_wrap=True)
+        console.print(Grid(HEADER[1:], mine, left=("metric", "line")))
+
 
 PROCESSORS = "; "
 """Separates processors where a file's values are of several; kernels' scratch is then judged on none of them."""
@@ -49,100 +114,9 @@ class Wanted:
         return [*own, *(["step_s"] if self.time and "step_s" not in own else [])]
 
 
-def record(arguments: list[str]) -> int:
-    """Runs `zerobench budget record`. Returns the exit code: 0 written, 2 refused, with nothing written."""
-    chosen = _parser().parse_intermixed_args(arguments)
-    wanted = _wanted(chosen)
-    command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
-    if chosen.runs is None and not command:
-        raise ValueError("name the cells, as in: zerobench budget record -m strategy=zero1,zero2 model=gpt_tiny")
-    cells = [] if chosen.runs else compose_cells(command)
-    file = read_budget(chosen.file) if chosen.file.is_file() else BudgetFile(chosen.file)
-    kept = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
-    check_command(kept)
-    if file.command and kept and kept != file.command:
-        first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
-        raise ValueError(f"{first}; name another --file for other cells, or remove it")
-    rows = finished_rows(chosen, selection.standing) if chosen.runs else run_rows(cells)
-    file.command = kept or file.command
-    names = {row["name"] for row in rows}
-    changes, noisy = [], []
-    for row in rows:
-        made, said = record_cell(file, row, wanted, names)
-        changes += made
-        noisy += said
-    if noisy:
-        raise RefusedError(noisy)
-    _tell(file, rows, changes, chosen)
-    return 0
-
-
-def _tell(file: BudgetFile, rows: list[dict[str, Any]], changes: list[Change], chosen: argparse.Namespace) -> None:
-    """Writes the file, unless it is a dry run, and the account of its changes."""
-    print_changes(changes)
-    for path in (chosen.markdown, chosen.comment):
-        if path:
-            write_changes(path, str(file.path), changes)
-    if chosen.dry_run:
-        print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written"))
-        return
-    write_budget(file)
-    print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}"))
-    watched = all(row["data"] == "watched" for row in rows)
-    if not file.command and not watched:
-        ways = (
-            "add to --runs the overrides that made the runs, as in: budget record --runs PATH -m strategy=zero1,zero2"
-        )
-        print(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}", file=sys.stderr)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench budget record",
-        description="Writes measured values as limits, and says of each limit that changes: before, now, what moved.",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep"
-    )
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: several values a key")
-    parser.add_argument("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
-    parser.add_argument("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
-    add_options(parser)
-    parser.add_argument("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
-    parser.add_argument("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
-    parser.add_argument(
-        "--tolerance", action="append", default=[], metavar="METRIC=PERCENT",
-        help="for a metric whose launches differ, as peak_bytes=2; may be given again",
-    )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="say what would change, write no budget")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
-    parser.add_argument("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
-    return parser
-
-
-def _wanted(chosen: argparse.Namespace) -> Wanted:
-    named = chosen.metrics.split(",") if chosen.metrics else []
-    for metric in named:
-        if metric not in METRICS:
-            raise ValueError(f"--metrics: {metric} is none of {', '.join(METRICS)}")
-    tolerances = []
-    for text in chosen.tolerance:
-        metric, _, percent = text.partition("=")
-        if metric not in METRICS:
-            raise ValueError(f"--tolerance {text}: {metric} is none of {', '.join(METRICS)}")
-        try:
-            share = float(percent) / 100
-        except ValueError:
-            share = -1.0
-        if not 0 <= share < 1:
-            raise ValueError(f"--tolerance {text}: {percent!r} is no percentage from 0 to 100, as in {metric}=2")
-        tolerances.append((metric, share))
-    return Wanted(tuple(named), chosen.time, tuple(tolerances))
-
-
 def record_cell(
     file: BudgetFile, row: dict[str, Any], wanted: Wanted, taken: set[str]
-) -> tuple[list[Change], list[str]]:
+) -> tuple[list[LimitChange], list[str]]:
     """Replaces a cell's recorded values; manual ceilings and tolerances stay, also those of the same work under a name
     that is not `taken` by a row of this recording. Returns the changed limits, and sentences on metrics that are too
     noisy.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ...host.terminal import stdout_console
-from ...sizes import printable
+from ..host.terminal import stdout_console
+from ..sizes import printable
 from .judge import MORE_IS_BETTER, Finding, Limit, show_limit
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}

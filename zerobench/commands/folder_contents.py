@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import strategies
+from ..config.cell import CellConfig
 from ..host.files import read_text
+from ..registry import DATA, MODELS
 from ..results.leftovers import abandoned, partials
+from ..results.provenance import source_of
 from ..results.selection import CODE, Moment, moments, split
 from ..results.tables import SEARCHES, collections_in, load, read_row, run_folders
 
 
 @dataclass(frozen=True)
-class Held:
+class RunInFolder:
     """A run: its row, and its folder unless it is a collection's."""
 
     row: dict[str, Any]
@@ -31,11 +35,11 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class FolderContents:
     """`runs`: in the order in which they began. `unreadable`: a sentence for each run that cannot be read."""
 
     where: Path
-    runs: list[Held]
+    runs: list[RunInFolder]
     collections: list[Path]
     unreadable: list[str]
     writing: list[Path]
@@ -55,7 +59,9 @@ class Holdings:
                 code[_place(run.row)] = run.row["source_hash"]
         return [self._verdict(run, newest, code) for run in self.runs]
 
-    def _verdict(self, run: Held, newest: dict[tuple[Any, ...], Moment], code: dict[tuple[Any, ...], str]) -> str:
+    def _verdict(
+        self, run: RunInFolder, newest: dict[tuple[Any, ...], Moment], code: dict[tuple[Any, ...], str]
+    ) -> str:
         row = run.row
         ok = row["status"] == "ok"
         if ok and row["run_id"] in self.named:
@@ -67,14 +73,14 @@ class Holdings:
         return "outdated" if row["source_hash"] != code[_place(row)] else ""
 
 
-def look(where: Path) -> Holdings:
+def look(where: Path) -> FolderContents:
     """Reads the rows of a results folder, a run or a collection, and no other table.
 
     Raises FileNotFoundError where there is no such folder.
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
-    runs: list[Held] = []
+    runs: list[RunInFolder] = []
     found: list[tuple[Path, dict[str, Any]]] = []
     unreadable = []
     for folder in run_folders(where):
@@ -91,12 +97,12 @@ def look(where: Path) -> Holdings:
     leftovers = abandoned(where)
     writing = [path for path in partials(where) if path not in leftovers]
     named, damaged = _read_searches(where / SEARCHES)
-    return Holdings(where, runs, collections, unreadable, writing, leftovers, named, damaged)
+    return FolderContents(where, runs, collections, unreadable, writing, leftovers, named, damaged)
 
 
-def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[Held]:
+def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[RunInFolder]:
     began = moments((row["run_id"], row["started"]) for row in rows)
-    return [Held(*one) for one in zip(rows, folders, began, strict=True)]
+    return [RunInFolder(*one) for one in zip(rows, folders, began, strict=True)]
 
 
 def size_of(path: Path) -> int:
@@ -138,3 +144,14 @@ def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             damaged.append(path)
     return frozenset(named), damaged
+
+
+def code_of(row: dict[str, Any]) -> str:
+    """ "current" or "older": whether the code that measured this is the code that runs now."""
+    config = CellConfig.from_json(row["config"])
+    for registry, name in ((MODELS, config.model.kind), (DATA, config.data.name)):
+        if name not in registry.own and name not in registry.all():
+            return "?"  # a user's, whose script knows its code: python mine.py status
+    if strategies.find(config.strategy.name) is None:
+        return "?"
+    return "current" if row["source_hash"] == source_of(config) else "older"

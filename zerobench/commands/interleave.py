@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...results import tables
-from ...results.provenance import PACKAGE
-from ...results.selection import in_order, latest, split
-from ..revisions import GitError, full_hash, git, worktree
+from ..host.revisions import GitError, full_hash, git, worktree
+from ..results import tables
+from ..results.provenance import PACKAGE
+from ..results.selection import in_order, latest, split
 
 RUNS = "results/runs/interleaved"
 

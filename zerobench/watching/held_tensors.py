@@ -1,26 +1,32 @@
-"""Holdings: what a loop has before it is watched. Model, strategy and optimizer are found, and their tensors named.
+"""Tensors that a loop holds before it is watched. Model, strategy and optimizer are found, and their tensors named.
 
 strategy      class of the model or of the optimizer -> the name in tables; plain where none is known
 engine        an object that labels by itself what it holds (`label_held`), as ours do
 masters       tensors that an optimizer updates and that are no parameters of the model
 states        an optimizer's tensors, by parameter
 the rest      every other tensor that lives already: "made before the watch", so that no byte is missed
+
+A watch counts every tensor that lives as it begins, so that no byte of its loop is missed. In a process that has done
+other work, that would make its figures depend on what the process has done. Within `leave_out`, the tensors that live
+at its beginning are counted only if the loop uses them: as parameters, states, inputs or results of an operator.
 """
 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
 from ..zero import labels
-from .unrelated_tensors import is_apart, living_tensors
 
 WRAPPERS = {
     "DistributedDataParallel": "ddp",
@@ -86,7 +92,7 @@ def torch_optimizers(optimizers: list[Any]) -> list[torch.optim.Optimizer]:
     return found
 
 
-class Holdings:
+class HeldTensors:
     """Labels what the objects of a loop hold. `engines`: those of them that label it themselves."""
 
     def __init__(self, ledger: Ledger, outer: Any, model: nn.Module, optimizers: list[Any]) -> None:
@@ -137,3 +143,41 @@ class Holdings:
                     continue
                 if part.untyped_storage().resizable():
                     self._ledger.meet(part, BEFORE)
+
+
+_apart: dict[int, StorageWeakRef] = {}
+"""Address of a storage -> a weak reference to it, without which the address could be another one's by now."""
+
+
+@contextmanager
+def leave_out() -> Iterator[None]:
+    """Leaves out of the watches in this block what lives as it begins."""
+    gc.collect()  # what only circles hold is not alive
+    _apart.clear()
+    for one in living_tensors():
+        for part in parts_of(one):
+            if part.layout == torch.strided:
+                storage = part.untyped_storage()
+                _apart.setdefault(storage._cdata, StorageWeakRef(storage))
+    try:
+        yield
+    finally:
+        _apart.clear()
+
+
+def is_apart(tensor: torch.Tensor) -> bool:
+    """Returns True where the tensor is left out."""
+    return tensor.untyped_storage()._cdata in _apart
+
+
+def living_tensors() -> Iterator[torch.Tensor]:
+    """Yields every tensor that the garbage collector knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some objects warn when their class is asked for
+        kinds: dict[type, bool] = {}
+        for one in gc.get_objects():
+            kind = type(one)
+            if kind not in kinds:
+                kinds[kind] = issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake")
+            if kinds[kind]:
+                yield one

@@ -1,6 +1,6 @@
 """`zerobench noise`: the variation of times between launches of identical code on this machine, measured and shown.
 
-The definition of a *noise floor*, and its storage: compare/noise_floor.py.
+The definition of a *noise floor*, and its storage: judging/noise_floor.py.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...config.cell import Cell, CellConfig
-from ...config.compose import RefusedError, compose_cells
-from ...config.world import has_times
-from ...host.terminal import stdout_console
-from ...results.grid import Grid
-from ...results.options import Parser, verb
-from ...results.selection import latest
-from ...results.summary import LEAST_LAUNCHES
-from ...sizes import printable
-from ...sweep.command import check_folders
-from ...sweep.progress import Reporter
-from ...sweep.sweep import Sweep
-from . import noise_floor
-from .command import NOISE_FOLDER
+from ..config.cell import Cell, CellConfig
+from ..config.compose import RefusedError, compose_cells
+from ..config.world import has_times
+from ..host.terminal import stdout_console
+from ..judging import noise_floor
+from ..judging.noise_floor import NoiseFloor, floor_from
+from ..results.grid import Grid
+from ..results.options import Parser, verb
+from ..results.selection import latest
+from ..results.summary import LEAST_LAUNCHES
+from ..sizes import printable
+from ..sweep.command import check_folders
+from ..sweep.progress import Reporter
+from ..sweep.sweep import Sweep
+from .compare import NOISE_FOLDER
 from .interleave import load_runs
-from .noise_floor import NoiseFloor, floor_from
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
 """The default cell; it is measured anew, since noise is that of today, and stored apart."""

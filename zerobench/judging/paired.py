@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ...results.summary import LEAST_LAUNCHES, TIMES, geometric_interval
+from ..results.summary import LEAST_LAUNCHES, TIMES, geometric_interval
 from .noise_floor import NoiseFloor
 
 NOISE, SLOWER, FASTER = "noise", "slower", "faster"

@@ -1,14 +1,13 @@
-"""The words of a comparison: text (commands/text_blocks.py) for each pair of cells, of what comparison.py finds."""
+"""A comparison as text (commands/text_blocks.py): a passage for each pair of cells that judging/comparison.py finds."""
 
 from __future__ import annotations
 
-from ...results.grid import Grid
-from ...sizes import show_bytes
-from ..text_blocks import Part, Passage
-from .comparison import ROUGH_NOISE, Change, Compared, Comparison
-from .lines_moved import HEADER, rows_of
-from .measured import Measured
-from .paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
+from ..judging.comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured
+from ..judging.lines import Lines, MovedLine, moved_lines
+from ..judging.paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
+from ..results.grid import Grid
+from ..sizes import show_bytes
+from .text_blocks import Part, Passage
 
 MINIMUM_EFFECT = 3.0
 """Smallest relevant effect, in percent."""
@@ -92,10 +91,6 @@ def _peak(pair: Compared) -> list[str]:
     return [f"peak_bytes did not move and is made up differently{made_of}"] if parts else []
 
 
-def _signed(size: float) -> str:
-    return f"{'+' if size > 0 else '−'}{show_bytes(abs(size))}"
-
-
 def _rough(pair: Compared) -> list[str]:
     lines = []
     for change in pair.rough:
@@ -159,3 +154,34 @@ def _power(pairs: list[Pair]) -> str:
         return ""
     more = f"{MINIMUM_EFFECT:g} % needs {needed} pairs" if needed else f"{MINIMUM_EFFECT:g} % needs a quieter machine"
     return f": in 80 of 100 cases a change of {percent(found)} is found; {more}"
+
+
+SHOWN = 8
+"""Lines that a comparison lists of a table."""
+
+HEADER = {"peak": "lines of code at the peak", "growth": "lines of code that grow over the steps"}
+
+
+def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
+    """Returns a row per line that moved: line, bytes in A, in B, difference; none where a side has no lines.
+
+    Lines beyond SHOWN are one row, so that the differences add up to the table's.
+    """
+    if at not in a or at not in b:
+        return []
+    moved = moved_lines(a[at], b[at])
+    rows = [[_words(one), show_bytes(one.before), show_bytes(one.after), _signed(one.difference)] for one in moved]
+    left = moved[SHOWN:]
+    if len(left) <= 1:
+        return rows
+    before, after = sum(one.before for one in left), sum(one.after for one in left)
+    others = [f"{len(left)} other lines", show_bytes(before), show_bytes(after), _signed(after - before)]
+    return [*rows[:SHOWN], others]
+
+
+def _words(one: MovedLine) -> str:
+    return f"{one.line} ({one.about})" if one.about else one.line
+
+
+def _signed(size: float) -> str:
+    return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"

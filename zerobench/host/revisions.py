@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..host.temporary import temporary_folder
+from .temporary import temporary_folder
 
 ANOTHER_REPOSITORY = (
     "GIT_DIR",

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...host.terminal import file_console, stdout_console
-from ...results.grid import Grid
-from ...results.options import Parser, add_options, verb
-from ...results.selection import matching
-from ...sizes import printable
-from ..text_blocks import Passage, print_parts, say
-from . import noise_floor
-from .comparison import compare_runs
+from ..host.terminal import file_console, stdout_console
+from ..judging import noise_floor
+from ..judging.comparison import compare_runs
+from ..results.grid import Grid
+from ..results.options import Parser, add_options, verb
+from ..results.selection import matching
+from ..sizes import printable
+from .comparison_text import MINIMUM_EFFECT, passages
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
-from .words import MINIMUM_EFFECT, passages
+from .text_blocks import Passage, print_parts, say
 
 NOISE_FOLDER = "results/noise"
 

@@ -20,11 +20,11 @@ import numpy as np
 import scipy
 import yaml
 
-from ...config.cell import CellConfig
-from ...config.names import base_name
-from ...config.safe_yaml import read_yaml
-from ...results.provenance import torch_minor
-from ...results.summary import LEAST_LAUNCHES, TIMES
+from ..config.cell import CellConfig
+from ..config.names import base_name
+from ..config.safe_yaml import read_yaml
+from ..results.provenance import torch_minor
+from ..results.summary import LEAST_LAUNCHES, TIMES
 
 CONFIDENCE = 0.95
 ENVIRONMENT = ("device_class", "processor", "cores", "torch")

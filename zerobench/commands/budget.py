@@ -1,0 +1,426 @@
+"""`zerobench budget`: measured values become limits (`record`), and runs are compared with them (`check`)."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..config.cell import Cell, CellConfig
+from ..config.compose import RefusedError, compose_cells
+from ..config.identity import LOCAL, work_id
+from ..config.names import differences, name_cells
+from ..config.names import show_value as show_config
+from ..judging.budget_file import (
+    DEFAULT_FOLDER,
+    BudgetFile,
+    CellBudget,
+    Environment,
+    check_command,
+    environment_of,
+    read_budget,
+    write_budget,
+)
+from ..judging.github import is_github, tell_github, write_changes, write_check
+from ..judging.judge import (
+    METRICS,
+    OF_KERNELS,
+    RECORDED,
+    Finding,
+    Limit,
+    UnjudgedError,
+    held_elsewhere,
+    judge_cell,
+)
+from ..judging.lines import LinesOfRuns
+from ..judging.recording import LimitChange, Wanted, print_changes, record_cell
+from ..judging.reports import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
+from ..records import RunRow
+from ..results import selection, tables
+from ..results.frames import frame_of
+from ..results.options import Parser, add_options, refuse, verb
+from ..results.provenance import device_class
+from ..results.selection import CODE, latest
+from ..results.summary import summarize
+from ..results.tables import Results
+from ..sizes import printable, show_count
+from ..sweep.command import run_cells
+from .folder_contents import code_of
+
+USAGE = """\
+zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
+zerobench budget check [FILE ...] [--runs PATH] [--strict] [--junit FILE] [--comment FILE] [KEY=VALUE ...]
+
+record writes what cells need, and explains each limit that it changes; check runs them again (or takes --runs) and
+says, a sentence each, what moved, and which line of code moved it. In a GitHub workflow it also annotates that line.
+Bytes and volumes are compared exactly, both ways. Files are yaml: ceilings such as `states_bytes: <= 24 GiB`
+may be written by hand:
+
+  command: [-m, "strategy=zero1,zero2", model=gpt_tiny]    # what makes the cells
+  environments:
+    any:                                                   # or "cpu, torch 2.13", as record writes it
+      cells:
+        zero2 gpt_tiny N=2 b=8:                            # a cell's name, as zerobench status prints it
+          limits: {states_bytes: <= 24 GiB, peak_bytes: 30 MiB ± 2 %}
+
+More: zerobench budget record --help, zerobench budget check --help.
+Exit code of check: 0 all within budget, or better; 1 a regression, a missing metric or cell (with --strict also an
+improvement); 125 no verdict: no budget for this environment, or a cell could not run, so that `git bisect run` skips
+the revision; 2 a wrong option; 130 interrupted.
+"""
+
+
+@verb
+def budget(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code."""
+    verbs: dict[str, Callable[[list[str]], int]] = {"record": record, "check": check}
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if not arguments or arguments[0] not in verbs:
+        what = f"{arguments[0]}: neither record nor check" if arguments else "record or check?"
+        raise ValueError(f"{what}; see zerobench budget --help")
+    try:
+        return verbs[arguments[0]](arguments[1:])
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ValueError) as error:
+        refuse(error, "budget")
+        return UNJUDGED if arguments[0] == "check" else 2
+
+
+def record(arguments: list[str]) -> int:
+    """Runs `zerobench budget record`. Returns the exit code: 0 written, 2 refused, with nothing written."""
+    chosen = _record_parser().parse_intermixed_args(arguments)
+    wanted = _wanted(chosen)
+    command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
+    if chosen.runs is None and not command:
+        raise ValueError("name the cells, as in: zerobench budget record -m strategy=zero1,zero2 model=gpt_tiny")
+    cells = [] if chosen.runs else compose_cells(command)
+    file = read_budget(chosen.file) if chosen.file.is_file() else BudgetFile(chosen.file)
+    kept = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
+    check_command(kept)
+    if file.command and kept and kept != file.command:
+        first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
+        raise ValueError(f"{first}; name another --file for other cells, or remove it")
+    rows = finished_rows(chosen, selection.standing) if chosen.runs else run_rows(cells)
+    file.command = kept or file.command
+    names = {row["name"] for row in rows}
+    changes, noisy = [], []
+    for row in rows:
+        made, said = record_cell(file, row, wanted, names)
+        changes += made
+        noisy += said
+    if noisy:
+        raise RefusedError(noisy)
+    _write_and_tell(file, rows, changes, chosen)
+    return 0
+
+
+def _write_and_tell(
+    file: BudgetFile, rows: list[dict[str, Any]], changes: list[LimitChange], chosen: argparse.Namespace
+) -> None:
+    """Writes the file, unless it is a dry run, and the account of its changes."""
+    print_changes(changes)
+    for path in (chosen.markdown, chosen.comment):
+        if path:
+            write_changes(path, str(file.path), changes)
+    if chosen.dry_run:
+        print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written"))
+        return
+    write_budget(file)
+    print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}"))
+    watched = all(row["data"] == "watched" for row in rows)
+    if not file.command and not watched:
+        ways = (
+            "add to --runs the overrides that made the runs, as in: budget record --runs PATH -m strategy=zero1,zero2"
+        )
+        print(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}", file=sys.stderr)
+
+
+def _record_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="zerobench budget record",
+        description="Writes measured values as limits, and says of each limit that changes: before, now, what moved.",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep"
+    )
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: several values a key")
+    parser.add_argument("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
+    parser.add_argument("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
+    add_options(parser)
+    parser.add_argument("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
+    parser.add_argument("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
+    parser.add_argument(
+        "--tolerance", action="append", default=[], metavar="METRIC=PERCENT",
+        help="for a metric whose launches differ, as peak_bytes=2; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="say what would change, write no budget")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
+    parser.add_argument("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
+    return parser
+
+
+def _wanted(chosen: argparse.Namespace) -> Wanted:
+    named = chosen.metrics.split(",") if chosen.metrics else []
+    for metric in named:
+        if metric not in METRICS:
+            raise ValueError(f"--metrics: {metric} is none of {', '.join(METRICS)}")
+    tolerances = []
+    for text in chosen.tolerance:
+        metric, _, percent = text.partition("=")
+        if metric not in METRICS:
+            raise ValueError(f"--tolerance {text}: {metric} is none of {', '.join(METRICS)}")
+        try:
+            share = float(percent) / 100
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < 1:
+            raise ValueError(f"--tolerance {text}: {percent!r} is no percentage from 0 to 100, as in {metric}=2")
+        tolerances.append((metric, share))
+    return Wanted(tuple(named), chosen.time, tuple(tolerances))
+
+
+def check(arguments: list[str]) -> int:
+    """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 125 they cannot be judged."""
+    chosen = _check_parser().parse_intermixed_args(arguments)
+    more = [one for one in chosen.files if "=" in one]
+    paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
+    for path in paths:
+        if not path.is_file():
+            raise UnjudgedError(f"{path}: there is no such budget file")
+    if not paths:
+        raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
+    finished = finished_rows(chosen, selection.standing_or_failed) if chosen.runs else None
+    verdicts = Verdicts()
+    for path in paths:
+        try:
+            verdicts.add(_check_file(read_budget(path), finished, more, chosen.all))
+        except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
+            verdicts.add(Verdicts([Finding("unjudged", str(path), "", str(error))]))
+    print_findings(verdicts.findings, verdicts.judged)
+    _write_reports(verdicts, chosen)
+    return exit_code(verdicts.findings, chosen.strict)
+
+
+def _check_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="zerobench budget check", description="Holds cells against their budgets.")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help=f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs",
+    )
+    parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
+    add_options(parser)
+    parser.add_argument("--strict", action="store_true", help="an improvement fails too: record it")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
+    parser.add_argument("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
+    parser.add_argument(
+        "--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter"
+    )
+    parser.add_argument(
+        "--github",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true",
+    )
+    return parser
+
+
+def _write_reports(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
+    """Writes the reports that were asked for."""
+    if chosen.junit:
+        write_junit(chosen.junit, verdicts.findings, verdicts.judged)
+    if chosen.markdown:
+        write_markdown(chosen.markdown, verdicts.findings, verdicts.judged)
+    if chosen.comment:
+        write_check(chosen.comment, verdicts)
+    if chosen.benchmark_json:
+        write_benchmark(chosen.benchmark_json, verdicts)
+    if is_github() if chosen.github is None else chosen.github:
+        tell_github(verdicts)
+
+
+UNJUDGED = 125
+"""The exit code of a check that has no verdict; `git bisect run` skips such a revision."""
+
+
+def exit_code(findings: list[Finding], strict: bool) -> int:
+    """Returns the exit code: certain results first, so a regression counts even if another cell could not run."""
+    kinds = {finding.kind for finding in findings}
+    if kinds & {"regression", "missing"} or (strict and "improvement" in kinds):
+        return 1
+    return UNJUDGED if "unjudged" in kinds else 0
+
+
+def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool) -> Verdicts:
+    """Returns the verdicts on the cells of a file. Failed attempts among `finished` runs at cells
+    without a budget count with `everything` only.
+    """
+    if finished is None:
+        if not file.command:
+            raise UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
+        # one failure is not to hide the other cells
+        cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *more])]
+        for environment in dict.fromkeys(environment_of_cell(cell) for cell in cells):
+            _require(file, environment)
+        rows = run_rows(cells)
+    else:
+        rows = finished
+        _tell_of_older_code(rows)
+    found = Verdicts()
+    for environment in dict.fromkeys(row["environment"] for row in rows):
+        _require(file, environment)
+        mine = [row for row in rows if row["environment"] == environment]
+        matched = []
+        away = _recorded_elsewhere(file, environment, mine)
+        for name, budgeted in file.of(environment):
+            row = _match(name, budgeted, mine)
+            other = None if row else next((one for one in mine if one["name"] == name and id(one) not in matched), None)
+            matched += [id(row), id(other)]
+            limits = held_elsewhere(budgeted.limits) if away else budgeted.limits
+            if other is None:
+                found.findings += judge_cell(name, limits, row, row["largest"] if row else "", budgeted.lines)
+            else:
+                found.findings.append(_other_work(file, environment, name, budgeted, other))
+            found.judged += [(name, metric) for metric in limits]
+            found.measured |= _measured(name, budgeted, row)
+        rest = [row for row in mine if id(row) not in matched]
+        found.findings += _unbudgeted([row for row in rest if finished is None or everything or row["status"] == "ok"])
+    return found
+
+
+def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str, Any]]) -> bool:
+    """Returns True, after a sentence, where limits on the CPU are of another processor than the rows."""
+    if not environment.startswith("cpu,"):
+        return False
+    there = file.environments[environment].about.get("processor") if environment in file.environments else None
+    here = ", ".join(sorted({str(row["processor"]) for row in rows} - {str(there)}))
+    if not there or not here:
+        return False
+    words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(OF_KERNELS)}"
+    print(printable(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are"))
+    return True
+
+
+def _other_work(
+    file: BudgetFile, environment: str, name: str, budgeted: CellBudget, row: dict[str, Any]
+) -> Finding:  # fmt: skip
+    """Returns the finding for a cell that has a budget's name and does other work, with the keys that differ if the
+    file says by which command it was recorded.
+    """
+    command = file.environments.get(environment, Environment()).about.get("command")
+    try:
+        cells = compose_cells(command) if command else []
+    except RefusedError:  # the choices of today are others
+        cells = []
+    before = next((cell.config for cell in cells if work_id(cell.config) == budgeted.work), None)
+    moved = differences(before, CellConfig.from_json(row["config"])) if before is not None else {}
+    said = [f"{key} was {show_config(was)} and is {show_config(now)}" for key, (was, now) in moved.items()
+            if key not in LOCAL]  # fmt: skip
+    keys = f" ({', '.join(said)})" if said else ""
+    words = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
+    return Finding("missing", name, "", words)
+
+
+def _measured(
+    name: str, budgeted: CellBudget, row: dict[str, Any] | None
+) -> dict[tuple[str, str], tuple[Limit, float]]:
+    if row is None or row["status"] != "ok":
+        return {}
+    values = {metric: row.get(metric) for metric in budgeted.limits}
+    known = {metric: value for metric, value in values.items() if value is not None and not pd.isna(value)}
+    return {(name, metric): (budgeted.limits[metric], float(value)) for metric, value in known.items()}
+
+
+def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
+    """Returns findings for failed cells without a budget; other such cells get a note."""
+    if rows:
+        print(printable(f"without a budget: {', '.join(row['name'] for row in rows)}"))
+    return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
+
+
+def _tell_of_older_code(rows: list[dict[str, Any]]) -> None:
+    older = [row["name"] for row in rows if code_of(row) == "older"]
+    if older:
+        print(printable(f"by older code than this: {', '.join(older)}; without --runs they are measured anew"))
+
+
+def _require(file: BudgetFile, environment: str) -> None:
+    if not file.of(environment):
+        known = ", ".join(file.environments) or "none"
+        raise UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {known}")
+
+
+def _match(name: str, budgeted: CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the row of the same work, of several that of the same name; without work the name decides."""
+    same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
+    named = [row for row in same if row["name"] == name]
+    return next(iter(named or (same if budgeted.work else [])), None)
+
+
+def environment_of_cell(cell: Cell) -> str:
+    """Names the kind of device and the torch version that a budget of the cell is good for."""
+    return environment_of(device_class(cell.config.device), version("torch"))
+
+
+def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
+    """Runs cells, finished ones reused, and summarizes them. Raises KeyboardInterrupt where the user stops it."""
+    code, rows = run_cells(cells)
+    if code == 130:
+        raise KeyboardInterrupt
+    ids = {row["run_id"] for row in rows}
+    folders = dict.fromkeys(cell.config.results_dir for cell in cells if not cell.problems)
+    found = tables.merge([tables.load(folder).of(ids) for folder in folders])
+    return summaries(frame_of(rows, RunRow), found)
+
+
+def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:
+    """Returns the rows of --runs that --where selects and, without --all, `keep` keeps."""
+    results = tables.load(chosen.runs)
+    if results.runs.empty:
+        raise UnjudgedError(f"{chosen.runs} holds no runs")
+    runs = selection.matching(results.runs, chosen.where)
+    kept = runs if chosen.all else keep(runs)
+    if kept.empty:
+        raise UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
+    if len(kept) < len(runs):
+        number = show_count(len(runs) - len(kept), "failed or superseded run")
+        print(f"{chosen.runs}: {number} left out; --all takes them")
+    return summaries(kept, results.of(runs["run_id"]))
+
+
+def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
+    """Returns a row per cell, with its name, work and environment, the largest tensor at its peak in words, and its
+    lines of code. `results`: the tables of these runs.
+    """
+    tensors, launches, lines = results.tensors, latest(runs), LinesOfRuns(results.lines)
+    rows: list[Any] = summarize(runs).to_dict("records")
+    configs = [CellConfig.from_json(row["config"]) for row in rows]
+    for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
+        mine = tensors[tensors["run_id"] == row["run_id"]].sort_values("bytes", ascending=False)
+        row |= {"name": name, "work": work_id(config)}
+        row["environment"] = environment_of(row["device_class"], row["torch_version"])
+        top = next(mine.itertuples(), None)
+        name = (top.name or top.module or f"made in {top.phase}") if top else ""
+        row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
+        row["launched"] = _launched(row, results.runs)
+        row["lines"] = lines.of(launches[launches["cell_id"] == row["cell_id"]]["run_id"])
+    return rows
+
+
+def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]:
+    """Returns metric -> its values in all launches of a cell by the same code, of one commit of the user's."""
+    mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
+    for column in (*CODE, "commit"):
+        mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]
+    return {metric: [float(v) for v in mine[metric].dropna()] for metric in METRICS if metric in mine}

@@ -1,1 +1,0 @@
-"""`zerobench budget`: measured values become limits, and runs are checked against them."""
