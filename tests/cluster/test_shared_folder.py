@@ -17,7 +17,7 @@ import pytest
 
 import zerobench
 from tests.unit.test_status_show_prune import make
-from zerobench.host import leases, owners, temporary
+from zerobench.host import leases, temporary
 from zerobench.host.temporary import claim, is_claimed
 from zerobench.results.folders import PARTIAL, TURN, claim_folder, turn
 from zerobench.zero.offload.disk import Scratch, sweep

@@ -17,12 +17,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from zerobench.cluster import munge, secret
+from zerobench.cluster import secret
 from zerobench.cluster.job import Job, JobContext, JobError, joined
-from zerobench.cluster.rounds import Greeter
-from zerobench.cluster.seal import ForeignError, Seal
-from zerobench.cluster.secret import VARIABLE, Offer, SecretError, offer, take
-from zerobench.cluster.store import ForgedError, Heartbeat, HeartbeatMonitor, JobStore
+from zerobench.cluster.secret import VARIABLE, ForeignError, Offer, Seal, SecretError, offer, take
+from zerobench.cluster.store import ForgedError, Greeter, Heartbeat, HeartbeatMonitor, JobStore
 from zerobench.launch import follower
 
 TEXT = "drawn at random: 7d1c"
@@ -267,7 +265,7 @@ def test_the_way_by_munge(home: Path, munged: str) -> None:
     secret.forget(made.session, os.environ)
     assert [take(made, os.environ, munged) for _ in range(3)] == [drawn] * 3
     assert made.credential is not None
-    payload = munge.payload_of(made.credential, munged)
+    payload = secret.payload_of(made.credential, munged)
     forged = subprocess.run(
         ["munge", f"--socket={munged}", "--uid=65534"], input=payload, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -280,6 +278,8 @@ def test_the_way_by_munge(home: Path, munged: str) -> None:
 
 
 def test_slurm_tells_munges_socket() -> None:
-    told = "AuthAltTypes = (null)\nAuthInfo                = socket=/tmp/x/munge.socket,ttl=60\nAuthType = auth/munge\n"
-    assert munge.socket_of_slurm(lambda *_: told) == "/tmp/x/munge.socket"
-    assert munge.socket_of_slurm(lambda *_: "AuthInfo = (null)\n") is None
+    told = (
+        "AuthAltTypes = (null)\nAuthInfo                = socket=/tmp/x/secret.socket,ttl=60\nAuthType = auth/munge\n"
+    )
+    assert secret.socket_of_slurm(lambda *_: told) == "/tmp/x/secret.socket"
+    assert secret.socket_of_slurm(lambda *_: "AuthInfo = (null)\n") is None

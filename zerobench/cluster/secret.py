@@ -8,23 +8,45 @@ file           rank 0 draws it and writes it where all machines, or the one, see
 Rank 0 posts an *offer*: the ways that it can go, a number of the session, the credential. A stranger can read it and
 put another in its place, so nothing in it is believed: a credential names its maker, and a file is the user's own. The
 best that a false offer can do is to keep processes from joining. One that finds no way does not join.
+
+MUNGE credentials, which SLURM's clusters have: text that only a process of one user can open, on machines that share
+the cluster's key, and that names its maker's user.
+
+Seals of values: only processes with the job's secret can read one, and what others write is recognized.
+
+sealed value    nonce (16 bytes), data XOR stream, tag (32 bytes)
+stream          SHAKE-256 of a key and the nonce: never used twice, since the nonce is drawn anew for each value
+tag             HMAC-SHA256, under a second key, of the name of the value, the nonce and the hidden data
+keys            HMAC-SHA256 of a purpose and a context, under the secret; the context is of one round of one job
+
+Encrypt-then-MAC of the standard library's primitives. The name is under the tag, so that a value that is moved to
+another name is as foreign as one that is made up.
+
+Agreement of a job's processes on its secret, in the store, before any value of theirs is in it.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import secrets
+import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import shake_256
 from pathlib import Path
 from typing import Any
 
-from . import munge
+from . import secret
+from .launchers import ask
 from .own_files import is_own_file, is_own_folder, make_own_folder
+from .serialize import to_plain
+from .store import JobStore
 
 VARIABLE = "ZEROBENCH_JOB_SECRET"
 LEAST_CHARS = 16
@@ -72,7 +94,7 @@ def offer(environment: Mapping[str, str], munge_socket: str | None) -> tuple[Off
     if (given := _given(environment)) is not None:
         return Offer(("environment",), session), given
     secret = secrets.token_bytes(SECRET_BYTES)
-    credential = munge.credential(f"{session} {secret.hex()}", LIFETIME_S, munge_socket)
+    credential = secret.credential(f"{session} {secret.hex()}", LIFETIME_S, munge_socket)
     ways = [name for name, open_ in (("munge", credential is not None), ("file", _write(session, secret))) if open_]
     if not ways:
         folders = " or ".join(map(str, _folders(environment)))
@@ -89,7 +111,7 @@ def take(found: Offer, environment: Mapping[str, str], munge_socket: str | None)
     if given is not None:
         return given
     if found.credential is not None:
-        told = (munge.payload_of(found.credential, munge_socket) or "").split(" ")
+        told = (secret.payload_of(found.credential, munge_socket) or "").split(" ")
         if told[0] == found.session and re.fullmatch("[0-9a-f]{64}", told[-1]):
             return bytes.fromhex(told[-1])
     deadline = time.monotonic() + FILE_S
@@ -161,3 +183,110 @@ def _sweep(folder: Path) -> None:
         with suppress(OSError):  # another process sweeps as well
             if one.lstat().st_mtime < time.time() - OLD_S:
                 one.unlink()
+
+
+SHAPE = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,4096}:")
+
+REPLAYED = 17
+"""Exit code of `unmunge` where another process of this machine has opened the credential before: it is valid."""
+
+WAIT_S = 10
+
+Ask = Callable[..., str]
+
+
+def credential(payload: str, lifetime_s: float, socket: str | None) -> str | None:
+    """Returns a credential of `payload` for this user alone; None where munge is not installed or does not run."""
+    options = [f"--restrict-uid={os.geteuid()}", f"--ttl={lifetime_s:.0f}"]
+    done = _run("munge", *options, given=payload, socket=socket)
+    made = done.stdout.strip() if done is not None and done.returncode == 0 else ""
+    return made if SHAPE.fullmatch(made) else None
+
+
+def payload_of(made: str, socket: str | None) -> str | None:
+    """Returns the payload of a credential that a process of this user made; None of any other."""
+    if not SHAPE.fullmatch(made):
+        return None
+    done = _run("unmunge", "--numeric", "--keys=UID", given=made, socket=socket)
+    if done is None or done.returncode not in (0, REPLAYED):
+        return None
+    head, _, payload = done.stdout.partition("\n\n")
+    return payload if head.split() == ["UID:", str(os.geteuid())] else None
+
+
+def socket_of_slurm(ask: Ask) -> str | None:
+    """Returns the socket of munged where SLURM's configuration names another than munge's own."""
+    try:
+        lines = ask("scontrol", "show", "config").splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = [re.search(r"socket=([^,\s]+)", line) for line in lines if line.startswith("AuthInfo")]
+    return next((one[1] for one in found if one), None)
+
+
+def _run(name: str, *options: str, given: str, socket: str | None) -> subprocess.CompletedProcess[str] | None:
+    """Runs a program of munge's; `given` goes to its standard input, since other users can see arguments."""
+    if shutil.which(name) is None:
+        return None
+    command = [name, *options, *([f"--socket={socket}"] if socket else [])]
+    try:
+        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=WAIT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+NONCE_BYTES, TAG_BYTES = 16, 32
+
+
+class ForeignError(ValueError):
+    """Raised where a value was not sealed under this name with this secret."""
+
+
+class Seal:
+    """Closes and opens values with keys derived from `secret`."""
+
+    def __init__(self, secret: bytes, context: str) -> None:
+        self._hiding, self._proving = (
+            hmac.digest(secret, f"zerobench {purpose} {context}".encode(), "sha256") for purpose in ("hiding", "proof")
+        )
+
+    def close(self, name: str, data: bytes) -> bytes:
+        """Returns `data` sealed as the value called `name`."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        hidden = nonce + self._masked(nonce, data)
+        return hidden + self._tag(name, hidden)
+
+    def open(self, name: str, sealed: bytes) -> bytes:
+        """Returns the data of the value called `name`. Raises ForeignError for another's."""
+        hidden, tag = sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
+        if len(hidden) < NONCE_BYTES or not hmac.compare_digest(tag, self._tag(name, hidden)):
+            raise ForeignError(name)
+        return self._masked(hidden[:NONCE_BYTES], hidden[NONCE_BYTES:])
+
+    def _tag(self, name: str, hidden: bytes) -> bytes:
+        return hmac.digest(self._proving, f"{len(name.encode())} {name} ".encode() + hidden, "sha256")
+
+    def _masked(self, nonce: bytes, data: bytes) -> bytes:
+        stream = shake_256(self._hiding + nonce).digest(len(data))
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
+
+
+def agree_on_seal(
+    store: JobStore, is_first: bool, by_slurm: bool, context: str, wait_for: Callable[[str], Any]
+) -> tuple[Seal, str]:
+    """Seals `store` from here on; returns the seal, and the session. Rank 0 offers a secret, the others take it and see
+    that rank 0 has it. Raises SecretError, or what `wait_for` raises, which returns the value of a key of rank 0's.
+    """
+    socket = socket_of_slurm(ask) if by_slurm else None
+    if is_first:
+        offer, shared = secret.offer(os.environ, socket)
+        store.post("offer", to_plain(offer))
+    else:
+        offer = secret.Offer.from_plain(wait_for("offer"))
+        shared = secret.take(offer, os.environ, socket)
+    seal = store.seal = Seal(shared, f"{context} {offer.session}")
+    if is_first:
+        store.post("proof", offer.session)
+    else:
+        wait_for("proof")
+    return seal, offer.session

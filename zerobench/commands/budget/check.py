@@ -10,9 +10,9 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...config.compose import RefusedError, compose_cells
+from ...config.flat import differences
+from ...config.flat import show_value as show_config
 from ...config.identity import LOCAL, work_id
-from ...config.names import differences
-from ...config.names import show_value as show_config
 from ...results import selection
 from ...results.options import Parser, add_options
 from ...sizes import printable

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from ...config.cell import Cell, CellConfig
+from ...config.flat import name_cells
 from ...config.identity import work_id
-from ...config.names import name_cells
 from ...records import RunRow
 from ...results import selection, tables
 from ...results.frames import frame_of

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...config.names import differences, show_value
+from ...config.flat import differences, show_value
 from ...host.environment import SIMULATED
 from ...records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
 from .measured import Measured, Row, match, measured

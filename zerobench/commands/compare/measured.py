@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from ...config.cell import CellConfig
+from ...config.flat import base_name, name_cells
 from ...config.identity import work_id
-from ...config.names import base_name, name_cells
 from ...results.selection import latest
 from ...results.summary import summarize
 from ..budget.line_table import Lines, LinesOfRuns

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...config.names import name_strategies
+from ...config.flat import name_strategies
 from ...results.grid import Grid
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
