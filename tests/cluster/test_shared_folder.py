@@ -17,7 +17,7 @@ import pytest
 
 import zerobench
 from tests.unit.test_status_show_prune import make
-from zerobench.host import leases, owners, temporary
+from zerobench.host import leases, temporary
 from zerobench.host.temporary import claim, is_claimed
 from zerobench.results.folders import PARTIAL, TURN, claim_folder, turn
 from zerobench.zero.offload.disk import Scratch, sweep
@@ -67,7 +67,7 @@ def on_another_machine(shared: Shared, monkeypatch) -> Iterator[Callable[[], Pat
 
     def claim_it() -> Path:
         with monkeypatch.context() as there:
-            there.setattr(owners, "machine", lambda: ("another boot", 1))
+            there.setattr(leases, "machine", lambda: ("another boot", 1))
             there.setattr(leases, "machine", lambda: ("another boot", 1))
             held.append(claim_folder(shared.a, "zero1-tiny-n2"))
         return held[-1].path
@@ -134,7 +134,7 @@ def test_a_living_owner_renews_its_lease(shared: Shared, on_another_machine, mon
 def test_a_turn_is_for_one_process_of_all_machines(shared: Shared, monkeypatch) -> None:
     waited = []
     with monkeypatch.context() as there:
-        there.setattr(owners, "machine", lambda: ("another boot", 1))
+        there.setattr(leases, "machine", lambda: ("another boot", 1))
         there.setattr(leases, "machine", lambda: ("another boot", 1))
         theirs = turn(shared.a, "a launch")
         theirs.__enter__()

@@ -201,7 +201,7 @@ def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None
 
 def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> None:
     from tests.cells import cell
-    from zerobench.sweep.reuse import find_reusable, run_prefix
+    from zerobench.sweep.cell import find_reusable, run_prefix
 
     one = cell("zero2", 2, results_dir=str(tmp_path), model="tiny")
     run = make(tmp_path, "zero2")

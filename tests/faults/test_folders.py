@@ -22,17 +22,16 @@ from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
-from zerobench.host import durable, leases
-from zerobench.host.owners import machine
+from zerobench.host import files, leases
+from zerobench.host.leases import machine
 from zerobench.host.temporary import LEASE, temporary_folder
 from zerobench.launch import fork_server
 from zerobench.results import folders
 from zerobench.results.folders import amend_row
 from zerobench.results.leftovers import abandoned
 from zerobench.results.rescue import Unwritten, sentences, temporary_place
-from zerobench.sweep.cell import find_or_run, run_cell
+from zerobench.sweep.cell import find_or_run, run_cell, run_prefix
 from zerobench.sweep.command import _removed, check_folders
-from zerobench.sweep.reuse import run_prefix
 from zerobench.sweep.sweep import Sweep
 
 ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
@@ -295,8 +294,8 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
 
 def test_a_run_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
     done: list[tuple[str, str]] = []
-    sync, rename = durable.sync, Path.rename
-    for module in (durable, folders):
+    sync, rename = files.sync, Path.rename
+    for module in (files, folders):
         monkeypatch.setattr(module, "sync", lambda path: (done.append(("sync", path.name)), sync(path)))
     monkeypatch.setattr(Path, "rename", lambda path, to: (done.append(("rename", Path(to).name)), rename(path, to))[1])
     run = make(tmp_path, "zero2")

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from zerobench.config import compose
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
+from zerobench.config.flat import name_cells
 from zerobench.config.keys import KEYS
-from zerobench.config.names import name_cells
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS, Config, config_dir, store_schemas, strategy_choices
 from zerobench.fake_execution import execute

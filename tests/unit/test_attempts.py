@@ -25,13 +25,12 @@ from zerobench.results.selection import in_order, latest, moments, split
 from zerobench.results.summary import TIMES
 from zerobench.results.tables import collect, load, merge
 from zerobench.sweep import cell as cells
-from zerobench.sweep import reuse
 
 
 def attempt(one: Cell, hour: int, **more: object) -> str:
     """An attempt that began at an hour of a day, by the clock; its run_id."""
     row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
-    where, prefix = Path(one.config.results_dir), reuse.run_prefix(one)
+    where, prefix = Path(one.config.results_dir), cells.run_prefix(one)
     tables = {"lines": [LineRow(0, "peak", "activations", "mlp", "model.py:7 in forward", 4096, 1)]}
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name
 
@@ -46,7 +45,7 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     results = load(tmp_path / "runs")
     assert list(results.runs["run_id"]) == expected
     assert list(latest(results.runs)["run_id"]) == [made[-1], beside]
-    reused = reuse.find_reusable(one)
+    reused = cells.find_reusable(one)
     assert reused is not None
     assert reused["run_id"] == made[-1]
     held = look(tmp_path / "runs")
@@ -107,10 +106,10 @@ def test_two_folders_whose_files_are_copied_hold_every_run_once(tmp_path: Path, 
 
 def test_runs_of_earlier_versions_have_no_random_word(tmp_path: Path) -> None:
     one = cell("zero1", 2, results_dir=str(tmp_path))
-    old = (tmp_path / attempt(one, 5)).rename(tmp_path / f"{reuse.run_prefix(one)}-7")
+    old = (tmp_path / attempt(one, 5)).rename(tmp_path / f"{cells.run_prefix(one)}-7")
     (old / "run.json").write_text(json.dumps(json.loads((old / "run.json").read_text()) | {"run_id": old.name}))
     new = attempt(one, 4)
-    assert split(new) == (reuse.run_prefix(one), 8)
+    assert split(new) == (cells.run_prefix(one), 8)
     assert list(load(tmp_path).runs["run_id"]) == [old.name, new]
     assert split("zero1-x-12345678-2") == ("zero1-x-12345678", 2)
 

@@ -25,11 +25,11 @@ from zerobench.commands.follow import Followed
 from zerobench.config.cell import Cell
 from zerobench.config.grouping import group_of, problems_of_groups
 from zerobench.config.launcher import LauncherChoice, Resources, problem_of_setting
-from zerobench.config.one_value import in_one
 from zerobench.config.schema import Launch, Measure
+from zerobench.config.size_limits import in_one
 from zerobench.dispatch import sweep as dispatched_sweep
 from zerobench.dispatch.job_folder import JobFolder
-from zerobench.dispatch.plan import at_once, groups_of, resources_for, settings_for
+from zerobench.dispatch.plugin import at_once, groups_of, resources_for, settings_for
 from zerobench.dispatch.sweep import DispatchedSweep
 from zerobench.dispatch.task import _leased, run_job
 from zerobench.dispatch.threads import StayingThreads

@@ -19,7 +19,7 @@ from zerobench.commands.estimate.row import EstimateRow, LargeTensor
 from zerobench.commands.estimate.show import as_csv, as_table, verdict
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
-from zerobench.config.names import name_strategies
+from zerobench.config.flat import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
 from zerobench.fake_execution import CUDA
 from zerobench.fake_execution.parts import PARTS

@@ -17,8 +17,7 @@ from zerobench.commands.follow import DrawnBoards, Followed, in_words
 from zerobench.host.terminal import stdout_console
 from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
 from zerobench.results.folders import claim_folder
-from zerobench.sweep.launch_table import table_of
-from zerobench.sweep.progress import Reporter
+from zerobench.sweep.progress import Reporter, table_of
 from zerobench.sweep.sweep import CellLaunch
 
 OK: dict[str, Any] = {"status": "ok", "loss_last": 2.5, "peak_bytes": 5 * 2**20, "step_s": 0.25, "passes_agree": True}

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.cells import cell
 from validation.quantization_error import QuantizationError
 from zerobench.config import combinations, schema_memory
-from zerobench.config.names import base_name
+from zerobench.config.flat import base_name
 from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TrafficRow

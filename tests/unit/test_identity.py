@@ -68,7 +68,7 @@ def test_the_ids_of_recorded_runs_are_reproduced() -> None:
 
 def test_nothing_reads_a_config_by_a_string_key() -> None:
     """Beyond Hydra's composition and the identity, which are the edges."""
-    edges = ("config/compose.py", "config/composer.py", "config/identity.py", "config/flat.py", "config/resolve.py",
+    edges = ("config/compose.py", "config/overrides.py", "config/identity.py", "config/flat.py", "config/resolve.py",
              "config/help.py", "config/unknown_keys.py", "results/row_checks.py", "results/selection.py")  # fmt: skip
     found = []
     for path in (ROOT / "zerobench").rglob("*.py"):

@@ -20,8 +20,8 @@ from zerobench.cluster.job import Job, JobContext, JobError
 from zerobench.cluster.serialize import to_plain
 from zerobench.cluster.store import HeartbeatMonitor, LostError
 from zerobench.launch import follower, over_cluster
+from zerobench.launch.over_cluster import INTERRUPTED, place, why_not
 from zerobench.launch.start_ranks import Interrupted, Outcome
-from zerobench.launch.surviving_ranks import INTERRUPTED, place, why_not
 
 PASSES = 12
 DISK_FULL = 5

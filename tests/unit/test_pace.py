@@ -10,8 +10,7 @@ import pytest
 from tests.cells import cell
 from zerobench.config.compose import compose_cells
 from zerobench.sweep import progress
-from zerobench.sweep.launch_table import interruption_of
-from zerobench.sweep.remaining_time import seconds_left
+from zerobench.sweep.progress import interruption_of, seconds_left
 from zerobench.sweep.sweep import CellLaunch, rounds
 
 START_S, FIRST_S, END_S = 3.0, 20.0, 0.5

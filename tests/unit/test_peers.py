@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.cells import cell
-from zerobench.config.names import base_name, name_cells
+from zerobench.config.flat import base_name, name_cells
 from zerobench.predict.estimate import estimate
 from zerobench.results import printed_table
 from zerobench.strategies import predicts, registration, specs

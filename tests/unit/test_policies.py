@@ -11,10 +11,10 @@ from torch import nn
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config import combinations, schema_memory, zero_r
+from zerobench.config import combinations, schema_memory
 from zerobench.config import schema as schemas
 from zerobench.config.cell import CellConfig
-from zerobench.config.names import base_name
+from zerobench.config.flat import base_name
 from zerobench.config.schema_training import Bf16
 from zerobench.fake_execution import execute
 from zerobench.predict.flops import step_flops
@@ -70,7 +70,7 @@ def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
     plain = config_of("zero2", 2)
     assert not {"activation", "buffers", "arena", "draw_on", "deterministic"} & plain.as_dict().keys()
     assert "tiles" not in plain.section("model")
-    assert zero_r.activation_policy(plain) == POLICIES["none"]
+    assert combinations.activation_policy(plain) == POLICIES["none"]
     assert combinations.engine_options(plain) == {}
 
 
@@ -79,16 +79,16 @@ def test_checkpointing_is_one_thing_with_one_name() -> None:
     by_policy = config_of("zero2", 2, "tiny", activation=CHECKPOINT)
     by_model = config_of("zero2", 2, "checkpointed")
     assert replace(by_policy, model_name="checkpointed") == by_model
-    assert zero_r.activation_policy(by_model) == POLICIES["none"]  # the model does it
+    assert combinations.activation_policy(by_model) == POLICIES["none"]  # the model does it
     both = config_of("zero2", 2, "tiny", activation=BOTH)
     assert both.model.checkpoints is True
-    assert zero_r.activation_policy(both) == POLICIES["offload"]
+    assert combinations.activation_policy(both) == POLICIES["offload"]
     assert base_name(both) == "zero2 tiny N=2 b=8 activation=checkpoint_offload"
 
 
 def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
     config = config_of("ddp", 2, "pairs", activation=CHECKPOINT)
-    assert zero_r.activation_policy(config) == POLICIES["checkpoint"]
+    assert combinations.activation_policy(config) == POLICIES["checkpoint"]
     assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
     counted = step_flops(config)
     assert counted is not None
@@ -98,14 +98,14 @@ def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
 
 def test_an_arena_is_for_gradients_and_for_what_recomputed_blocks_keep() -> None:
     recomputed = config_of("zero2", 2, "checkpointed", arena=True)
-    assert zero_r.activation_policy(recomputed) == ActivationPolicy(keep="slab")
-    assert zero_r.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
+    assert combinations.activation_policy(recomputed) == ActivationPolicy(keep="slab")
+    assert combinations.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
     assert combinations.engine_options(recomputed) == {"arena": True}
 
 
 def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
     config = config_of("zero1", 2, buffers=FUSED)
-    assert config.strategy.bucket_bytes == zero_r.UNBOUNDED_BYTES
+    assert config.strategy.bucket_bytes == combinations.UNBOUNDED_BYTES
     assert config.precision.tile_bytes is None
     assert base_name(config).endswith("buffers=fused")
     assert config_of("zero3", 2, buffers=FUSED, precision=Bf16()).precision.tile_bytes is None
@@ -142,7 +142,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: Any, more: Any,
 
 
 def test_a_model_without_blocks_is_refused_before_ranks_start() -> None:
-    """Unless it cannot be seen before: then in the ranks, in the same words (zero_r.apply)."""
+    """Unless it cannot be seen before: then in the ranks, in the same words (combinations.apply)."""
     for policy in (CHECKPOINT, OFFLOAD, BOTH):
         problems = cell("zero3", 2, "no_blocks", activation=policy).problems
         assert len(problems) == 1

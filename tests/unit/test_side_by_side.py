@@ -16,8 +16,7 @@ import pytest
 from tests.cells import cell
 from zerobench.fake_execution import Limits, execute, execute_all
 from zerobench.host import environment
-from zerobench.launch.side_by_side import launch_each
-from zerobench.launch.start_ranks import Interrupted, Outcome
+from zerobench.launch.start_ranks import Interrupted, Outcome, launch_each
 
 WORK: dict[str, Callable[[], Any]] = {
     "done": lambda: 7,

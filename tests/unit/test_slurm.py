@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerobench.config.launcher import LauncherChoice, Resources, nodes_of, resources_of
-from zerobench.dispatch import slurm, slurm_check
+from zerobench.dispatch import slurm
 from zerobench.dispatch.job_folder import JobFolder
 from zerobench.dispatch.slurm import Queue, Seen, SlurmWatch
 from zerobench.dispatch.watch import Watch
@@ -33,7 +33,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of SLURM's programs, before others on the path."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in slurm_check.PROGRAMS:
+    for name in slurm.PROGRAMS:
         stand_in(folder, name)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
@@ -147,7 +147,7 @@ def test_a_request_that_is_too_large_is_one_sentence(
     programs: Path, asked: dict[str, object], wanted: tuple[int, int, int], sentence: str
 ) -> None:
     stand_in(programs, "sinfo", SINFO)
-    found = slurm_check.problems_of(choice(**asked), [Resources(*wanted, None)] * 2)
+    found = slurm.problems_of(choice(**asked), [Resources(*wanted, None)] * 2)
     assert found == ([f"hydra.launcher.{sentence}"] if sentence else [])
 
 
@@ -158,7 +158,7 @@ def test_sbatch_has_the_last_word_on_a_request(programs: Path) -> None:
         "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\\n"
     )
     stand_in(programs, "sbatch", code=1, error=refused)
-    [sentence] = slurm_check.problems_of(asked, [Resources(2, 2, 1, 1)])
+    [sentence] = slurm.problems_of(asked, [Resources(2, 2, 1, 1)])
     assert sentence == (
         "hydra/launcher=submitit_slurm: sbatch refuses a job of 2 nodes with 2 tasks each: "
         "Invalid account or account/partition combination specified"
@@ -168,15 +168,15 @@ def test_sbatch_has_the_last_word_on_a_request(programs: Path) -> None:
         "--cpus-per-task=1", "--gpus-per-node=1", "--mail-type=END", "--exclusive", "--wrap=true",
     ]  # fmt: skip
     stand_in(programs, "sbatch", code=1, error="allocation failure: Requested nodes are busy\\n")
-    assert slurm_check.problems_of(asked, [Resources(2, 2, 1, 1)]) == []
+    assert slurm.problems_of(asked, [Resources(2, 2, 1, 1)]) == []
     stand_in(programs, "sinfo", code=1, error="slurm_load_partitions: Unable to contact slurm controller\\n")
-    [silent] = slurm_check.problems_of(asked, [Resources(2, 2, 1, 1)])
+    [silent] = slurm.problems_of(asked, [Resources(2, 2, 1, 1)])
     assert "SLURM does not answer: slurm_load_partitions: Unable to contact slurm controller" in silent
 
 
 def test_without_sbatch_a_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    [sentence] = slurm_check.problems_of(choice(), [Resources(1, 1, 1, None)])
+    [sentence] = slurm.problems_of(choice(), [Resources(1, 1, 1, None)])
     assert sentence.startswith("hydra/launcher=submitit_slurm: sbatch is not on this machine")
 
 

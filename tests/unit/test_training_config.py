@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.cells import cell
 from zerobench.config import schema_training
-from zerobench.config.names import name_cells
+from zerobench.config.flat import name_cells
 from zerobench.config.resolve import _resolve_strategy
 from zerobench.strategies import options, spec_of
 from zerobench.zero.optim.segments import ELEMENTWISE

@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins
 from tests import made_up_sweeper
 from zerobench.config.cell import Cell
 from zerobench.config.compose import RefusedError, compose, compose_cells
-from zerobench.config.composer import Composer
+from zerobench.config.overrides import Composer
 from zerobench.config.sweeper import targets
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.sweep import CellLaunch, Sweep

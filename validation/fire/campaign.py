@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerobench.cluster.store import JOIN_S
 from zerobench.dispatch.slurm import OVER
-from zerobench.host.durable import PROBE
+from zerobench.host.files import PROBE
 from zerobench.host.leases import BROKEN
 from zerobench.results import selection, tables
 from zerobench.results.leftovers import JOBS

@@ -5,7 +5,7 @@ RankInfo       a process's description of itself when it joins: its machine, GPU
 Membership     the infos of some ranks, from which their placement on machines and GPUs follows
 JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
 lost           of a rank: its process has left, or its heartbeat has stopped. It stays so, whatever comes later
-living         of a rank: not lost. A world of N ranks has the first N of them (launch/surviving_ranks.py)
+living         of a rank: not lost. A world of N ranks has the first N of them (launch/over_cluster.py)
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from . import secret
 from .agreement import agree_on_seal
 from .interface import reachable
 from .launchers import Ask, ask, launcher_of
-from .rounds import Greeter, enter
 from .serialize import rebuild, to_plain
-from .store import JOIN_S, Heartbeat, HeartbeatMonitor, JobStore, LostError
+from .store import JOIN_S, Greeter, Heartbeat, HeartbeatMonitor, JobStore, LostError, enter
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -8,13 +8,17 @@ where the store is, and the node.
 
 A variable of torch's that is set goes before. A step or job of one task is no job to join: there the ranks are started
 as ever. One of several tasks has its port between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT chooses another.
+
+A process also knows which launcher started its sweep's jobs: `local`, ours, or a plugin of Hydra's. A plugin may end a
+job (preempted, canceled, out of time) and start it again, and only the composing process learns of that; so a launch that the *launcher* ends has no row of the job's own.
 """
 
 from __future__ import annotations
 
 import subprocess
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 FIRST_PORT, PORTS = 20_000, 10_000
@@ -96,3 +100,31 @@ LAUNCHERS = (
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
     """Returns the launcher that describes the process; None where none does."""
     return next((one for one in LAUNCHERS if one.describes(environment)), None)
+
+
+LOCAL = "local"
+
+_by: list[tuple[str, Callable[[], bool]]] = [(LOCAL, lambda: True)]
+
+
+@contextmanager
+def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Records the plugin that has started this process, for the duration of the context.
+
+    `is_stopped`: True where the user, not the launcher, ends the launches of this process.
+    """
+    _by.append((launcher, is_stopped))
+    try:
+        yield
+    finally:
+        _by.pop()
+
+
+def launcher() -> str:
+    """Returns the launcher's name."""
+    return _by[-1][0]
+
+
+def leaves_row() -> bool:
+    """Returns True where a launch that is interrupted has a row of its own."""
+    return _by[-1][1]()

@@ -14,9 +14,9 @@ import pandas as pd
 
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
+from ..config.flat import differences, name_cells
+from ..config.flat import show_value as show_config
 from ..config.identity import LOCAL, work_id
-from ..config.names import differences, name_cells
-from ..config.names import show_value as show_config
 from ..judging.budget_file import (
     DEFAULT_FOLDER,
     BudgetFile,

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.cell import Cell, CellConfig
-from ..config.hydra_words import first_line
+from ..config.flat import name_cells
+from ..config.hydra_keys import first_line
 from ..config.launcher import LauncherChoice
-from ..config.names import name_cells
-from ..dispatch.plan import at_once, groups_of, resources_for, settings_for
+from ..dispatch.plugin import at_once, groups_of, resources_for, settings_for
 from ..host.terminal import stdout_console
 from ..predict.estimate import Estimate, estimate
 from ..predict.fit import Fit, fit_of
 from ..results.grid import Grid
 from ..results.printed_table import ONE_MEMORY
 from ..sizes import show_bytes, show_count
+from ..sweep.cell import find_elsewhere, find_reusable
 from ..sweep.command import fitting
-from ..sweep.reuse import find_elsewhere, find_reusable
 from ..sweep.search import combinations, is_search
 from ..sweep.sweep import rounds
 

@@ -24,7 +24,7 @@ from ..results.board import AWAITS, RUNNING, SUBMITTED, WAITING, Board, BoardLau
 from ..results.folders import PARTIAL
 from ..results.leftovers import boards_of_orphans
 from ..sizes import printable, show_bytes
-from ..sweep.launch_table import table_of
+from ..sweep.progress import table_of
 
 SILENT_S = 60.0
 """Seconds after which a board that has not changed is said to be silent."""

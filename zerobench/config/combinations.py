@@ -1,16 +1,25 @@
-"""The axes of a cell together: what of them makes no sense, and what the engine hears."""
+"""The axes of a cell together: combinations that are refused, options of the engine, and ZeRO-R (activations, buffers,
+arena) with the model and the strategy.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from . import zero_r
+import torch
+
+from .. import models
+from ..strategies import names_with, spec_of
+from ..zero.activations.policies import ActivationPolicy
+from ..zero.modules.wrapping import blocks
 from .cell import CellConfig
+from .schema_memory import Activation
 
 
 def validate(cell: CellConfig) -> list[str]:
     """Returns sentences on what of a cell's axes makes no sense, alone or together."""
-    problems = cell.activation.validate(cell) + zero_r.problems_of_arena(cell) + cell.buffers.validate(cell)
+    problems = cell.activation.validate(cell) + problems_of_arena(cell) + cell.buffers.validate(cell)
     problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 
@@ -24,3 +33,60 @@ def engine_options(cell: CellConfig, folder: str | None = None) -> dict[str, Any
     for axis in (cell.offload, cell.topology, cell.zeropp):
         options |= axis.engine_options(cell, folder)
     return options
+
+
+HAVE_BLOCKS = ("gpt", "mlp")
+"""Models that are known to have blocks."""
+
+UNBOUNDED_BYTES = 2**40
+"""A bucket that takes every gradient there is."""
+
+
+def problems_of_arena(cell: CellConfig) -> list[str]:
+    """Returns a sentence where a strategy of others is to have an arena."""
+    if cell.arena and not spec_of(cell.strategy.name).composes.arena:
+        words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
+        return [f"arena=true: {words}"]
+    return []
+
+
+def problems_of_units(cell: CellConfig) -> list[str]:
+    """Returns a sentence where a model has no blocks that its activation policy could be for. The model is built
+    without memory to see that; one that cannot be built so is left to the ranks.
+    """
+    kind = cell.model.kind
+    if cell.activation.name == "none" or kind in HAVE_BLOCKS:
+        return []
+    try:
+        with torch.device("meta"):
+            model = models.build(kind, cell.model_options)
+    except Exception:  # a user's builder may do what a model without memory cannot
+        return []
+    if blocks(model):
+        return []
+    words = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
+    return [f"activation={cell.activation.name}: {words}, or use activation=none"]
+
+
+def resolved(cell: CellConfig) -> CellConfig:
+    """Returns the cell with one name for one thing: a model that can checkpoint its blocks does so itself, and fused
+    buffers are a bucket without a bound, and gradients of a shard that are cast at once.
+    """
+    if cell.model.can_checkpoint and cell.recomputes and not cell.activation.policy().selective:
+        model = replace(cell.model, checkpointing=True)  # type: ignore[call-arg]
+        kept = Activation() if cell.activation.name == "checkpoint" else cell.activation
+        cell = replace(cell, model=model, activation=kept)
+    if cell.buffers.name == "constant" or cell.buffers.validate(cell):
+        return cell
+    if cell.strategy.has_buckets:
+        cell = replace(cell, strategy=replace(cell.strategy, bucket_bytes=UNBOUNDED_BYTES))  # type: ignore[call-arg]
+    precision = replace(cell.precision, tile_bytes=None)
+    return replace(cell, precision=precision, left_open=cell.left_open - {"precision.tile_bytes"})
+
+
+def activation_policy(cell: CellConfig) -> ActivationPolicy:
+    """Returns what is done to the units of a cell's model, beside the checkpointing that the model does itself."""
+    policy = cell.activation.policy()
+    if cell.arena and cell.recomputes and policy.keep == "device":
+        policy = replace(policy, keep="slab")
+    return replace(policy, recompute=policy.recompute and not cell.model.checkpoints)

@@ -32,8 +32,7 @@ from .cell import Cell
 from .environment_values import named_alone
 from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
-from .hydra_keys import quoted
-from .hydra_words import not_composed, problem_of_missing, reason, sentence_of
+from .hydra_keys import not_composed, problem_of_missing, quoted, reason, sentence_of
 from .launcher import GROUP, LauncherChoice, planning_for
 from .overrides import Overrides
 from .resolve import resolve, unresolved

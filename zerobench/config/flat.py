@@ -1,12 +1,16 @@
-"""An identity, as rows have it, as one level of keys: "optimizer.lr"."""
+"""An identity, as rows have it, as one level of keys: "optimizer.lr"; and from these, short names that differ."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..host.environment import SIMULATED
+from .cell import CellConfig
 from .identity import DEFAULTS, LOCAL, VOLATILE
+from .schema import Gpt
 
 IDENTITY = ("name", "kind")
 """Keys that say which choice of a group a section is."""
@@ -58,3 +62,75 @@ def swept(configs: Sequence[str], beside: Iterable[str] = ()) -> dict[str, list[
         if any(len(values) > 1 for values in by_choice.values()):
             found[key] = [one.get(key) for one in every]
     return found
+
+
+DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
+"""Keys that say nothing that the base name, or another key, does not say."""
+
+
+def base_name(cell: CellConfig) -> str:
+    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates, "recomputed" where blocks are and "tuned" where a peer
+    is; a simulated world, several machines, a precision but fp32 and an optimizer but adamw are told, too.
+    """
+    name = f"{cell.strategy.name} {cell.model_name} N={cell.world_size} b={cell.batch}"
+    if cell.accumulation not in (1, None):
+        name += f" a={cell.accumulation}"
+    name += " recomputed" * (cell.model.checkpoints and cell.activation.name == "none")
+    name += f" tiles={cell.model.tiles}" if isinstance(cell.model, Gpt) and cell.model.tiles != 1 else ""
+    name += " tuned" * cell.strategy.is_tuned
+    name += " simulated" * (cell.backend == SIMULATED)
+    name += f" nodes={cell.nodes}" if cell.nodes > 1 else ""
+    name = " ".join(filter(None, [name, cell.systems_label]))
+    usual = (("fp32", cell.precision.label), ("adamw", cell.optimizer.name))
+    return " ".join([name, *(chosen for default, chosen in usual if chosen and chosen != default)])
+
+
+def name_cells(cells: Sequence[CellConfig]) -> list[str]:
+    """A name for each; those whose base names are equal get the keys in which they differ, the machine's own last."""
+    names = [base_name(cell) for cell in cells]
+    flat = [flatten(cell.as_dict()) for cell in cells]
+    names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
+    return _told_apart(names, [{k: v for k, v in one.items() if k in LOCAL} for one in flat])
+
+
+def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
+    """The names, and after those that are equal the keys in which their flat configs differ."""
+    groups = defaultdict(list)
+    for place, name in enumerate(names):
+        groups[name].append(place)
+    names = list(names)
+    for base, places in groups.items():
+        flat = [configs[place] for place in places]
+        differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(k)) for f in flat}) > 1]
+        for place, mine in zip(places, flat, strict=True):
+            parts = [f"{key.split('.', 1)[-1]}={show_value(mine[key])}" for key in differing if key in mine]
+            names[place] = " ".join([base, *parts])
+    return names
+
+
+def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
+    """Keys of two cells with different values, less what is volatile: key -> (one's, the other's)."""
+    mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
+    keys = dict.fromkeys([*mine, *theirs])
+    return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
+
+
+def show_value(value: Any) -> str:
+    """A config's value as it is written on a command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
+    """The strategy of each, where cells stand side by side that have all else in common; those of one strategy get the
+    keys in which they differ.
+    """
+    flat = [by_key(cell.as_dict()) for cell in cells]
+    chosen = [key for key in LEFT_OUT if len({one.get(key) for one in flat}) > 1]
+    names = [cell.strategy.name + " tuned" * cell.strategy.is_tuned for cell in cells]
+    unsaid = (*LOCAL, *DERIVED, "batch", "strategy")
+    told = [
+        {key: value for key, value in one.items() if key not in unsaid and key.split(".")[0] not in chosen}
+        | {key: one.get(key) for key in chosen}  # a choice says what its keys are
+        for one in flat
+    ]
+    return _told_apart(names, told)

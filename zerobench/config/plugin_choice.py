@@ -18,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from . import launcher, sweeper
 from .hydra_keys import launching, problem_of, problem_of_code
 from .launcher import LauncherChoice, chosen_launcher
-from .objective import KEY, objectives_of
-from .sweeper import Proposed
+from .sweeper import KEY, Proposed, objectives_of
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -17,7 +17,7 @@ from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
-from . import combinations, keys, world, zero_r
+from . import combinations, keys, world
 from .cell import Cell, CellConfig
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Synthetic, Text
 from .schema_training import NORMS, default_implementation
@@ -46,9 +46,9 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
         own["huggingface"] = None
     cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, left_open=left_open)
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
-    cell = zero_r.resolved(cell)
+    cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
-    return Cell(cell, tuple(problems or zero_r.problems_of_units(cell)))
+    return Cell(cell, tuple(problems or combinations.problems_of_units(cell)))
 
 
 def _copied(config: Config) -> Config:

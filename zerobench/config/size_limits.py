@@ -1,4 +1,9 @@
-"""Limits of a command line, checked before it is parsed or listed: too long, too deep, too many."""
+"""Words of a command line before Hydra parses them: limits, sizes in bytes, lists.
+
+limits   too long, too deep, too many cells: refused before anything is parsed or listed
+sizes    the value of a key that ends in _bytes may be 25MiB, and is a number of bytes from here on
+lists    `launch.group_by=model,world_size` is one value, which Hydra would read as a sweep over two
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override, RangeSweep
+
+from ..sizes import parse_bytes
 
 MOST_CHARACTERS = 20_000
 DEEPEST = 50
@@ -78,3 +85,33 @@ def problem_of_folder(line: str, value: Any) -> str:
     except (OSError, ValueError) as error:
         return f"{line}: it is no folder's name: {getattr(error, 'strerror', None) or error}"
     return "" if writable else f"{line}: {existing} is no folder that can be written to"
+
+
+SUFFIX = "_bytes"
+
+_SIZE = re.compile(r"""(?<![\w.])(['"]?)([0-9]*\.?[0-9]+\s*[kmgt]i?b)\1(?![\w.])""", re.IGNORECASE)
+"""A number and a unit, in quotes or not, as one value or one of several."""
+
+
+def in_bytes(argument: str) -> str:
+    """Returns an override with the sizes of a key in bytes as whole numbers, and any other override as it is."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key.endswith(SUFFIX):
+        return argument
+    return f"{key}={_SIZE.sub(lambda found: str(parse_bytes(found[2])), value)}"
+
+
+ONE_VALUE = {"launch.group_by": "'{}'", "launch.retry": "[{}]", "objective": "'{}'"}
+"""Key -> its value for Hydra, around the words."""
+
+OPENINGS = ("'", '"', "[", "$", "null")
+"""Beginnings of values that are written as Hydra wants them."""
+
+
+def in_one(word: str) -> str:
+    """Returns an override of the command line, with the words of such a key as one value."""
+    key, equals, value = word.partition("=")
+    around = ONE_VALUE.get(key.lstrip("+"))
+    if around is None or not value.strip() or value.lstrip().startswith(OPENINGS):
+        return word
+    return f"{key}{equals}{around.format(value)}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..cluster import current_launcher
+from ..cluster import launchers
 from ..cluster.job import current_job, gather
 from ..config.cell import Cell
 from ..config.compose import checker
@@ -39,7 +39,7 @@ def run_launches(folder: JobFolder) -> int:
     placed = {id(one.cell): _placed(one.cell) for one in launches}
     launches = [replace(one, cell=placed[id(one.cell)]) for one in launches]
     with (
-        current_launcher.by(folder.order()["launcher"], lambda: folder.is_to_stop),
+        launchers.by(folder.order()["launcher"], lambda: folder.is_to_stop),
         Reporter(board_in=folder.path) as reporter,
     ):
         sweep = Sweep(reporter)

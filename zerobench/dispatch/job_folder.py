@@ -12,6 +12,12 @@ It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system tha
     .submitit/   submitit's: files whose names begin with the job's id
 
 Nothing in it is executed by the job but its own interpreter on the command that the composing process was started with.
+
+States of a job, as the composing process sees it:
+
+waiting    in the order of jobs; it has no folder yet
+under way  launched from a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
+over       the plugin has returned; or all rows are taken, AFTER_S ago, as of a job that is requeued for nothing
 """
 
 from __future__ import annotations
@@ -20,16 +26,18 @@ import json
 import os
 import socket
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell, CellConfig
-from ..host.durable import replace_text
-from ..host.files import read_text
+from ..config.launcher import Resources
+from ..host.files import read_text, replace_text
 from ..host.leases import Lease, lease_in
 from ..host.temporary import remove
 from ..results.board import BoardLaunch, board_folders, read_board
@@ -182,3 +190,38 @@ def own_command() -> list[str]:
         module = spec.name.removesuffix(".__main__")
         return [sys.executable, "-m", module, *sys.argv[1:]]
     return [sys.executable, str(Path(sys.argv[0]).absolute()), *sys.argv[1:]]
+
+
+AFTER_S = 30.0
+"""Time, in seconds, for a job to end after its last row."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: place -> time,
+    since the epoch, of those that have begun. `has_begun`: its command has come to a launch, if only to await another
+    sweep's. `again`: launches that another job is to run.
+    """
+
+    number: int
+    launches: list[CellLaunch]
+    resources: Resources
+    folder: JobFolder | None = None
+    error: BaseException | None = None
+    code: int | None = None
+    taken: int = 0
+    complete_since: float | None = None
+    started: dict[int, float] = field(default_factory=dict)
+    has_begun: bool = False
+    again: list[CellLaunch] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the plugin says so."""
+        return self.ended.is_set()
+
+    @property
+    def is_left_over(self) -> bool:
+        """True where all rows were taken long ago and the plugin still waits."""
+        return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S

@@ -7,7 +7,7 @@
 5. end        a job that is over without a row for a launch has lost it: the composing process writes that row
 6. again      launches that `launch.retry` wants to run again, and those that a lost job had not begun, get a new job
 
-States of a job: dispatch/job.py.
+States of a job: dispatch/job_folder.py.
 """
 
 from __future__ import annotations
@@ -21,20 +21,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..cluster import current_launcher
+from ..cluster import launchers
 from ..config.cell import Cell
 from ..config.compose import RefusedError
-from ..config.names import base_name
+from ..config.flat import base_name
 from ..host.signals import heed
 from ..results.board import AWAITS, RUNNING, SKIPPED, WAITING
 from ..sections import known
-from ..sweep.cell import write_lost
-from ..sweep.reuse import find_elsewhere
+from ..sweep.cell import find_elsewhere, write_lost
 from ..sweep.sweep import CellLaunch, Sweep, rounds, runs_again
-from .job import Job
-from .job_folder import JobFolder
-from .plan import NOTE_HERE, at_once, groups_of, resources_for
-from .plugin import Plugin
+from .job_folder import Job, JobFolder
+from .plugin import NOTE_HERE, Plugin, at_once, groups_of, resources_for
 from .threads import THREADS
 from .watch import Fate, Watch
 from .watches import watch_of
@@ -108,7 +105,7 @@ class DispatchedSweep(Sweep):
     def _take_here(self, launch: CellLaunch, row: dict[str, Any] | None) -> None:
         """Takes a launch that needs no job: a reused one, or an invalid cell."""
         if row is None:
-            with current_launcher.by(self.plugin.choice.name):
+            with launchers.by(self.plugin.choice.name):
                 super().run_one(launch)
             return
         self.reporter.start(launch)
@@ -232,7 +229,7 @@ class DispatchedSweep(Sweep):
                 self._take_of(job, found, reused=True)
                 continue
             end = known(fate)
-            with current_launcher.by(self.plugin.choice.name):
+            with launchers.by(self.plugin.choice.name):
                 begun = job.started.get(job.taken)
                 row = write_lost(launch.cell, launch.repeat, end.status, end.reason, log, self.unwritten.append, begun)
             self._take_of(job, vars(row))

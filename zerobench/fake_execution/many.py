@@ -15,8 +15,7 @@ from typing import Any
 from ..config.cell import CellConfig
 from ..host.environment import data_bytes, usable_cores
 from ..host.temporary import temporary_folder
-from ..launch.side_by_side import launch_each
-from ..launch.start_ranks import Outcome
+from ..launch.start_ranks import Outcome, launch_each
 from ..sizes import show_bytes
 from .execute import CPU, Execution, Target, execute
 

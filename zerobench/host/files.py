@@ -1,13 +1,23 @@
-"""Text files that others wrote, read so that an error names the file, nothing is waited for and memory is bounded.
+"""Reads text files that others wrote, and writes files that survive a crash of the machine.
 
-A pipe would be waited for and a device has no end, also behind a link, so only regular files are read.
+Reading: an error names the file, nothing is waited for and memory is bounded. A pipe would be waited for and a device
+has no end, also behind a link, so only regular files are read.
+
+Writing: a file's bytes reach the disk when the system finds time, a rename may before them: after a loss of power a
+folder can have its final name and files of zero bytes. What is written here is on the disk (fsync) before its name is.
+
+A server's answer may get lost. The client asks again, and the rename that was done fails: its source is gone. And a
+client may remember for a minute that a name was free. So after a failure the target is looked at, and waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import time
+import uuid
 from pathlib import Path
 from typing import TextIO
 
@@ -55,3 +65,82 @@ def _problem(found: os.stat_result, most: int) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is no file"
     return f"it has {found.st_size:,} bytes; at most {most:,} are read" if found.st_size > most else ""
+
+
+SEEN_WITHIN_S = 60.0
+"""Seconds after which a client has forgotten what it remembered of a folder: `acdirmax` of NFS."""
+
+LATE = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
+"""Errors of a rename that may have been done all the same, or whose target is one that this client does not see yet."""
+
+
+PROBE = ".now-"
+"""Prefix of a file that exists for a moment and has the file system's time."""
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file anew: readers see the old text or the new one, after a crash of the machine too."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        aside.write_text(text)
+        sync(aside)
+        aside.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; as well as this file system can."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.EOPNOTSUPP):  # it has no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_files(folder: Path) -> None:
+    """Waits until the files of a folder, without those in folders in it, and their names are on the disk."""
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            sync(path)
+    sync(folder)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Renames to a name that is used nowhere else: where the target is there afterwards, it was done."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if not is_there(target, error):
+            raise
+
+
+def is_there(target: Path, error: OSError) -> bool:
+    """Returns True where the target of a rename exists that has failed with this error; waits until it can be seen."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while not os.path.lexists(target):
+        if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(target.parent)  # makes a client ask anew for what is in the folder
+        time.sleep(0.2)
+    return True
+
+
+def clock_of(folder: Path) -> float | None:
+    """Returns the time, in seconds, by the clock of the file system; None where nothing can be written there."""
+    probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
+    try:
+        probe.touch()
+        try:
+            os.utime(probe)
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError:
+        return None

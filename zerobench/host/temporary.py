@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .durable import rename_new
+from .files import rename_new
 from .leases import Lease, is_held, is_locked, lease_in
 
 TEMPORARY = "zerobench-tmp-"

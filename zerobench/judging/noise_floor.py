@@ -21,7 +21,7 @@ import scipy
 import yaml
 
 from ..config.cell import CellConfig
-from ..config.names import base_name
+from ..config.flat import base_name
 from ..config.safe_yaml import read_yaml
 from ..results.provenance import torch_minor
 from ..results.summary import LEAST_LAUNCHES, TIMES

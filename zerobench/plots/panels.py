@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from ..config.cell import CellConfig
-from ..config.names import name_cells
+from ..config.flat import name_cells
 from ..config.schema import config_dir
 from ..host.environment import SIMULATED
 from ..results.selection import latest

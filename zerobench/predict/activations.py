@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ..config.cell import CellConfig
+from ..config.combinations import activation_policy
 from ..config.schema import Gpt
-from ..config.zero_r import activation_policy
 from ..fake import world_of_tensors
 from ..host.environment import FAKE
 from ..sections import known

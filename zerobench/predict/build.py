@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import models
 from ..config.cell import CellConfig
-from ..config.zero_r import activation_policy
+from ..config.combinations import activation_policy
 from ..fake.skipped_random_draws import Undrawn
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual

@@ -1,11 +1,355 @@
-"""The row per run, and the row per search under a memory limit."""
+"""The row per run, and the row per search under a memory limit. Each class adds columns to the one before it:
+
+RunSetting    the identity of a run, its setting, and where it comes from
+RunMemory     memory by category and tier, from the ledger of the accounted pass
+RunAllocator  memory by the allocator, the system and CUDA, in no sum with the ledger
+RunTraffic    traffic between ranks in one step
+RunTimes      times, arithmetic and the state of the GPU
+RunRow        how the run ended
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from .names import SCHEMA_VERSION
-from .run_times import RunTimes
+
+
+@dataclass
+class RunSetting:
+    """The first columns of a row per run. Every run has them, also one that failed."""
+
+    run_id: str
+    """Name of the run's folder; the other tables refer to it."""
+    cell_id: str
+    """Hash of the config less what does not change a measurement."""
+    repeat: int
+    """Number of this launch among those of its cell, from 0."""
+    status: str
+    """ok, diverged (a loss is not finite), crash, oom, timeout or interrupted, and invalid for a refused cell, which is
+    a row of its sweep but no run in a results folder; `reason` says why not ok.
+    """
+    reason: str
+    """A sentence on why the run is not ok; empty where it is."""
+    strategy: str
+    """The key `strategy`: ddp, a ZeRO stage, a peer, or one that a user has registered."""
+    model: str
+    """The key `model`: a choice of the group, or a model that a user has registered."""
+    world_size: int
+    """Ranks N of the run."""
+    device: str
+    """cpu or cuda."""
+    backend: str
+    """gloo, nccl, or simulated: one rank of N alone."""
+    precision: str
+    """The dtype of the model, and of gradients and traffic where they have another."""
+    optimizer: str
+    """Its name and implementation, and at what norm gradients are clipped, if they are."""
+    micro_batch: int
+    """Sequences on one rank in one forward."""
+    accumulation: int
+    """Micro-batches per step."""
+    batch: int
+    """Sequences per step over all ranks: micro_batch · accumulation · world_size."""
+    sequence: int
+    """Tokens in a sequence; 1 where samples have no length."""
+    seed: int
+    """Seed of the initial weights and of the order of data."""
+    threads: int
+    """Threads of each rank."""
+    data: str
+    """The key `data`: text, synthetic, or data that a user has registered."""
+    text_hash: str | None
+    """Hash of the text file that the run has read; None for other data."""
+    config: str
+    """The whole resolved config, JSON."""
+    command: str
+    """The command line that made the run."""
+    commit: str | None
+    """git commit of the checkout; None outside of one. provenance.json says whether it had changes."""
+    source_hash: str
+    """Hash of this package's code, and of the user's model where there is one."""
+    torch_version: str
+    """Version of torch."""
+    device_class: str
+    """cpu, or the GPU's model."""
+    processor: str
+    """Name of the CPU."""
+    cores: int
+    """CPU cores that the run could use."""
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """Wall time of all passes."""
+    checkpointing: bool | None = None
+    """True where blocks recompute their activations; None where the model has no such choice."""
+    systems: str | None = None
+    """Tiers, codecs, groups and residual policies beside the strategy, as on a command line; empty: all as usual."""
+    alloc_conf: str | None = None
+    """CUDA only: the setting of torch's allocator, by PYTORCH_ALLOC_CONF or its older name."""
+    ranks_per_gpu: int | None = None
+    """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
+    launcher: str | None = None
+    """The sweep's launcher: local, ours, or the plugin of Hydra's whose job has run the cell: submitit_slurm."""
+    psi: int | None = None
+    """Unique trainable parameters, ψ."""
+    bucket_bytes: int | None = None
+    """Most that a bucket holds, as a number also where the config says auto; None where there are no buckets."""
+
+
+@dataclass
+class RunMemory(RunSetting):
+    """Bytes on the rank where they are largest, in the measured steps; what could not be measured is None."""
+
+    peak_bytes: int | None = None
+    """Largest sum of live bytes at any instant of the measured steps, on the rank where it is largest."""
+    peak_parameters_bytes: int | None = None
+    """Parameters at the instant of peak_bytes; the eight parts add up to it."""
+    peak_gradients_bytes: int | None = None
+    """Gradients at the instant of peak_bytes."""
+    peak_master_bytes: int | None = None
+    """fp32 master weights at the instant of peak_bytes."""
+    peak_optimizer_bytes: int | None = None
+    """Optimizer states at the instant of peak_bytes."""
+    peak_communication_bytes: int | None = None
+    """Communication buffers at the instant of peak_bytes."""
+    peak_activations_bytes: int | None = None
+    """Activations at the instant of peak_bytes."""
+    peak_inputs_bytes: int | None = None
+    """Batches and the model's buffers at the instant of peak_bytes."""
+    peak_temporary_bytes: int | None = None
+    """All else at the instant of peak_bytes: results that nothing keeps, scratch."""
+    max_parameters_bytes: int | None = None
+    """Parameters at their own maximum over the measured steps and the ranks."""
+    max_gradients_bytes: int | None = None
+    """Gradients at their own maximum."""
+    max_master_bytes: int | None = None
+    """fp32 master weights at their own maximum."""
+    max_optimizer_bytes: int | None = None
+    """Optimizer states at their own maximum."""
+    max_communication_bytes: int | None = None
+    """Communication buffers at their own maximum."""
+    max_activations_bytes: int | None = None
+    """Activations at their own maximum."""
+    max_inputs_bytes: int | None = None
+    """Batches and the model's buffers at their own maximum."""
+    max_temporary_bytes: int | None = None
+    """All else at its own maximum."""
+    between_steps_parameters_bytes: int | None = None
+    """Parameters that live when a measured step ends, at most over the steps and the ranks."""
+    between_steps_gradients_bytes: int | None = None
+    """Gradients that live when a measured step ends."""
+    between_steps_master_bytes: int | None = None
+    """fp32 master weights that live when a measured step ends."""
+    between_steps_optimizer_bytes: int | None = None
+    """Optimizer states that live when a measured step ends."""
+    between_steps_communication_bytes: int | None = None
+    """Communication buffers that live when a measured step ends."""
+    between_steps_activations_bytes: int | None = None
+    """Activations that live when a measured step ends: the loss, and outputs that a module keeps."""
+    between_steps_inputs_bytes: int | None = None
+    """Batches and the model's buffers that live when a measured step ends."""
+    between_steps_temporary_bytes: int | None = None
+    """All else that lives when a measured step ends."""
+    forward_peak_bytes: int | None = None
+    """Largest sum of live bytes at any instant of the measured steps' forwards, on the rank where it is largest."""
+    backward_peak_bytes: int | None = None
+    """Largest sum of live bytes in their backwards."""
+    update_peak_bytes: int | None = None
+    """Largest sum of live bytes in their updates."""
+    predicted_activations_bytes: int | None = None
+    """Of max_activations_bytes: the part that the model needs without an engine; None where it cannot be predicted."""
+    growth_bytes: int | None = None
+    """Live bytes on the device after the measured steps less those before them, on the rank where it is largest; the
+    table of lines says what has grown. In a loop that leaks nothing it is 0."""
+    states_bytes: int | None = None
+    """Maximum over time of the sum of parameters, gradients, masters, optimizer states and communication, on the rank
+    where it is largest."""
+    predicted_states_bytes: int | None = None
+    """states_bytes as the theory has it, with what is in flight."""
+    floor_states_bytes: int | None = None
+    """The paper's formula alone, without what is in flight."""
+    formulas: str | None = None
+    """The formulas of the states' categories, of their sum and of the volume, JSON: to each its equation, its value in
+    bytes or elements, the numbers in it, and the terms that may be in flight beside it."""
+    host_peak_bytes: int | None = None
+    """Largest sum of live bytes in host memory at any instant of the measured steps, on the rank where it is largest;
+    the columns before are the device's. On a machine without a GPU both are one memory, told apart by the engine's
+    labels."""
+    host_peak_all_bytes: int | None = None
+    """The sum of such peaks over the ranks of a node, of the fullest node: what a host needs at most, for its ranks'
+    peaks need not be at one instant. A node is `node_size` ranks, without that key all ranks of a machine."""
+    host_states_bytes: int | None = None
+    """states_bytes in host memory."""
+    predicted_host_states_bytes: int | None = None
+    """host_states_bytes as the theory has it."""
+    nvme_bytes: int | None = None
+    """Bytes in files at their peak, on the rank where it is largest."""
+    predicted_nvme_bytes: int | None = None
+    """nvme_bytes as the theory has it."""
+    down_bytes: int | None = None
+    """Bytes of one step from devices to host memory, over all ranks."""
+    up_bytes: int | None = None
+    """Bytes of one step from host memory to devices, over all ranks."""
+    read_bytes: int | None = None
+    """Bytes of one step from files to host memory, over all ranks."""
+    write_bytes: int | None = None
+    """Bytes of one step from host memory to files, over all ranks."""
+    predicted_down_bytes: int | None = None
+    """down_bytes as the theory has it; None where it says nothing."""
+    predicted_up_bytes: int | None = None
+    """up_bytes as the theory has it."""
+    predicted_read_bytes: int | None = None
+    """read_bytes as the theory has it."""
+    predicted_write_bytes: int | None = None
+    """write_bytes as the theory has it."""
+
+
+@dataclass
+class RunAllocator(RunMemory):
+    """Totals that know no categories. Those of CUDA are of the timed pass, or of the accounted one where there is no
+    timed pass.
+    """
+
+    resident_bytes: int | None = None
+    """Peak resident set of a rank in the measured steps of the timed pass, as the system counts it."""
+    allocated_bytes: int | None = None
+    """CUDA: peak of what the allocator has handed out in the measured steps."""
+    reserved_bytes: int | None = None
+    """CUDA: peak of what the allocator holds from the device."""
+    fragmentation_bytes: int | None = None
+    """CUDA: reserved_bytes less allocated_bytes of the same rank: held from the device beyond the most that was in use.
+    It is what lay idle at the allocated peak, or more where the allocator gave segments back or took some after it."""
+    largest_free_block_bytes: int | None = None
+    """CUDA: the largest unused piece of a segment at the end: the most to be had without asking the device."""
+    split_bytes: int | None = None
+    """CUDA: the most that lay free between live pieces of the allocator's segments."""
+    alloc_retries: int | None = None
+    """CUDA: how often the allocator gave cached segments back to find room, since the process began."""
+    device_used_bytes: int | None = None
+    """CUDA: in use on the device at the end of the pass, with the context, NCCL and every process on it."""
+    pinned_requested_bytes: int | None = None
+    """CUDA: peak of pinned host memory in the hands of callers, or freed with the device not done with it. The
+    allocator counts its blocks, each a power of two as a rule; of its sizes' own peaks this is the sum."""
+    pinned_bytes: int | None = None
+    """CUDA: peak of pinned host memory that the allocator held, handed out or kept for later."""
+    allocator_peak_bytes: int | None = None
+    """The allocator's own total at its peak in the measured steps of the accounted pass, on the rank where it is
+    largest: the figure to compare with other systems by. Of a CPU's allocator with what the host tier holds."""
+    timed_allocator_peak_bytes: int | None = None
+    """allocator_peak_bytes of the timed pass, in which nothing delays what other threads free."""
+    allocator_witness: str | None = None
+    """Source of the allocator's total: hook, profiler, cuda or none."""
+    kept_bytes: int | None = None
+    """Bytes on the device that lived through a whole measured step though they are called activations or temporary."""
+    heap_bytes: int | None = None
+    """Memory that is not torch's: what malloc has handed out beyond torch's allocator at the end of a measured step of
+    the accounted pass, less the same before the model was built. numpy's arrays, C libraries'; some KiB of Python's.
+    Without the buffers that MKL keeps for its matrix products, and without memory that is not malloc's: files and
+    anonymous memory of mmap, shared memory."""
+    outside_ledger_bytes: int | None = None
+    """The allocator's peak in a step of the accounted pass less the ledger's in the same memory: what kernels,
+    libraries and their threads take, on CUDA the allocator's rounding. Of several ranks the one furthest from 0; far
+    below 0 it cannot be: the ledger has missed that memory was freed."""
+
+
+@dataclass
+class RunTraffic(RunAllocator):
+    """Volumes in elements over ψ, by the paper's convention; bytes by operator, by formula and as they were sent."""
+
+    volume_psi: float | None = None
+    """Elements moved in one step over ψ, by the paper's convention (an all-reduce 2), control traffic apart."""
+    predicted_volume_psi: float | None = None
+    """volume_psi as the theory has it."""
+    volume_all_reduce_psi: float | None = None
+    """The part of volume_psi by all-reduce."""
+    volume_reduce_scatter_psi: float | None = None
+    """The part of volume_psi by reduce-scatter."""
+    volume_all_gather_psi: float | None = None
+    """The part of volume_psi by all-gather."""
+    volume_other_psi: float | None = None
+    """The part of volume_psi by other collectives: broadcast, reduce, sends without a label."""
+    payload_bytes: int | None = None
+    """Bytes of the logical tensors of one step's operations."""
+    wire_bytes: int | None = None
+    """Bytes that one rank sends in a step where collectives are rings, mean over the group."""
+    predicted_wire_bytes: int | None = None
+    """wire_bytes as the theory has it."""
+    within_nodes_bytes: int | None = None
+    """The part of wire_bytes that stays in a node of `node_size` ranks; None without that key, as the next three."""
+    between_nodes_bytes: int | None = None
+    """The part of wire_bytes that goes from one node to another."""
+    predicted_within_nodes_bytes: int | None = None
+    """within_nodes_bytes as the theory has it."""
+    predicted_between_nodes_bytes: int | None = None
+    """between_nodes_bytes as the theory has it."""
+    quantized_gather_share: float | None = None
+    """Fraction of ψ whose gathers, if not all of them, were sent quantized, as the traffic meter saw them."""
+    quantized_reduction_share: float | None = None
+    """Fraction of ψ whose reductions were sent quantized."""
+    loopback_bytes: int | None = None
+    """Bytes over the loopback interface in a step of the timed pass, over the ranks: what one really sends on gloo,
+    headers included, and what else ran on the machine meanwhile. wire_bytes is what the ring optimum would send."""
+    predicted_loopback_bytes: int | None = None
+    """Bytes that gloo sends for the operators that were seen, control traffic included, headers apart: wire_bytes, but
+    for a reduce-scatter, which it carries as an all-reduce and so sends twice."""
+    control_bytes: int | None = None
+    """Payload of one step's flags, buffers and scalars, outside the volume."""
+    predicted_control_bytes: int | None = None
+    """control_bytes as the theory has it."""
+
+
+@dataclass
+class RunTimes(RunTraffic):
+    """Medians over the measured steps of the timed pass, the slowest rank of each step."""
+
+    step_s: float | None = None
+    """Median step of the timed pass, the slowest rank of each step; without the drawing of batches, and without
+    garbage collection, which comes between steps."""
+    step_s_low: float | None = None
+    """Lower end of the 95 % confidence interval of step_s."""
+    step_s_high: float | None = None
+    """Upper end of the 95 % confidence interval of step_s."""
+    forward_s: float | None = None
+    """Median time of a step's forwards."""
+    backward_s: float | None = None
+    """Median time of a step's backwards."""
+    update_s: float | None = None
+    """Median time of a step's update, with what it waits for."""
+    wall_s: float | None = None
+    """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
+    tokens_per_s: float | None = None
+    """Tokens of all measured steps over wall_s; samples where the data have no sequence."""
+    others_cores: float | None = None
+    """CPU cores that other processes of the machine kept busy during the timed pass, on average; None in a joined job,
+    and of older runs."""
+    sm_clock_mhz: int | None = None
+    """CUDA: the lowest SM clock of two readings, right before and right after the measured steps, over all ranks."""
+    sm_clock_max_mhz: int | None = None
+    """CUDA: the highest SM clock that the GPU has; of several GPUs the lowest."""
+    gpu_temperature_c: int | None = None
+    """CUDA: the higher of both readings; of several GPUs the highest."""
+    gpu_power_w: float | None = None
+    """CUDA: the higher of both readings; of several GPUs the highest."""
+    throttle: str | None = None
+    """CUDA: reasons that held clocks down, of both readings and all ranks; empty for none, None where unknown."""
+    traced_step_s: float | None = None
+    """Traced pass, which the profiler slows down: median step of the rank where it is longest; communication_s and
+    exposed_s are medians over the steps of that rank."""
+    communication_s: float | None = None
+    """Traced pass: time of a step in which a collective is in flight or running."""
+    exposed_s: float | None = None
+    """Traced pass: the part of communication_s in which nothing is computed."""
+    overlap: float | None = None
+    """1 - exposed_s / communication_s: the fraction of communication behind which something is computed."""
+    model_flops: int | None = None
+    """Floating-point operations of one rank's matrix products in a step, none counted twice."""
+    hardware_flops: int | None = None
+    """model_flops with what is recomputed."""
+    mfu: float | None = None
+    """model_flops over what the device could do in a step's time; None where its peak is not known, and on a CPU."""
+    hfu: float | None = None
+    """hardware_flops over what the device could do in a step's time."""
 
 
 @dataclass

@@ -27,8 +27,7 @@ import yaml
 
 from ..config.cell import CellConfig
 from ..host import leases
-from ..host.durable import rename_new, replace_text, sync, sync_files
-from ..host.files import read_text
+from ..host.files import read_text, rename_new, replace_text, sync, sync_files
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .frames import write_rows

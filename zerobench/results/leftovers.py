@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.durable import PROBE, clock_of
-from ..host.files import read_text
+from ..host.files import PROBE, clock_of, read_text
 from ..host.leases import BROKEN, DOUBT, is_held
 from ..host.temporary import PRUNED, is_claimed, remove
 from .board import board_folders, is_up

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ..records import CATEGORIES, COLLECTIVES, LINKS
 from ..records.describe import columns_of
-from ..records.run_setting import RunSetting
+from ..records.run_row import RunSetting
 from .frames import Units
 
 COLUMNS = ("run_id", "rank", "metric", "value", "unit")

@@ -10,7 +10,7 @@ import pandas as pd
 from rich.text import Text
 
 from ..config.cell import CellConfig
-from ..config.names import base_name, name_cells
+from ..config.flat import base_name, name_cells
 from ..host.environment import SIMULATED
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow, SearchRow

@@ -20,8 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ..config.cell import CellConfig
-from ..config.flat import by_key
-from ..config.names import name_cells, show_value
+from ..config.flat import by_key, name_cells, show_value
 from ..config.unknown_keys import meant
 from ..sizes import show_count
 from .options import Where

@@ -1,4 +1,7 @@
-"""The life of a run: a cell is checked, reused from an earlier run or run in its passes, and written."""
+"""The life of a run: a cell is checked, reused from an earlier run or run in its passes, and written.
+
+A cell that was measured already, by the same code, torch and class of device, is found and not run again.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,28 @@ import json
 import shutil
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from glob import escape
 from pathlib import Path
 from typing import Any
 
-from ..cluster import current_launcher, job
+from ..cluster import job, launchers
 from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
-from ..launch.over_cluster import launch, places
-from ..launch.surviving_ranks import why_not
+from ..launch.over_cluster import launch, places, why_not
 from ..predict.estimate import simulated_rank
 from ..probes import allocator_hook, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
-from ..results import folders, provenance, rescue
+from ..results import folders, provenance, rescue, selection, tables
 from ..results.rescue import Unwritten
 from ..worker import RankJob, run_rank
 from . import aggregate
-from .reuse import find_reusable, run_prefix
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -79,7 +82,7 @@ def run_cell(
         on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
-    if interrupted is not None and not current_launcher.leaves_row():
+    if interrupted is not None and not launchers.leaves_row():
         aside.release()
         shutil.rmtree(aside.path, ignore_errors=True)
         raise interrupted
@@ -217,5 +220,60 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         systems=config.systems_label,
         alloc_conf=provenance.alloc_conf(config.device),
         ranks_per_gpu=config.ranks_per_gpu if config.device == "cuda" else None,
-        launcher=current_launcher.launcher(),
+        launcher=launchers.launcher(),
     )
+
+
+LONGEST_NAME = 80
+"""Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
+
+
+def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+    """Returns the row of an earlier run of the same cell, code, torch and device class, the `repeat`-th launch, or
+    None.
+
+    `statuses`: accepted statuses.
+    """
+    results_dir = Path(cell.config.results_dir)
+    if cell.problems or cell.config.rerun or not results_dir.is_dir():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
+        rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(run_prefix(cell))}-*")}
+        mine = [(folder, row) for folder, row in rows.items() if row is not None]
+        wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        newest = sorted(wanted, key=lambda one: (selection.split(one[0].name), one[1]["started"]), reverse=True)
+        return next((row for folder, row in newest if tables.is_whole(folder)), None)
+
+
+def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
+    """Returns the row of an earlier run that a launcher has made of the same cell, code and torch, or None.
+
+    The class of device is that of the launcher's machines, which this one does not know.
+    """
+    results_dir, config = Path(cell.config.results_dir), cell.config
+    if cell.problems or config.rerun or not results_dir.is_dir():
+        return None
+    code, torch = provenance.source_of(config), provenance.versions(["torch"])["torch"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
+        found = [(folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(_cell_prefix(cell))}-*")]
+        mine = [
+            (row["started"], folder, row) for folder, row in found
+            if row is not None and row["status"] in statuses and row["repeat"] == repeat
+            and (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
+        ]  # fmt: skip
+        newest = sorted(mine, key=lambda one: one[0], reverse=True)
+        return next((row for _, folder, row in newest if tables.is_whole(folder)), None)
+
+
+def run_prefix(cell: Cell) -> str:
+    """Returns how the names of a cell's runs begin: cell, code, torch, class of device; results/selection.py has the
+    rest.
+    """
+    return f"{_cell_prefix(cell)}-{provenance.environment_hash(cell.config)}"
+
+
+def _cell_prefix(cell: Cell) -> str:
+    config = cell.config
+    return f"{config.strategy.name}-{config.model_name[:LONGEST_NAME]}-n{config.world_size}-{cell.cell_id}"

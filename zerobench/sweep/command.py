@@ -17,11 +17,10 @@ from ..results.leftovers import tidy
 from ..results.options import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable, show_count
-from .launch_table import interruption_of
+from .cell import find_reusable
 from .parity import DIFFERS
 from .parity_check import REFERENCES, ParityCheck
-from .progress import Reporter
-from .reuse import find_reusable
+from .progress import Reporter, interruption_of
 from .search import is_search, run_searches
 from .sweep import Sweep
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..cluster.job import find_job
 from ..config.cell import Cell
 from ..config.compose import compose_cells
-from ..config.names import show_value
+from ..config.flat import show_value
 from ..host.terminal import quiet as silence
 from ..launch import fork_server
 from ..records import RunRow

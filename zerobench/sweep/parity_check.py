@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from .. import strategies
 from ..config.cell import Cell, CellConfig
+from ..config.flat import base_name
 from ..config.launcher import HERE, LOCAL
-from ..config.names import base_name
 from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, Offload, Zeropp
 from ..host.environment import SIMULATED
@@ -33,9 +33,8 @@ from ..results.provenance import source_of
 from ..results.selection import CODE
 from ..sizes import show_count
 from . import parity
-from .cell import run_cell
+from .cell import LONGEST_NAME, find_reusable, run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
-from .reuse import LONGEST_NAME, find_reusable
 
 REFERENCES = ".references"
 """The folder, within a results folder, of DDP runs that were made for a check."""

@@ -1,22 +1,33 @@
-"""The progress display of a sweep: a table of its launches on a terminal, plain lines elsewhere."""
+"""The progress display of a sweep: a table of its launches on a terminal, plain lines elsewhere,
+with the remaining time. `follow` shows it from another terminal.
+
+The remaining time is estimated from finished launches. A pass's first step comes late: processes start, the model is
+built. So a launch is divided into the time until the first step of each pass, the time of a step, which is proportional
+to its work, and the time after the last step.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import log
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
+from ..config.cell import CellConfig
+from ..host.environment import SIMULATED
 from ..host.terminal import progress_console
-from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, BoardLaunch, BoardWriter
+from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
+from ..results.grid import Grid
+from ..sections import known
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
-from .launch_table import table_of
-from .remaining_time import Timing, seconds_left, seconds_left_elsewhere, timing_of
 from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
@@ -232,3 +243,158 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass
+class Timing:
+    """The timing of one launch. `work`: of a step, in any unit common to all launches; `steps`: of each pass. `begun`,
+    `first`,
+    `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and steps done. `ended`:
+    the launch's end. `took`: seconds of a launch whose steps another machine has counted, once it has ended.
+    """
+
+    work: float
+    steps: int
+    passes: tuple[str, ...]
+    name: str = ""
+    begun: dict[str, float] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    ended: float | None = None
+    took: float | None = None
+
+    def start(self, now: float) -> None:
+        """Starts the launch, and with it its first pass."""
+        self.begun[self.passes[0]] = now
+
+    def step(self, mode: str, number: int, now: float) -> None:
+        """Records that step `number`, from 1, of a pass is done."""
+        self.begun.setdefault(mode, max(self.last.values(), default=now))
+        self.first.setdefault(mode, now)
+        self.last[mode], self.done[mode] = now, number
+
+    def step_s(self, mode: str) -> float | None:
+        """Returns the seconds per step; None before there are two."""
+        several = self.done.get(mode, 0) > 1
+        return (self.last[mode] - self.first[mode]) / (self.done[mode] - 1) if several else None
+
+
+def timing_of(config: CellConfig, passes: tuple[str, ...], name: str) -> Timing:
+    """Builds the timing of a future launch: the work of a step is tokens times parameters, as far as a config tells
+    them.
+    """
+    found = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
+    hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
+    ranks = 1 if config.backend == SIMULATED else config.world_size or 1
+    samples = (config.micro_batch or 1) * (config.accumulation or 1) * ranks
+    work = samples * (config.sequence or 1) * (12 * layers * hidden**2 + words * hidden)
+    measure = config.measure
+    return Timing(float(work), measure.steps + measure.warmup, passes, name)
+
+
+def seconds_left(launches: Sequence[Timing]) -> float | None:
+    """Returns None while no step has been timed. The current pass counts as having begun its next step just now."""
+    timed = [one for one in launches if any(one.step_s(mode) is not None for mode in one.passes)]
+    if not timed:
+        return None
+    return sum(_left(one, timed) for one in launches if one.ended is None)
+
+
+def seconds_left_elsewhere(launches: Sequence[Timing], side_by_side: int, now: float) -> float | None:
+    """Returns the seconds left of launches that jobs run, `side_by_side` at a time, of which whole ones are timed: each
+    takes as long as the most similar one that has ended. None while none has. Those that have no `begun` wait.
+    """
+    ended = [one for one in launches if one.took is not None]
+    if not ended:
+        return None
+    left = []
+    for launch in launches:
+        if launch.took is None:
+            like = min(ended, key=lambda one: (one.name != launch.name, abs(log(one.work / launch.work))))
+            elapsed = now - min(launch.begun.values(), default=now)
+            left.append(max(0.0, known(like.took) - elapsed))
+    return max([sum(left) / side_by_side, *left], default=0.0)
+
+
+def _left(launch: Timing, timed: Sequence[Timing]) -> float:
+    """Returns the remaining seconds of one launch."""
+    seconds = median(_after(one) for one in timed if one.ended is not None) if any(o.ended for o in timed) else 0.0
+    for mode in launch.passes:
+        step, done = launch.step_s(mode) or _step_like(launch, mode, timed), launch.done.get(mode, 0)
+        if not done:
+            seconds += _starting(timed)
+        seconds += (launch.steps - done) * step
+    return seconds
+
+
+def _after(launch: Timing) -> float:
+    assert launch.ended is not None
+    return launch.ended - max(launch.last.values())
+
+
+def _starting(timed: Sequence[Timing]) -> float:
+    """Returns the time until a pass's first step; the very first pass includes one-time costs, and counts only while
+    alone.
+    """
+    spans = [one.first[mode] - one.begun[mode] for one in timed for mode in one.passes if mode in one.first]
+    return median(spans[1:] or spans)
+
+
+def _step_like(launch: Timing, mode: str, timed: Sequence[Timing]) -> float:
+    """Returns a step's time from the most similar launch, in the same pass if possible, scaled by the work in it."""
+
+    def unlike(one: Timing, other: str) -> tuple[bool, bool, float]:
+        return other != mode, one.name != launch.name, abs(log(one.work / launch.work))
+
+    known = [(one, other, s) for one in timed for other in one.passes if (s := one.step_s(other)) is not None]
+    nearest, _, seconds = min(known, key=lambda k: unlike(k[0], k[1]))
+    return seconds * launch.work / nearest.work
+
+
+HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
+FIRST_TO_GO = ("loss", "pass", "peak", "s")
+STYLES = {"ok": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
+
+INTERRUPTED = "interrupted"
+"""Status of a launch that the user has stopped."""
+
+AROUND = 6
+"""Lines of a terminal that are not the table's rows."""
+
+
+def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: int) -> RenderableType:
+    """Returns the launches that run and those around the current one, as many as `height` lines hold, and a line on the
+    whole.
+    """
+    room = max(3, height - AROUND)
+    near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
+    rows = [_row(launches[at]) for at in sorted(near[:room])]
+    caption = Text(f"{summary_of(launches)}; {left}", style="italic")
+    return Group(Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False), caption)
+
+
+def summary_of(launches: Sequence[BoardLaunch]) -> str:
+    """Returns the numbers of launches that are done, run side by side and wait for the launcher of their jobs."""
+    running, submitted = (sum(one.state == state for one in launches) for state in (RUNNING, SUBMITTED))
+    words = f"{sum(one.is_done for one in launches)} of {len(launches)} launches done"
+    words += f", {running} running" * (running > 1 or submitted > 0)
+    return words + f", {submitted} wait for the launcher" * (submitted > 0)
+
+
+def interruption_of(launches: Sequence[BoardLaunch]) -> str:
+    """Formats "1 of 2 done, zero1 gpt_tiny N=2 b=8 interrupted; the same command resumes"."""
+    cut = [one.name for one in launches if one.state in (RUNNING, INTERRUPTED)]
+    done = sum(one.is_done and one.state != INTERRUPTED for one in launches)
+    words = f"{done} of {len(launches)} done"
+    words += f", {cut[0]}{f' and {len(cut) - 1} more' * (len(cut) > 1)} interrupted" if cut else ", interrupted"
+    return f"{words}; the same command resumes"
+
+
+def _row(launch: BoardLaunch) -> list[Text]:
+    peak = show_bytes(launch.peak_bytes) if launch.peak_bytes else ""
+    loss = f"{launch.loss:.4f}" if launch.loss is not None else ""
+    seconds = f"{launch.seconds:.0f}" if launch.seconds else ""
+    state = Text(printable(launch.state), style=STYLES.get(launch.state.replace("reused", "ok"), "red"))
+    figures = (launch.mode, launch.step, peak, loss, seconds)
+    return [Text(printable(launch.name)), state, *(Text(printable(figure)) for figure in figures)]

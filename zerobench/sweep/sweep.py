@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..config.cell import Cell
-from ..config.names import name_cells
+from ..config.flat import name_cells
 from ..host.signals import heed
-from ..launch.surviving_ranks import place
+from ..launch.over_cluster import place
 from ..results.rescue import Unwritten
-from .cell import StoppedError, find_or_run
+from .cell import StoppedError, find_or_run, find_reusable
 from .parity_check import ParityCheck, run_here
-from .reuse import find_reusable
 
 
 @dataclass(frozen=True, eq=False)

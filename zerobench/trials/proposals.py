@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config.cell import Cell
 from ..config.compose import RefusedError, compose_trial, each_job_composed_once, launching_with
-from ..config.hydra_words import first_line
+from ..config.hydra_keys import first_line
 from ..config.overrides import Overrides
 from ..config.safe_yaml import read_yaml
 from ..config.sweeper import SETTINGS, Proposed

@@ -14,7 +14,7 @@ import pandas as pd
 from hydra.core.utils import JobReturn, JobStatus
 
 from ..config.cell import Cell
-from ..config.objective import Objective
+from ..config.sweeper import Objective
 from ..records import RunRow
 from ..results.frames import frame_of
 from ..results.summary import summarize

@@ -31,9 +31,18 @@ from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
 from .options import BUCKETED, MODES, TILE_BYTES, Options, spelled_out
 from .precision import LossScaling
 from .stage1 import Stage1
-from .stage2 import Stage2, StreamedStage1
+from .stage2 import Stage2
 from .stage3 import Stage3
 from .strategy import Strategy
+
+
+class StreamedStage1(Stage2):
+    """ZeRO-1 whose gradients are offloaded as they are reduced (offload/cpu.py, offload/nvme.py): at most one full bucket
+    of them is live, as under stage 2.
+    """
+
+    stage = 1
+
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": MegatronStage}
 

@@ -9,10 +9,6 @@ reduction is done; what remains, until the update, is the own shard of the mean:
 
 In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
 In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
-
-[Note: streamed gradients]
-ZeRO-1 whose gradients leave the device as they are reduced (ZeRO-Offload, offload/cpu.py and offload/nvme.py) holds at
-most one whole bucket of them, as stage 2 does: what is left of stage 1 is its name, which table 1 of the paper has.
 """
 
 from __future__ import annotations
@@ -84,9 +80,3 @@ class Stage2(Stage1):
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
         return ShardedBucket(unit, self.comm, self.options.reduce_with, self.placement.new_sink(unit))
-
-
-class StreamedStage1(Stage2):
-    """Stage 1 with gradients that stream."""
-
-    stage = 1

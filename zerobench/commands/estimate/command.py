@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...config.cell import Cell
 from ...config.compose import RefusedError, compose_cells
-from ...config.names import name_strategies
+from ...config.flat import name_strategies
 from ...fake.as_gpu import ATTENTION_KERNELS
 from ...fake_execution import Execution, Limits, Target, execute_all
 from ...fake_execution.execute import KINDS, steps_of

@@ -17,7 +17,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from ...config.cell import CellConfig
-from ...config.names import name_cells
+from ...config.flat import name_cells
 from ...records.describe import unit_of
 from ...results import selection, tables
 from ...results.grid import Grid

@@ -17,8 +17,7 @@ from typing import Any, cast
 import pandas as pd
 
 from ...config.cell import CellConfig
-from ...config.flat import swept
-from ...config.names import name_cells, show_value
+from ...config.flat import name_cells, show_value, swept
 from ...records.describe import columns_of
 from ...results.grid import Grid
 from ...results.markup import Html, details, h, join, listing, parts

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...config.names import name_strategies
+from ...config.flat import name_strategies
 from ...judging.comparison import Compared, Measured, compare_cells, measured
 from ...judging.noise_floor import NoiseFloor
 from ...judging.paired import FASTER, NOISE, SLOWER, Effect
