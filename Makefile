@@ -101,7 +101,7 @@ mutants: setup
 
 # Findings stay in .hypothesis/: the next run begins with them.
 fuzz: setup
-	$(PYTEST) tests/fuzz --hypothesis-profile=campaign $(FUZZ)
+	$(PYTEST) tests/fuzz -o faulthandler_timeout=0 --hypothesis-profile=campaign $(FUZZ)
 
 lint: setup
 	$(RUN) -m ruff format --check .

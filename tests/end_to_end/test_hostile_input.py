@@ -150,7 +150,7 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     path = tmp_path / "budget.yaml"
     path.write_bytes(FILES[kind])
     begun = time.monotonic()
-    assert cli.run(["budget", "check", str(path)]) == 2
+    assert cli.run(["budget", "check", str(path)]) == 125, "no verdict, for git bisect"
     shown = capsys.readouterr()
     assert "budget.yaml" in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err

@@ -37,8 +37,8 @@ from .strategy import Strategy
 
 
 class StreamedStage1(Stage2):
-    """ZeRO-1 whose gradients are offloaded as they are reduced (offload/cpu.py, offload/nvme.py): at most one full bucket
-    of them is live, as under stage 2.
+    """ZeRO-1 whose gradients are offloaded as they are reduced (offload/cpu.py, offload/nvme.py): at most one full
+    bucket of them is live, as under stage 2.
     """
 
     stage = 1
