@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 RUN := .venv/bin/python
-# Hundreds of processes would compile every module anew.
+# Hundreds of processes would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 

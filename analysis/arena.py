@@ -40,7 +40,7 @@ CAPTION = "Left: allocations that outlive the phase they were made in. Right: ev
 
 
 def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
-    """Of a cell: "allocations" and "lasting", each by category, the most of any rank in a step; empty where none were
+    """Returns a cell's "allocations" and "lasting", each by category, the most of any rank in a step; empty if not
     counted.
     """
     memory = rows_of(results, "memory", cell)

@@ -2,7 +2,7 @@
 
     python analysis/compare.py [RUNS ...] --out DIR       (runs of experiment=compare and the like; `make compare`)
 
-A *ratio* is one of ours over a peer, at most 1 where ours needs no more. Launches of one round of a sweep are a pair;
+A *ratio* is our engine over a peer, at most 1 where ours needs no more. Launches of one round of a sweep are a pair;
 of the pairs' ratios the geometric mean is shown with a 95 % t-interval over their logarithms, the launch being the
 unit. What repeats to the byte has none. *Peak bytes* are the allocator's, which sees what libraries take in threads of
 their own too: in the accounted pass, and in the timed one, where nothing delays what they free. *Bytes sent* are those

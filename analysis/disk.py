@@ -53,7 +53,7 @@ UPDATED = "mixed"
 
 MIB = 2**20
 WIDTH = 0.8
-"""Of the bars, or points, of one block size and depth together."""
+"""Width of the bars, or points, of one block size and depth together."""
 
 CAPTION = "Over a bar: its fraction of the plain calls. Over an update: its fraction of the slower bound."
 

@@ -68,7 +68,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def pool_bytes(config: str) -> int:
-    """Of a run's config, JSON: what its buffers hold together."""
+    """Returns the total size of the buffers in a run's config (JSON), in bytes."""
     offload = json.loads(config)["offload"]
     return int(offload["block_bytes"] * offload["buffers"])
 

@@ -1,4 +1,4 @@
-"""Ratios of ours over a peer, with intervals and the verdict on a goal: the numbers of analysis/compare.py.
+"""Ratios of our engine over a peer, with intervals and the verdict on a goal: the numbers of analysis/compare.py.
 
 A *ratio* is at most 1 where ours needs no more. Launches of one round of a sweep are a pair; of the pairs' ratios there
 is the geometric mean with a 95 % t-interval over their logarithms, the launch being the unit. A *goal* bounds the ratio
@@ -61,7 +61,7 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Ratio:
-    """One metric of one of ours over a peer's, in one setting; NaN where a side has no figure. `goal`: at most."""
+    """One metric of our engine over a peer's, in one setting; NaN where a side has no figure. `goal`: at most."""
 
     setting: str
     model: str

@@ -3,7 +3,7 @@
     python examples/images.py -m model=convnet data=images strategy=ddp,zero1,zero2,zero3 world_size=2
 
 What the harness has to be told is at the bottom, three lines. The images are made up, so that there is nothing to
-download: each class is a pattern, under noise. For files of yours read them in `images` and return a DataLoader with
+download: each class is a pattern, under noise. For your own files read them in `images` and return a DataLoader with
 `DistributedSampler(dataset, world_size, rank, seed=seed)` and `drop_last=True`.
 """
 

@@ -1,4 +1,4 @@
-"""Writes the locks beside this file anew: every package that CI installs, with the SHA-256 of each of its files.
+"""Writes the locks beside this file again: every package that CI installs, with the SHA-256 of each of its files.
 
     make lock
 
@@ -36,7 +36,7 @@ CUDA = re.compile("nvidia-|cuda-|triton$")
 
 ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: ; (?P<marker>[^\\]+?))? ?\\?$")
 
-HEAD = "# Written by requirements/lock.py: `make lock` writes it anew. Install with --require-hashes --no-deps.\n"
+HEAD = "# Written by requirements/lock.py: `make lock` writes it again. Install with --require-hashes --no-deps.\n"
 
 
 @dataclass

@@ -42,7 +42,7 @@ KINDS = ("gpt", "mlp", "transformers")
 TRIES = 200
 
 FOR_DTENSORS = ("sgd", "adam", "adamw", "asgd", "rmsprop", "adadelta")
-"""Optimizers whose operators torch has for DTensors: with Rprop, say, a cell of FSDP2 fails, in a run as well."""
+"""Optimizers whose operators torch has for DTensors: a cell of FSDP2 with Rprop fails, in a run as well."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _told(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the fullest rank of a cell; `wire_bytes` of that rank in a step."""
+    """A prediction for the fullest rank of a cell; `wire_bytes`: of that rank in a step."""
 
     number: int
     cell: str

@@ -21,7 +21,7 @@ class RankRecord(PassRecords):
     steps: list[StepRow]
     schedule: Schedule
     buffer_bytes: int = 0
-    """Of the module's buffers."""
+    """Bytes of the module's buffers."""
     own_activation_bytes: int | None = None
     """Activations of the model without an engine (predict/activations.py), where they can be predicted."""
     gradient_holders: int = 1

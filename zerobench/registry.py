@@ -1,4 +1,4 @@
-"""Registries of users' models and data by name, each a builder in a script of theirs or in a package.
+"""Registries of users' models and data by name, each a builder in their script or in a package.
 
 A builder is a function whose keyword parameters are its options, and become keys of the command line: each needs a
 default and a type among int, float, str and bool, or one of these or None. Some parameters the run fills in.

@@ -230,7 +230,7 @@ def test_in_half_precision_and_of_a_parents_step() -> None:
 
 @pytest.mark.parametrize("way", ["in tiles", "late", "in files"])
 def test_an_optimizer_that_is_not_torchs_goes_on_from_a_checkpoint(way: str, tmp_path: Path) -> None:
-    """Its segments have dimensions, and a checkpoint knows elements alone: they are cut anew, in any tier."""
+    """Its segments have dimensions, and a checkpoint knows elements alone: they are cut again, in any tier."""
 
     def engine_of(options: dict[str, Any]) -> Any:
         model = built()

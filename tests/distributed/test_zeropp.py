@@ -28,7 +28,7 @@ ALL = Zeropp(True, True, True, 64, 64)
 
 
 def steps_of(rows: torch.Tensor, block: int, levels: int) -> torch.Tensor:
-    """Half a step for each element of (..., numel), whose blocks begin anew in every row."""
+    """Half a step for each element of (..., numel), whose blocks begin again in every row."""
     found = torch.zeros_like(rows)
     for start in range(0, rows.shape[-1], block):
         part = rows[..., start : start + block]

@@ -216,7 +216,7 @@ KINDS: dict[str, st.SearchStrategy[tuple[Words, dict[str, str]]]] = {
 @pytest.fixture(scope="module", autouse=True)
 def composed_once() -> Iterator[None]:
     """Lets checks of different command lines look at the same composed configs: those of our own folder, which stays as
-    it is. The command line's own cells are composed anew each time.
+    it is. The command line's own cells are composed again each time.
     """
     known: dict[Any, Any] = {}
     make, stored = Overrides.__init__, list[Any]()

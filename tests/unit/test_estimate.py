@@ -70,7 +70,7 @@ REFUSED = {
     "trust": ({"trust_remote_code": True}, "trust_remote_code asks for code of others, which is not executed"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config describes quantized weights"),
     "near": ({"model_type": "lama"}, "knows no model_type lama; did you mean llama?"),
-    "far": ({"model_type": "zzzzzz"}, "a newer one may, or register the model in a script of yours"),
+    "far": ({"model_type": "zzzzzz"}, "a newer one may, or register the model in your own script"),
     "vision": ({"model_type": "vit"}, "model_type vit is no causal language model"),
     "none": ({"model_type": None}, "it has no model_type"),
     "wrong": ({"hidden_size": "wide"}, "no config of llama: "),

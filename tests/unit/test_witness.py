@@ -56,7 +56,7 @@ def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.Alloca
     thread.join()
     assert hook.live_bytes() == before + 5003
     assert hook.take_peak() == before + 5003 + 3 * MIB
-    assert hook.take_peak() == before + 5003  # it counts anew
+    assert hook.take_peak() == before + 5003  # it counts again
     del kept
     assert hook.live_bytes() == before
 

@@ -2,7 +2,7 @@
 
 screen      width and height in CSS pixels, light or dark, with or without touch: LAPTOP, PHONE or another
 complaints  lines of the page's console that are errors or warnings, and exceptions that nothing catches
-requests    addresses that the page asks for beside itself: files, hosts; a page of ours asks for none
+requests    addresses that the page asks for beside itself: files, hosts; our pages ask for none
 
 Chromium is started without a network: no name is resolved. Nothing is downloaded: the browser and its driver are those
 of the machine, and `make setup-browser` installs them.

@@ -29,7 +29,7 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str, root: Path, made: dict[str, str], depth: int = 0) -> str:
-    """`text`, a page that lies `depth` folders below the repository's root, with every block made anew.
+    """`text`, a page that lies `depth` folders below the repository's root, with every block made again.
 
     `made` keeps blocks from page to page. Raises ValueError, a sentence, for a block that is unknown or has no end.
     """

@@ -47,7 +47,7 @@ def other_defaults(runs: pd.DataFrame, chosen: str) -> dict[str, tuple[Any, Any]
     found: dict[str, tuple[Any, Any]] = {}
     for text in runs["config"]:
         section = json.loads(text)["strategy"]
-        if section.get("mode") != "own":  # a peer, or one of ours by the table of another system's defaults
+        if section.get("mode") != "own":  # a peer, or our engine by the table of another system's defaults
             continue
         for key in set(section) & set(today) - set(found):
             if section[key] != today[key] and key not in chosen:

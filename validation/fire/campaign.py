@@ -213,7 +213,7 @@ class Campaign:
         code = source_hash("")
         self.state = CampaignState(**_read(work / "state.json", {"campaign": uuid.uuid4().hex[:12], "code": code}))
         if self.state.code != code:
-            raise ValueError(f"{work}: begun by other code, {self.state.code}; remove it to begin anew")
+            raise ValueError(f"{work}: begun by other code, {self.state.code}; remove it to begin again")
         self.shots: list[Shot] = read(work / "shots.csv", Shot)
         self._save()
 

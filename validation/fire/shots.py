@@ -1,6 +1,6 @@
 """The processes of a sweep under fire, and the marksman, who draws shots by a seed and fires them from a thread.
 
-Only processes that carry the mark of this campaign in their environment are ever signaled: the value is drawn anew for
+Only processes that carry the mark of this campaign in their environment are ever signaled: the value is drawn again for
 each campaign, and children inherit it, also those that have lost their parent. A shot's draw has an *aim*, the instant
 that it waits for:
 

@@ -1,4 +1,4 @@
-"""What this machine's GPU can do: sections in the order in which a cut run should have answers. Offline, nine minutes.
+"""Measures this machine's GPU, in sections ordered so that a run that is cut has the main answers. Offline, 9 minutes.
 
 What is finished is kept as it goes; the same command again reuses it.
 """
@@ -23,7 +23,7 @@ from .suite import Deadline, GpuSuite, SuiteRecord
 
 MINUTES = 9.0
 RESERVE_S = 15.0
-"""Of the user's minutes, for what comes after the last launch: stacks of ranks that are cut, and the last tables."""
+"""Part of the user's minutes that is kept for after the last launch: stacks of cut ranks, and the last tables."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

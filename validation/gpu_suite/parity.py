@@ -1,4 +1,4 @@
-"""Section 2: the training of ours and FSDP2 against DDP's. Losses of every step and rank, on as many ranks.
+"""Section 2: our training and FSDP2's against DDP's. Losses of every step and rank, on as many ranks.
 
 A sweep's own check judges (sweep/parity.py). Two ranks share a GPU if there is only one.
 """

@@ -3,7 +3,7 @@
 A rank sends tensors through torch's collectives, or through ours (comm/base.py), and checks every value it receives:
 
 full    (N · NUMEL,) fp32 on the device; slice j is rank j's
-base    of ours, the same shape: 0, 1, 2, ..., with zeros at the end, where the stamp goes. Rank r sends (r + 1) · base
+base    our own, same shape: 0, 1, 2, ..., with zeros at the end, where the stamp goes. Rank r sends (r + 1) · base
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class SuiteSetup:
         return [cell.changed(results_dir=str(self.folder(section))) for cell in cells]
 
     def folder(self, section: str) -> Path:
-        """Of a section's runs."""
+        """Returns the folder of a section's runs."""
         return self.out / "runs" / section
 
 
@@ -60,7 +60,7 @@ class SuiteLaunch:
 
     name: str
     config: CellConfig | None = None
-    """Of a cell; None of a task."""
+    """Run of a cell; None for a task."""
     status: str = WAITING
     reason: str = ""
     seconds: float = 0.0

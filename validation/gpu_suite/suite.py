@@ -184,7 +184,7 @@ class GpuSuite:
 
     def _run_tasks(self, section: SuiteSection, tasks: list[SuiteTask]) -> None:
         self.done[section.name] = [SuiteLaunch(task.name) for task in tasks]
-        known = [self.record.earlier(section.name, task.name) for task in tasks]  # before it is written anew
+        known = [self.record.earlier(section.name, task.name) for task in tasks]  # before it is written again
         for number, (task, one, earlier) in enumerate(zip(tasks, self.done[section.name], known, strict=True)):
             if earlier is not None and earlier["status"] in section.answers:
                 one.status, one.reason, one.seconds = earlier["status"], earlier["reason"], earlier["seconds"]

@@ -31,7 +31,7 @@ from .sources import SOURCES
 FOLDER = Path("results/published")
 
 LEAST_SHARE = 0.001
-"""Of the larger cell's quantity; parts of what is in flight below it are padding, and are left out of texts."""
+"""Fraction of the larger cell's quantity: a smaller part in flight is padding, left out of texts."""
 
 COLUMNS = {
     "source": "name of the paper or document",

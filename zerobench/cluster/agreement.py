@@ -1,4 +1,4 @@
-"""Agreement of a job's processes on its secret, in the store, before any value of theirs is in it."""
+"""Agreement of a job's processes on its secret, in the store, before any of their values is in it."""
 
 from __future__ import annotations
 

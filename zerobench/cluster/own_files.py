@@ -1,6 +1,6 @@
 """Files and folders that no other user of the machine can have made or can change, below folders that all share.
 
-A name in the system's temporary folder can be taken by anyone beforehand: by a folder of theirs, or by a link.
+A name in the system's temporary folder can be taken by anyone beforehand: by a folder or by a link.
 """
 
 from __future__ import annotations

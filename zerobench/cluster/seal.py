@@ -1,7 +1,7 @@
 """Seals of values: only processes with the job's secret can read one, and what others write is recognized.
 
 sealed value    nonce (16 bytes), data XOR stream, tag (32 bytes)
-stream          SHAKE-256 of a key and the nonce: never used twice, since the nonce is drawn anew for each value
+stream          SHAKE-256 of a key and the nonce: never used twice, since each value has a new nonce
 tag             HMAC-SHA256, under a second key, of the name of the value, the nonce and the hidden data
 keys            HMAC-SHA256 of a purpose and a context, under the secret; the context is of one round of one job
 

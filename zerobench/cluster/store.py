@@ -1,11 +1,11 @@
 """Communication between the processes of a job: JSON values under keys in the job's store, and heartbeats.
 
-store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours. It knows no password: any process that
+store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below our own prefix. It knows no password: any process that
              can connect can list, read, change and delete keys
 value        JSON, compressed, sealed with the job's secret, in pieces within the store's size limit: a stranger's
              process cannot read it, and its own values are refused
 number       in the clear, a sum. A change of one can delay or stop a job, as the deletion of a key can
-heartbeat    a value that a thread of each process writes ever anew, each a number greater than the one before; one that
+heartbeat    a value that a thread of each process keeps replacing, each a number greater than the one before; one that
              stops marks a lost process
 
 torch's create_c10d_store is not used: it holds up Ctrl-C until its timeout, which here is minutes. Nor are the

@@ -352,7 +352,7 @@ def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
 def _tell_of_older_code(rows: list[dict[str, Any]]) -> None:
     older = [row["name"] for row in rows if code_of(row) == "older"]
     if older:
-        print(printable(f"by older code than this: {', '.join(older)}; without --runs they are measured anew"))
+        print(printable(f"by older code than this: {', '.join(older)}; without --runs they are measured again"))
 
 
 def _require(file: BudgetFile, environment: str) -> None:

@@ -44,7 +44,7 @@ class Followed:
     writing: list[str] = field(default_factory=list)
 
     def read(self) -> bool:
-        """Reads the boards anew; returns True while a sweep, or another run, is under way."""
+        """Reads the boards again; returns True while a sweep, or another run, is under way."""
         there = board_folders(self.where) + boards_of_orphans(self.where)
         up = [path for path in there if is_up(path)]
         for path in [path for path in self.boards if path not in up]:

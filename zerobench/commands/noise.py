@@ -28,7 +28,7 @@ from .compare import NOISE_FOLDER
 from .interleave import load_runs
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
-"""The default cell; it is measured anew, since noise is that of today, and stored apart."""
+"""The default cell; it is measured again, since noise is that of today, and stored apart."""
 
 MOST_PLAUSIBLE = 0.5
 """Largest plausible floor: above it the machine was disturbed, and every change would count as noise."""

@@ -62,7 +62,7 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
     if "superseded" in own or held.leftovers:
         steps.append(f"`zerobench prune{where}` removes what is superseded or left over")
     if older := sum(code_of(cell) == "older" for cell in cells):
-        steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them anew")
+        steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them again")
     return steps or [f"`zerobench export{where}` writes these as tables"]
 
 

@@ -210,7 +210,7 @@ def each_job_composed_once() -> Iterator[None]:
 
 @contextmanager
 def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
-    """Has Hydra's sweepers call a launcher of ours, made by `kind`, whatever launcher is chosen to run cells later."""
+    """Has Hydra's sweepers call our launcher, made by `kind`, whatever launcher is chosen to run cells later."""
 
     def ours(self: Plugins, hydra_context: Any, task_function: Any, config: DictConfig) -> Launcher:
         launcher = kind()

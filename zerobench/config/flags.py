@@ -38,7 +38,7 @@ FLAGS_ALONE = (
 NOT_HERE = {
     **dict.fromkeys(
         ("--config-name", "-cn", "--config-path", "-cp"),
-        "zerobench has one primary config; put what differs into an experiment of yours, FOLDER/experiment/NAME.yaml,"
+        "zerobench has one primary config; put what differs into your own experiment, FOLDER/experiment/NAME.yaml,"
         " and use --config-dir FOLDER experiment=NAME",
     ),
     "--experimental-rerun": "it unpickles a file, which can run code; a run's config.yaml says what to repeat",
@@ -48,7 +48,7 @@ NOT_HERE = {
 CONFIG_DIR = ("--config-dir", "-cd")
 
 FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", *CONFIG_DIR)
-"""Those with which cells are run; the others ask Hydra for something else."""
+"""Flags with which cells are run; the others ask Hydra for something else."""
 
 
 COLUMNS = "--columns"
@@ -70,7 +70,7 @@ def only_compose(flags: list[str]) -> bool:
 
 
 def unknown_flags(flags: list[str]) -> list[str]:
-    """Sentences for flags that do not exist here, that are refused, or whose value is none of theirs."""
+    """Sentences for flags that do not exist here, that are refused, or whose value they do not take."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
     sentences = [f"{flag}: no such flag{meant_flag(flag, [k for k in known if k[1] == '-'])}" for flag in wrong]

@@ -40,7 +40,7 @@ def of_keys(check: Overrides) -> str:
 
 
 def of_word(word: str, check: Overrides) -> str:
-    """Of a group, GROUP=CHOICE, a section or a key. Raises ValueError, a sentence, for anything else."""
+    """Returns help on a group, GROUP=CHOICE, a section or a key. Raises ValueError for anything else."""
     group, equals, choice = word.partition("=")
     if equals and group in check.choices:
         return _of_choice(group, choice, check)

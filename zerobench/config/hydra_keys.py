@@ -23,7 +23,7 @@ PARAMS = "hydra.sweeper.params"
 VERBOSE = "hydra.verbose"
 
 HEEDED = ("hydra.mode", PARAMS, VERBOSE, launcher.GROUP, launcher.SETTINGS, sweeper.GROUP)
-"""Those of Hydra's own keys that mean something on a command line; what Hydra runs, writes and logs is not used."""
+"""Hydra keys that mean something on a command line; Hydra's own jobs, files and logs are not used."""
 
 TARGET = "_target_"
 """The key by which a config of Hydra's names code to import."""
@@ -41,7 +41,7 @@ FROM_CONFIGS = (
 INSTANTIATED = ("hydra.launcher.", "hydra.sweeper.")
 """Parts of Hydra's config from which it makes objects."""
 
-NO_CODE = "a config names no code to import; register it in a script of yours"
+NO_CODE = "a config names no code to import; register it in your own script"
 
 NO_EFFECT = "it has no effect: Hydra composes here, and zerobench runs, writes and logs; leave it out"
 
@@ -60,7 +60,7 @@ def problem_of(override: Override) -> str:
     """A sentence for an override that would have no effect, else nothing."""
     key = override.key_or_group
     if TARGET in (override.input_line or ""):
-        return f"{override.input_line}: a command line names no code to import; register it in a script of yours"
+        return f"{override.input_line}: a command line names no code to import; register it in your own script"
     if key.startswith((launcher.GROUP, f"{launcher.SETTINGS}.")) and override.is_sweep_override():
         return f"{override.input_line}: a sweep has one launcher, and its jobs one setting; run the sweeps one by one"
     if key == launcher.GROUP:

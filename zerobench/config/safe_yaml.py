@@ -12,7 +12,7 @@ from ..host.files import read_text
 
 MOST_BYTES = 2**23
 MOST_NODES = 200_000
-"""Of a file whose aliases are written out: a few lines of them can stand for 10¹²."""
+"""Limit on a file whose aliases are written out: a few lines can stand for 10¹² of them."""
 
 
 class OnceLoader(yaml.SafeLoader):

@@ -148,7 +148,7 @@ def default_implementation(name: str, device: str) -> str:
 
 @dataclass
 class Decaying(Optimizer):
-    """Those with weight decay."""
+    """Optimizers with weight decay."""
 
     weight_decay: float = WEIGHT_DECAY(0.0)
 

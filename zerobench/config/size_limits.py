@@ -23,7 +23,7 @@ DEEPEST = 50
 """Brackets within one another; parsers need a few calls for each."""
 
 MOST_DIGITS = 18
-"""Of a whole number: more than any column of a table takes."""
+"""Digits of a whole number: more than any column of a table takes."""
 
 MOST_CELLS = 10_000
 """Values of one key, and cells of a sweep, which are all listed before the first is run."""

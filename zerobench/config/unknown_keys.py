@@ -87,7 +87,7 @@ def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def meant(key: str, known: Collection[str], prefix: str = "") -> str:
-    """Suggests keys for one that does not exist, to follow a sentence: another tool's word for one of ours, a key
+    """Suggests keys for one that does not exist, to follow a sentence: another tool's word for one of our keys, a key
     of the same name elsewhere, the nearest beside it, or else those that are valid there.
     """
     last = key.split(".")[-1]

@@ -108,7 +108,7 @@ def _nccl_shares() -> bool:
 
 
 def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problems: list[str]) -> tuple[int, int]:
-    """Of the first ranks of the job that was joined: the most on one machine, and on one GPU."""
+    """Returns the most of the joined job's first ranks on one machine, and on one GPU."""
     if ranks > len(membership.members):
         problems.append(job.too_many(ranks, len(membership.members)))
     return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
@@ -167,7 +167,7 @@ def _nodes_in_job(draft: Config, away: LauncherChoice, ranks: int, problems: lis
 
 
 def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
-    """Of a simulated world one rank alone is run, on one device."""
+    """Resolves a simulated world, of which one rank is run, on one device."""
     if draft.device == "cuda" and not gpus:
         problems.append("device=cuda: this machine has no GPU; a simulated world needs one, or device=cpu")
     draft.device = "cuda" if gpus else "cpu"

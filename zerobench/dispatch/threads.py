@@ -32,4 +32,4 @@ class StayingThreads:
 
 
 THREADS = StayingThreads()
-"""Of this process."""
+"""Standard streams of this process."""

@@ -227,6 +227,6 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
 
 
 def sentence_of(error: BaseException) -> str:
-    """Returns an error as one line: its message, and its type where that is not one of ours."""
+    """Returns an error as one line: its message, and its type unless that is defined here."""
     words = (str(error).strip() or "no message").splitlines()[0]
     return words if type(error).__module__.startswith("zerobench") else f"{type(error).__name__}: {words}"

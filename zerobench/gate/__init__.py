@@ -16,4 +16,4 @@ import pytest
 MARKER, FIXTURE = "zerobench", "zerobench_watch"
 
 IN_RANK: pytest.StashKey[int] = pytest.StashKey()
-"""Of a session: its rank, in a process that runs a test of `ranks=N`."""
+"""Key of a session's stash: its rank, in a process that runs a test of `ranks=N`."""

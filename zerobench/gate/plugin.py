@@ -31,7 +31,7 @@ HELP = (
 REQUEST: pytest.StashKey[Request] = pytest.StashKey()
 WATCHES: pytest.StashKey[Watches] = pytest.StashKey()
 TOLD: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
-"""Of a test: what it has recorded and noted, as plain values."""
+"""Key of a test's stash: what it has recorded and noted, as plain values."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

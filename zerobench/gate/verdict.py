@@ -42,7 +42,7 @@ class GateVerdict:
 def judge(made: Sequence[WatchedByTest], request: Request, home: Home, record: bool) -> GateVerdict:
     """Judges the watches of a test whose body has passed. Raises GateError where there is nothing to judge.
 
-    `record`: recorded limits are measured anew rather than held. On a rank that has no tables nothing is judged.
+    `record`: recorded limits are measured again rather than held. On a rank that has no tables nothing is judged.
     """
     if not made:
         raise GateError(
@@ -81,7 +81,7 @@ def _judge_watch(
 
 
 def _net(growth: lines.LineTable | None) -> lines.LineTable:
-    """Returns the lines that have grown, without those whose like are gone: buckets that were made anew, say."""
+    """Returns the lines that have grown, without those that replace others: rebuilt buckets, for example."""
     sums: Counter[tuple[str, str]] = Counter()
     table = growth or lines.LineTable()
     for one in table.lines:

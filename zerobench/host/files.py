@@ -79,7 +79,7 @@ PROBE = ".now-"
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file anew: readers see the old text or the new one, after a crash of the machine too."""
+    """Writes a file again: readers see the old text or the new one, after a crash of the machine too."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         aside.write_text(text)
@@ -127,7 +127,7 @@ def is_there(target: Path, error: OSError) -> bool:
         if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
             return False
         with contextlib.suppress(OSError):
-            os.listdir(target.parent)  # makes a client ask anew for what is in the folder
+            os.listdir(target.parent)  # makes a client ask again for what is in the folder
         time.sleep(0.2)
     return True
 

@@ -163,7 +163,7 @@ def write_budget(budget: BudgetFile) -> None:
         },
     }
     budget.path.parent.mkdir(parents=True, exist_ok=True)
-    head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it anew.\n"
+    head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it again.\n"
     head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
     aside = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)

@@ -47,7 +47,7 @@ def print_findings(findings: list[Finding], judged: Judged) -> None:
         console.print(printable(finding.sentence), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{_held(findings, judged)} of {len(judged)} limits hold", highlight=False)
     if any(finding.kind == "improvement" for finding in findings):
-        console.print("Improvements are not in the budget yet: zerobench budget record writes it anew.")
+        console.print("Improvements are not in the budget yet: zerobench budget record writes it again.")
 
 
 def _held(findings: list[Finding], judged: Judged) -> int:

@@ -21,11 +21,13 @@ from ..results.provenance import source_hash
 from ..sizes import printable
 from ..worker import run_rank
 from . import start_ranks as here
-from .over_cluster import INTERRUPTED
 from .start_ranks import STOPPED, Failure
 
 WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
 """Functions that an order may name. Jobs and results are rebuilt by the types in these functions' signatures."""
+
+INTERRUPTED = "was stopped by the user"
+"""The reason with which a process leaves on Ctrl-C or SIGTERM: the whole command ends then."""
 
 POLL_S = 0.05
 

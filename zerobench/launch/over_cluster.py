@@ -13,7 +13,7 @@ Those of a pass are removed when it is over, since a sweep may be long: ends as 
 read them. A rank's results are sent as JSON, with the log of its process, because only rank 0 writes files.
 
 A machine that dies takes its ranks along: they are *lost* (cluster/job.py). The cell that ran then is a crash. Each
-later cell looks anew, gets the first N living ranks of the job, and records on how many machines these are: a run on
+later cell looks again, gets the first N living ranks of the job, and records on how many machines these are: a run on
 other machines than were meant is another cell. One of more ranks than are left is a crash as well, with a sentence;
 the next start of the command, in a new job, runs it.
 """
@@ -32,7 +32,7 @@ from ..cluster.store import LostError
 from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED, JobRendezvous, Rendezvous
 from . import start_ranks as here
-from .follower import POLL_S, End, in_job, tell_torchrun
+from .follower import INTERRUPTED, POLL_S, End, in_job, tell_torchrun
 from .start_ranks import STOPPED, Failure, Interrupted, Outcome, explain
 
 FAREWELL_S = 20.0
@@ -97,7 +97,7 @@ def _dismiss(mine: JobContext) -> None:
 
 
 class _Pass:
-    """One pass as rank 0 runs it. `others`: the crew without rank 0, by rank in the pass; `ends`: those of theirs that
+    """One pass as rank 0 runs it. `others`: the crew without rank 0, by rank in the pass; `ends`: their ends that
     are known.
     """
 
@@ -176,9 +176,6 @@ class _Pass:
         kind = get_type_hints(self.worker)["return"]
         return Outcome("ok", "", [*results, *(rebuild(kind, self.ends[rank].results[0]) for rank in self.others)])
 
-
-INTERRUPTED = "was stopped by the user"
-"""The reason with which a process leaves on Ctrl-C or SIGTERM: the whole command ends then."""
 
 LATER = "the same command runs it in a new job"
 

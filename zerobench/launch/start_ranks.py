@@ -46,7 +46,7 @@ STOPPED = "stopped"
 STILL_RAN = "still ran"
 
 HALTED = {
-    "T": "was stopped by a signal (SIGSTOP, say), and others may have waited for it",
+    "T": "was stopped by a signal (SIGSTOP, for example), and others may have waited for it",
     "t": "was stopped by a debugger, and others may have waited for it",
     "D": "waited in the kernel, for a disk or a device",
 }

@@ -19,7 +19,7 @@ from ..host.files import read_text
 NAME = "config.json"
 
 MOST_BYTES = 2**22
-"""Of a file that is read."""
+"""Largest size of a file that is read."""
 
 ABOUT_WEIGHTS = (
     "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache",
@@ -28,9 +28,9 @@ ABOUT_WEIGHTS = (
 """Keys that say how weights were stored or run; `precision` and the device decide that here."""
 
 REFUSED = {
-    "auto_map": "names code of its own, which is not executed; register the model in a script of yours, or remove the"
+    "auto_map": "names code of its own, which is not executed; register the model in your own script, or remove the"
     " key if transformers' own code is what you train",
-    "trust_remote_code": "asks for code of others, which is not executed; register the model in a script of yours",
+    "trust_remote_code": "asks for code of others, which is not executed; register the model in your own script",
     "quantization_config": "describes quantized weights, which are not trained; remove the key",
 }
 """Key -> why a file with it is refused, and what would help."""
@@ -108,17 +108,17 @@ def _check_kind(path: str, kind: Any) -> str:
     if kind in KNOWN:
         return kind
     if kind in transformers.CONFIG_MAPPING:
-        words = "is no causal language model; register the module in a script of yours"
+        words = "is no causal language model; register the module in your own script"
         raise ValueError(f"huggingface.config={path}: model_type {kind} {words}")
     near = get_close_matches(kind, list(KNOWN), n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "a newer one may, or register the model in a script of yours"
+    hint = f"did you mean {near[0]}?" if near else "a newer one may, or register the model in your own script"
     raise ValueError(
         f"huggingface.config={path}: transformers {transformers.__version__} knows no model_type {kind:.60}; {hint}"
     )
 
 
 def _without(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns settings without `names`, in sections of theirs too, as in text_config; the model_type of those stays."""
+    """Returns settings without `names`, in subsections too, as in text_config; the model_type of those stays."""
     kept = {key: value for key, value in settings.items() if key not in names}
     inner = tuple(name for name in names if name != "model_type")
     return {key: _without(value, inner) if isinstance(value, dict) else value for key, value in kept.items()}

@@ -49,7 +49,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def _curves(results: Results, cells: pd.DataFrame) -> Curves:
-    """Those of cells that are ok: the reference's first, else in their order."""
+    """Returns the losses of cells that are ok: the reference's first, else in their order."""
     found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
     return dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name))
 

@@ -156,7 +156,7 @@ def words_of(label: str) -> dict[str, str]:
 
 
 def width_of(text: str) -> float:
-    """Of one line of small text, in points."""
+    """Returns the width of one line of small text, in points."""
     prop = FontProperties(size=mpl.rcParams["xtick.labelsize"])
     return float(text_to_path.get_text_width_height_descent(text, prop, False)[0])
 

@@ -28,7 +28,7 @@ OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 """Part that is no category of the ledger's: the allocator's peak less the ledger's."""
 
 LEAST_OUTSIDE = 0.001
-"""Of the peak: less is not drawn."""
+"""Fraction of the peak below which nothing is drawn."""
 
 CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
 

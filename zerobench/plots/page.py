@@ -39,7 +39,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 WIDTHS = {"column": 3.35, "page": 7.0}
-"""Of a figure, in inches."""
+"""Size of a figure, in inches."""
 
 POINTS = {"paper": 8.5, "slides": 10.5}
 """Style -> size of a title; all other text is "small" beside it, which is 5/6 of it."""

@@ -135,7 +135,7 @@ def model_of(name: str, shape: str) -> str:
 
 
 def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:
-    """Of the model's options those that are not the same in all panels of the model."""
+    """Returns the options of the model that differ between its panels."""
     others = [set(panel["shape"].iloc[0].split()) for panel in panels]
     return "".join(f", {option}" for option in shape.split() if not all(option in other for other in others))
 

@@ -73,11 +73,11 @@ def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, wi
 
 
 LEAST = 0.002
-"""Of an axis: what is smaller cannot be seen, and a legend does not name it."""
+"""Fraction of an axis: a smaller bar cannot be seen, and a legend does not name it."""
 
 
 def seen(figure: Figure, fills: Fills) -> Fills:
-    """Those of `fills` of which a figure's bars (`stack`) have any that can be seen."""
+    """Returns the `fills` that can be seen in a figure's bars (`stack`)."""
     found: set[object] = set()
     for axes in figure.axes:
         least = LEAST * axes.get_ylim()[1]

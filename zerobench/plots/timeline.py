@@ -24,7 +24,7 @@ CAPTION = "One step of the accounted pass, which the instrument slows down: its 
 MS = 1000
 
 LITTLE, NONE = 0.15, 0.05
-"""Of the step: a phase that is shorter has its name upright, or outside of it."""
+"""Fraction of the step: a shorter phase has its name upright, or outside of it."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:

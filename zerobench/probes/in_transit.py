@@ -24,7 +24,7 @@ IN_CALL = 3
 """References to a tensor of one Python object while a collective is dispatched: the object's, and the call's two."""
 
 PATIENCE_S = 0.5
-"""Longest wait for one tensor: then something else holds it, a view's base, say, and tensors like it are let be."""
+"""Longest wait for one tensor: then something else holds it, such as a view's base, and tensors like it are let be."""
 
 LOOKS, LOOK_S = 3, 2e-5
 """Looks at a tensor that has one holder, and the time between two, in which the thread can have Python's lock."""

@@ -108,7 +108,7 @@ class Extremes:
     states: int = -1
     at_states: Counter[str] = field(default_factory=Counter)
     alive: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
-    """Of whole intervals: size, storage and category of what lives at the peak, largest first."""
+    """Size, storage and category of everything alive at the peak of a whole interval, largest first."""
     alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     """The states among what lives when their sum is largest."""
     made: Counter[str] | None = None

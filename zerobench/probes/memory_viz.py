@@ -1,7 +1,7 @@
 """A step of the ledger as a snapshot in torch's format, which https://pytorch.org/memory_viz and torch.cuda._memory_viz
 show: plain dicts, lists, strings and whole numbers.
 
-device      a tier of ours (device, host, nvme), by number; each has one segment
+device      one of our tiers (device, host, nvme), by number; each has one segment
 block       a storage from one change of its size or category to the next; a change is a free and an allocation
 address     made up: no two blocks that live overlap; blocks of equal size take turns
 category    colors a block in the page's timeline

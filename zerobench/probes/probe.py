@@ -39,13 +39,13 @@ class PassRecords:
     kept: str = ""
     """The largest storage of kept_bytes, in words."""
     witness: str = ""
-    """Of the accounted pass: where the allocator's total came from (probes/allocator.py)."""
+    """Source of the allocator's total in the accounted pass (probes/allocator.py)."""
     wall_s: float | None = None
     """From the beginning of the first measured step to the end of the last; None in a pass without times."""
     times: list[dict[str, float]] = field(default_factory=list)
     """Seconds of each phase, per step; empty in a pass without times."""
     order: EventOrder | None = None
-    """Of the last step, where the pass looks at events."""
+    """Events of the last step, if the pass records them."""
 
 
 class Probe(Protocol):

@@ -9,7 +9,7 @@ They are never read here. torch's functions for CUDA are private; only this modu
 Labels in torch's own snapshot of CUDA's allocator: each allocation gets those of the storage that was made in it.
 
 entry    of `device_traces`: an allocation or a free, with its address and, since torch 2.1, `time_us` of the wall clock
-birth    a storage of ours, met at its address after its allocation and before the next one there (probes/history.py)
+birth    a known storage, met at its address after its allocation and before the next one there (probes/history.py)
 
 A block that no birth belongs to, a kernel's workspace say, is of the category "unknown". torch's own frames stay the
 inner ones.
@@ -106,7 +106,7 @@ def _write(place: Entry, birth: Birth) -> None:
 FOLDER = "snapshots"
 
 PROTOCOL = 4
-"""Of pickles: the newest that the page reads."""
+"""Protocol of pickles: the newest that the page reads."""
 
 
 @contextmanager

@@ -76,10 +76,9 @@ class MemoryRow:
     tier: str = "device"
     """device, host or nvme."""
     allocations: int | None = None
-    """Of the whole step on the device: how often memory was asked for in a step, the most of any, what a backend takes
-    for a moment included, so that gloo's differs from a simulated world's."""
+    """Allocations on the device in a step, the most of any, with those that a backend makes for a moment, so that gloo's differs from a simulated world's."""
     lasting: int | None = None
-    """Those of `allocations` that outlived the phase they were made in, and so lay between what came and went later."""
+    """The part of `allocations` that outlived their phase, and so lay between later short-lived ones."""
 
 
 @dataclass

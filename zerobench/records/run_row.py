@@ -158,7 +158,7 @@ class RunMemory(RunSetting):
     update_peak_bytes: int | None = None
     """Largest sum of live bytes in their updates."""
     predicted_activations_bytes: int | None = None
-    """Of max_activations_bytes: the part that the model needs without an engine; None where it cannot be predicted."""
+    """The part of max_activations_bytes that the model needs without an engine; None where it cannot be predicted."""
     growth_bytes: int | None = None
     """Live bytes on the device after the measured steps less those before them, on the rank where it is largest; the
     table of lines says what has grown. In a loop that leaks nothing it is 0."""
@@ -418,7 +418,7 @@ class SearchRow:
     run_ids: str
     """The runs of the fastest combination, separated by spaces."""
     micro_batch: int | None = None
-    """Of the fastest combination that fits, as the columns that follow; None where nothing fits."""
+    """Micro-batch of the fastest combination that fits, as in the next columns; None if nothing fits."""
     accumulation: int | None = None
     """Micro-batches per step."""
     checkpointing: bool | None = None
@@ -426,7 +426,7 @@ class SearchRow:
     peak_bytes: int | None = None
     """Largest sum of live bytes on any rank."""
     tokens_per_s: float | None = None
-    """Of the winner, over its launches."""
+    """Median of the winner, over its launches."""
     tokens_per_s_low: float | None = None
     """Lower end of its 95 % confidence interval over launches."""
     tokens_per_s_high: float | None = None

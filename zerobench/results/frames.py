@@ -31,7 +31,7 @@ _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 MOST_VALUES = 2**28
-"""Of a table that is read, rows times columns: 2 GiB of numbers, which a file of a few kB can stand for."""
+"""Largest table that is read, rows times columns: 2 GiB of numbers, which a file of a few kB can stand for."""
 
 
 def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:

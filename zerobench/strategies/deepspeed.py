@@ -127,7 +127,7 @@ HELD = {
 
 
 class _Buffers(list[torch.Tensor]):
-    """Of a bucket of stages 1 and 2, which makes and drops them in backward: named as they come."""
+    """Buffers of a bucket of stages 1 and 2, made and dropped in backward: labeled on arrival."""
 
     def append(self, buffer: torch.Tensor) -> None:
         super().append(labels.label(buffer, labels.COMMUNICATION, "bucket"))

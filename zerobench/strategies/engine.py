@@ -69,7 +69,7 @@ class Engine(Protocol):
         """Scales the gradients down to the global norm `max_norm`; returns the norm before, 0-dim."""
 
     def settle(self) -> None:
-        """Completes what is still on its way after the last step: gathers that overlap the next forward, say."""
+        """Completes what is still in flight after the last step, such as gathers that overlap the next forward."""
 
     def reduced_gradients(self) -> Iterable[torch.Tensor]:
         """This rank's part of the reduced gradients, multiplied by the loss scale; none where they cannot be seen. A

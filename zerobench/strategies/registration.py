@@ -121,7 +121,7 @@ def shape_of(section: Mapping[str, Any]) -> StrategyShape:
 
 
 def user_source(name: str) -> bytes:
-    """The file that defines the builder of a user's strategy; nothing of ours, which is in the package's hash."""
+    """The file that defines the builder of a user's strategy; empty if built in: the package's hash has those."""
     found = find(name)
     return source_of(found.build) if found is not None and found.of_user else b""
 

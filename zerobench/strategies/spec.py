@@ -69,7 +69,7 @@ class StrategySpec:
     theory: StrategyTheory | None = None
     """None: it is measured only, and predicted columns are empty."""
     partitions_as: str | None = None
-    """Of a peer, whose schedule theory does not know: the stage of ours that partitions the same states."""
+    """For a peer, whose schedule theory does not know: our stage that partitions the same states."""
     fullest_rank: Callable[[Sequence[ParameterShape], int, OptimizerShape], int] = lambda shapes, ranks, optimizer: 0
     """Where there is no theory: the rank that holds most, given the parameters, the number of ranks and the optimizer.
     The first, where all are alike or the last ones are padded.
@@ -86,12 +86,12 @@ class StrategySpec:
     install: str = ""
     """How it is installed, to follow a sentence that says it is not."""
     reference: Mapping[str, Any] | None = None
-    """Of the one that others are held against: its options in a run that is made for that."""
+    """Options of the reference strategy in a run that others are compared with."""
     rounds_as_reference: bool = False
     """On one and two ranks it adds up what the reference adds up, in its order."""
     settles_after: int = 2
-    """Steps after which every later one is alike in memory and traffic: where an engine arranges its buffers anew after
-    the first, two.
+    """Steps after which every later one is alike in memory and traffic: two where an engine arranges its buffers
+    after the first.
     """
     read_by_harness: tuple[str, ...] = ("accumulate",)
     """Options that are not the engine's: its builder gets them where it names them."""

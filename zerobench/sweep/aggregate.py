@@ -330,7 +330,7 @@ def join_theory(
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
-    """Of a simulated world one rank has been measured: what the others move between tiers, and hold in host memory,
+    """Scales a simulated world from its one measured rank: what the others move between tiers, and hold in host memory,
     differs from it by their own shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as
     many times.
     """

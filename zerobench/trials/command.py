@@ -37,7 +37,7 @@ from .proposals import Proposals
 from .trial import ANSWERS, Trial, best_of
 
 AGAIN = ("measure.repeats=3", "rerun=true")
-"""Overrides that measure the best trial anew: of many measured times the best one was lucky, too."""
+"""Overrides that measure the best trial again: of many measured times the best one was lucky, too."""
 
 
 def run_proposed(
@@ -135,7 +135,7 @@ def _print_best(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Tria
 
 
 def command_of(proposed: Proposed, trial: Trial) -> list[str]:
-    """Returns the command line that runs this trial's cell: anew and three times where its objective is a time."""
+    """Returns the command line that runs this trial's cell: again and three times where its objective is a time."""
     times = any(one.unit in ("s", "tokens / s") for one in proposed.objectives)
     given = {word.partition("=")[0].lstrip("+") for word in proposed.fixed}
     words = [word for word in proposed.fixed if not word.lstrip("+").startswith("search.memory_limit=")]

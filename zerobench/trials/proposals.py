@@ -1,4 +1,4 @@
-"""A sweeper of Hydra's at work: it proposes batches of cells, a launcher of ours runs them and returns their values.
+"""A sweeper of Hydra's at work: it proposes batches of cells, our launcher runs them and returns their values.
 
 1. propose   the plugin calls its launcher with the overrides of a batch
 2. compose   each becomes a cell with all checks of a sweep; a cell that was there already keeps its trial's rows
@@ -97,7 +97,7 @@ class Proposals:
         return f"{type(error).__name__}: {first_line(error)}"
 
     def _sweeper(self, folder: Path, console: _Console) -> Any:
-        """Makes the plugin, with a launcher of ours; the jobs of a dispatched sweep have the one that was chosen."""
+        """Makes the plugin, with our launcher; the jobs of a dispatched sweep have the one that was chosen."""
         config = self.check.compose_whole([*self.proposed.words, *QUIET])
         with open_dict(config):
             config.hydra.sweep.dir = str(folder)

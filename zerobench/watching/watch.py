@@ -55,7 +55,7 @@ class Watch:
     optimizer   whatever has the loop's `step`, or several in the order in which they step; None: an engine's own
     ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
     warmup      steps before the measured ones; without any, what the first step leaves is counted as growth. None:
-                1, and 2 where DDP, which makes its buckets anew in the second step, reduces the gradients
+                1, and 2 where DDP, which makes its buckets again in the second step, reduces the gradients
     steps       measured steps
     to          a results folder; None: that of the variable ZEROBENCH_WATCH_TO; without it the tables are in
                 `results` alone

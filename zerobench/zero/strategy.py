@@ -135,7 +135,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced.
 
-        Several forwards, and updates between them, may stand in one torch.autocast: it is made to cast anew in each.
+        Several forwards, and updates between them, may stand in one torch.autocast: it casts again in each.
         """
         Hook(self._before_forward)()
         return self.module(*inputs, **named_inputs)
@@ -246,7 +246,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.gradients.synchronizing = before
 
     def label_held(self) -> None:
-        """Labels all that the engine holds anew, for an observer that has come since `initialize`.
+        """Labels all that the engine holds again, for an observer that has come since `initialize`.
 
         A master in a file is not among it: its bytes are known from the time when they are written.
         """

@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "ledger-resize-not-seen",
-        "Memory that a storage is given anew by resize_ is not counted.",
+        "Memory that a storage is given again by resize_ is not counted.",
         "        meet(storage)\n",
         "",
         (f"{LEDGER}::test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase",),

@@ -196,7 +196,7 @@ def _logs(folder: Path | None) -> Iterator[Passage]:
     for log in logs:
         try:
             lines = read_text(log, errors="replace").rstrip().splitlines()
-        except (OSError, ValueError) as error:  # a pipe, say: others may have written the folder
+        except (OSError, ValueError) as error:  # such as a pipe: others may have written the folder
             lines = [str(error)]
         if lines:
             name = log.relative_to(log.parents[1] if log.parent.name != "logs" else log.parent)

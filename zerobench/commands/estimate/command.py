@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
     add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
-    add("--config-dir", help="a folder of yours that adds choices, as for a sweep")
+    add("--config-dir", help="your own folder, which adds choices, as for a sweep")
     add("--device", choices=KINDS, help=f"executed for it, whatever is here (default: {DEVICE})")
     add("--attention", choices=ATTENTION_KERNELS, help="kernel on a GPU (default: torch's own choice)")
     add("--device-memory", metavar="SIZE", help='of a rank, as "80 GiB": what fits, and by how much')

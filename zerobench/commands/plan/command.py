@@ -37,7 +37,7 @@ from .search import PlanAxis, PlanRow, family_axis, progress, run_searches, sear
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
-"""Of the execution of one cell. A model of hundreds of blocks takes minutes."""
+"""Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes minutes."""
 
 EPILOG = """\
 What fits 64 GPUs of 80 GiB, and which strategy moves least:

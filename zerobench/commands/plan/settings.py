@@ -238,7 +238,7 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def megatron(config: CellConfig) -> Settings:
-    """Returns `megatron.args` for the cell. The model's shape is there for a GPT of ours."""
+    """Returns `megatron.args` for the cell. The model's shape is there for the built-in GPT."""
     arguments = [
         "--tensor-model-parallel-size 1", "--pipeline-model-parallel-size 1",
         f"--micro-batch-size {config.micro_batch}", f"--global-batch-size {config.batch}",

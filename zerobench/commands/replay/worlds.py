@@ -212,4 +212,4 @@ def _formulas(config: CellConfig, record: RankRecord) -> str | None:
 
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")
-"""Columns of a run's row that an execution has anew."""
+"""Columns of a run's row that an execution has again."""

@@ -85,7 +85,7 @@ class LoadPlanner(DefaultLoadPlanner):
         self.metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """Returns an item per saved chunk that overlaps one of ours. Raises ValueError where they leave a gap."""
+        """Returns an item per saved chunk that overlaps one of this rank's. Raises ValueError if they leave a gap."""
         assert self.metadata is not None
         items = []
         for name, flat in self.state_dict.items():

@@ -84,7 +84,7 @@ class GradientSegment:
     _order: MemoryOrder = field(repr=False)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """These elements, (stop - start,), of a tensor of the parameter's shape: a mask, say."""
+        """These elements, (stop - start,), of a tensor of the parameter's shape, such as a mask."""
         return self._order.flatten(whole)[self.start : self.stop]
 
 
@@ -184,7 +184,7 @@ def _number_of(engine: Strategy, name: str) -> int:
 
 
 def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
-    """Those of one parameter, or of all; what is written to them is kept when the next is asked for."""
+    """Yields the gradients of one parameter, or of all; a write to one is kept when the next is asked for."""
     update, scale = engine.update, engine.update.scaling.pending
     for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
         wanted = [one for one in mine if one.used and number in (None, one.segment.parameter)]

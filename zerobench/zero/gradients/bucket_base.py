@@ -33,7 +33,7 @@ from ..comm.streams import Handle
 from ..layout import Piece
 
 if TYPE_CHECKING:
-    from ..offload.placement import GradientSink
+    from ..offload.placement import GradientSink as GradientSink
     from ..units.unit import Unit
 
 

@@ -36,7 +36,7 @@ WORDS = {
 
 
 class StandIn(torch.Tensor):
-    """Of the gradient of `parameter_name`. `zeroed`: the names of those that were set to zero."""
+    """The facts about the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero."""
 
     parameter_name: str
     zeroed: set[str]
@@ -79,7 +79,7 @@ class StandIn(torch.Tensor):
 
 
 class StandIns:
-    """Those of one engine.
+    """The placeholders of one engine.
 
     `_made`    by parameter number, for life
     `_put`     numbers of the parameters that have theirs now; `_pairs`: those parameters with theirs

@@ -134,7 +134,7 @@ def extent_of(tensor: torch.Tensor) -> Extent:
 def _others(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Buffers, and tensors in the modules' attributes, by name."""
     for path, module in model.named_modules():
-        # a weight that torch's spectral_norm computes from weight_orig is made anew before each forward
+        # a weight that torch's spectral_norm computes from weight_orig is made again before each forward
         attributes = {n: value for n, value in vars(module).items() if f"{n}_orig" not in module._parameters}
         values: dict[str, Any] = {**attributes, "_parameters": (), "_modules": (), "_buffers": (), **module._buffers}
         for name, value in values.items():

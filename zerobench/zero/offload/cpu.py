@@ -269,7 +269,7 @@ class HostPlacement(Placement):
             sink.settle()
 
     def put_gradients_aside(self) -> None:
-        """Those that are here belong to an update that comes later; what arrives from now on lies elsewhere."""
+        """Puts the gradients that are here aside for a later update; new ones are stored elsewhere."""
         for sink in self._sinks:
             sink.put_aside()
 

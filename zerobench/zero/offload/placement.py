@@ -82,7 +82,7 @@ class ShardRange:
             self._placement.read(self.unit, self.start, self.master)
 
     def label_held(self) -> None:
-        """Labels the master anew, for observers that have come since it was made."""
+        """Labels the master again, for observers that have come since it was made."""
         if not self.is_parameters and isinstance(getattr(self, "master", None), torch.Tensor):
             labels.label(self.master, labels.MASTER, self.unit.name, tier=self.tier)
 
@@ -210,7 +210,7 @@ class Placement:
         return [ShardRange(self, unit, 0, unit.layout.shard_numel)]
 
     def all_ranges(self) -> list[ShardRange]:
-        """Those of all units, in order."""
+        """The shard ranges of all units, in order."""
         return [one for ranges in self.ranges.values() for one in ranges]
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:

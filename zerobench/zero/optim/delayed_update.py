@@ -72,7 +72,7 @@ class Pending:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """Of each parameter group, as they were."""
+        """Returns the options of each parameter group, as they were."""
         return [_options(group) for group in self.optimizer.param_groups]
 
 

@@ -240,7 +240,7 @@ def put(optimizer: optim.Optimizer, facts: Facts) -> None:
 
 
 def changed(before: Facts, after: Facts) -> Facts:
-    """Of `after`, what is new or another."""
+    """Returns the entries of `after` that are new or different."""
     return {at: fact for at, fact in after.items() if at not in before or not fact.equals(before[at])}
 
 

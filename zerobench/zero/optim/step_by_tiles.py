@@ -113,7 +113,7 @@ def raw_step(optimizer: optim.Optimizer) -> None:
 
 @contextmanager
 def _without_hooks(optimizer: optim.Optimizer) -> Iterator[None]:
-    """Of an optimizer whose step calls its parent's, which has hooks run, too."""
+    """Suspends the hooks of an optimizer whose step calls its parent's, which would run them again."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     kept = {name: getattr(optimizer, name) for name in names}
     vars(optimizer).update({name: OrderedDict() for name in names})

@@ -5,7 +5,7 @@ They are whole from the forward's beginning on. Backward begins with the head, a
     keep_root=False   given back after forward, and gathered again when backward begins
     keep_root=True    whole until the backward is over
     keep_root="auto"  given back when backward comes to the first other unit, while gradients and activations are most;
-                      gathered again for a module of theirs whose backward reads parameters, which an embedding's does
+                      gathered again for a submodule whose backward reads parameters, which an embedding's does
                       not: then nothing more travels than if they were kept
 
 That takes parameters that are read in their own modules' forward alone. Where one is the root module's own, or is seen
@@ -90,7 +90,7 @@ class Root:
                 self._hearing.listen(parameter)
 
     def _heard(self, parameter: nn.Parameter) -> None:
-        """Of a tied one a module reads an alias."""
+        """Notes a read; a module reads an alias of a tied parameter."""
         if parameter in self._parameters and not self._reading[parameter] and not inside_backward():
             self._read_at.append(self._uses())
 

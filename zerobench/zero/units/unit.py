@@ -68,7 +68,7 @@ class Unit:
         return self.full_parameters.device
 
     def label_held(self) -> None:
-        """Labels its tensors anew, for observers that have come since they were made."""
+        """Labels its tensors again, for observers that have come since they were made."""
         labels.label(self.full_parameters, labels.PARAMETERS, self.name)
         if isinstance(self.parameter_shard, torch.Tensor):
             tier = labels.DEVICE if self.placement.keeps_parameters else labels.HOST

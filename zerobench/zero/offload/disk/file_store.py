@@ -43,7 +43,7 @@ CHUNK_PAGES = 63
 
 
 def checksum(piece: memoryview) -> int:
-    """Of (bytes,) of memory, wherever it begins: 32 bits."""
+    """Returns a 32-bit checksum of (bytes,) of memory, wherever it begins."""
     whole = len(piece) // (8 * PAGE_WORDS) * 8 * PAGE_WORDS
     found = zlib.crc32(piece[whole:])
     if whole:
@@ -152,7 +152,7 @@ class FileStore:
 
     @property
     def bytes(self) -> int:
-        """Of the file: all regions, each padded to a multiple of ALIGN_BYTES."""
+        """Size of the file: all regions, each padded to a multiple of ALIGN_BYTES."""
         return self.channel.bytes
 
     @property
