@@ -76,7 +76,8 @@ class MemoryRow:
     tier: str = "device"
     """device, host or nvme."""
     allocations: int | None = None
-    """Allocations on the device in a step, the most of any, with those that a backend makes for a moment, so that gloo's differs from a simulated world's."""
+    """Allocations on the device in a step, at most; with short-lived ones of the backend, so that gloo differs from a
+    simulated world."""
     lasting: int | None = None
     """The part of `allocations` that outlived their phase, and so lay between later short-lived ones."""
 
