@@ -40,8 +40,8 @@ STRATEGIES: dict[str, list[dict[str, Any]]] = {
 """Name -> options that combinations have by turns."""
 
 
-def _files(**more: Any) -> schema_memory.NvmeOffload:
-    return schema_memory.NvmeOffload(block_bytes=BLOCK_BYTES, buffers=8, depth=2, **more)
+def _files(**more: Any) -> schema_memory.NvmeOffloadConfig:
+    return schema_memory.NvmeOffloadConfig(block_bytes=BLOCK_BYTES, buffers=8, depth=2, **more)
 
 
 CORE: dict[str, dict[str, dict[str, Any]]] = {

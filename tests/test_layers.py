@@ -243,6 +243,23 @@ def test_the_bottom_layer_knows_nobody() -> None:
             assert others <= allowed, path
 
 
+def classes_of(package: Path) -> dict[str, list[str]]:
+    """Name of each public class -> modules that define one of that name."""
+    found: dict[str, list[str]] = {}
+    for name, path in modules_of(package).items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name)
+    return found
+
+
+def test_no_class_name_has_two_meanings(tmp_path: Path) -> None:
+    assert {name: modules for name, modules in classes_of(PACKAGE).items() if len(modules) > 1} == {}
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text("class Planted: ...\nclass _Own: ...\n")
+    assert {name: len(modules) for name, modules in classes_of(tmp_path).items()} == {"Planted": 2}
+
+
 def test_analysis_stands_on_tables_alone() -> None:
     for path in (PACKAGE.parent / "analysis").glob("*.py"):
         text = path.read_text()

@@ -139,7 +139,7 @@ def _of_ours(chance: random.Random, strategy: str) -> dict[str, Any]:
         "nodes": {"nodes": True} | ({"zeropp": schema_memory.AllOfZeropp()} if strategy == "zero3" else {}),
         "cpu": {"offload": schema_memory.CpuOffload(fraction=chance.choice((1.0, 0.5)))},
         "delayed": {"offload": schema_memory.CpuOffload(delayed=True, delayed_after=1)},
-        "nvme": {"offload": schema_memory.NvmeOffload(block_bytes=64 * 1024)},
+        "nvme": {"offload": schema_memory.NvmeOffloadConfig(block_bytes=64 * 1024)},
     }
     return {"strategy": section} | kinds[kind]
 

@@ -44,7 +44,7 @@ def _of(name: str, model: str = "tiny", sizes: tuple[int, ...] = ALL_SIZES, **mo
 BF16, FP16 = schema_training.Bf16(), schema_training.Fp16(initial_scale=1024.0)
 WIDE = schema_training.Bf16(gradient_dtype="fp32", wire_dtype="bf16")
 EARLY, LATE = {"accumulate": "every"}, {"accumulate": "last"}
-CPU, NVME = schema_memory.CpuOffload, schema_memory.NvmeOffload
+CPU, NVME = schema_memory.CpuOffload, schema_memory.NvmeOffloadConfig
 PAIRS, FOUR = (2, 4), (4,)
 
 VARIANTS: dict[str, Variant] = {

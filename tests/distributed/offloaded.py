@@ -14,7 +14,7 @@ from tests.cells import cell
 from tests.distributed.variants import account
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
-from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of
@@ -25,7 +25,7 @@ from zerobench.zero import Offload, initialize
 
 N = 2
 HALF = Bf16(tile_bytes=16 * 1024)
-FILES = NvmeOffload(block_bytes=64 * 1024)
+FILES = NvmeOffloadConfig(block_bytes=64 * 1024)
 
 CELLS: dict[str, dict[str, Any]] = {
     "zero1 cpu": {"offload": CpuOffload()},

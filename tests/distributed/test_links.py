@@ -12,7 +12,12 @@ import pytest
 from tests.cells import cell
 from tests.distributed.variants import account
 from zerobench.config.schema import Measure
-from zerobench.config.schema_memory import CheckpointOffloadActivations, CpuOffload, NvmeOffload, OffloadActivations
+from zerobench.config.schema_memory import (
+    CheckpointOffloadActivations,
+    CpuOffload,
+    NvmeOffloadConfig,
+    OffloadActivations,
+)
 from zerobench.config.schema_training import Adagrad, Bf16, Fp16
 from zerobench.records import LINKS, RunRow
 from zerobench.sweep.aggregate import join
@@ -24,9 +29,9 @@ INPUTS, SAVED = CheckpointOffloadActivations(least_bytes=64), OffloadActivations
 SHARDS_ONLY = CpuOffload(optimizer=False, gradients=False, parameters=True)
 
 
-def files(**more: Any) -> NvmeOffload:
+def files(**more: Any) -> NvmeOffloadConfig:
     """Of many cuts; the page cache is on every file system."""
-    return NvmeOffload(block_bytes=4096, **{"direct": False, **more})
+    return NvmeOffloadConfig(block_bytes=4096, **{"direct": False, **more})
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

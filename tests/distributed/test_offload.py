@@ -19,7 +19,7 @@ from tests.distributed.offloaded import CELLS, Measured, N
 from tests.distributed.streams import AtOnce
 from tests.ranks import run_ranks
 from zerobench.config.schema import Gpt
-from zerobench.config.schema_memory import NvmeOffload
+from zerobench.config.schema_memory import NvmeOffloadConfig
 from zerobench.zero import Offload, initialize
 from zerobench.zero.optim import delayed_update, step_by_tiles
 from zerobench.zero.optim.step_by_tiles import raw_step
@@ -58,7 +58,7 @@ def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: p
     found = offloaded.measure(
         tmp_path,
         {
-            f"{way} {model}": {"offload": NvmeOffload(block_bytes=8192), "model": model, "precision": precision}
+            f"{way} {model}": {"offload": NvmeOffloadConfig(block_bytes=8192), "model": model, "precision": precision}
             for way, precision in ways.items()
             for model in ("small", "large")
         },

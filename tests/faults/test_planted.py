@@ -27,7 +27,7 @@ NAMED = {
     "bf16": Bf16(),
     "cpu": schema_memory.CpuOffload(),
     "cpu_delayed": schema_memory.CpuOffload(delayed=True, delayed_after=3),
-    "nvme": schema_memory.NvmeOffload(block_bytes=64 * 1024, buffers=8, depth=2),
+    "nvme": schema_memory.NvmeOffloadConfig(block_bytes=64 * 1024, buffers=8, depth=2),
 }
 
 

@@ -16,7 +16,7 @@ from tests.cells import cell
 from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.dry_run import print_plan
-from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.host import others
 from zerobench.host.pipes import patient
 from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
@@ -236,7 +236,7 @@ def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
     shown = capsys.readouterr().out
     assert all(name in shown for name in (" host ", " down ", " up ", printed_table.ONE_MEMORY))
     assert "files" not in shown
-    assert print_plan([cell("zero3", 4, node_size=2, offload=NvmeOffload())]) == 0
+    assert print_plan([cell("zero3", 4, node_size=2, offload=NvmeOffloadConfig())]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in (" host ", " files ", " between nodes "))
     assert print_plan([cell("zero3", 2)]) == 0

@@ -33,7 +33,7 @@ from zerobench.dispatch.plugin import at_once, groups_of, resources_for, setting
 from zerobench.dispatch.sweep import DispatchedSweep
 from zerobench.dispatch.task import _leased, run_job
 from zerobench.dispatch.threads import StayingThreads
-from zerobench.dispatch.watch import Watch
+from zerobench.dispatch.watch import JobWatch
 from zerobench.host.signals import end_with_parent
 from zerobench.results.board import BoardWriter
 from zerobench.results.leftovers import JOBS, abandoned_jobs, boards_of_orphans, tidy
@@ -273,7 +273,7 @@ def test_fail_fast_takes_jobs_from_the_queue_that_wait_there(monkeypatch, tmp_pa
     """zero1's job waits until it is canceled; zero2's is at work, and its row counts."""
     canceled = threading.Event()
 
-    class Queue(Watch):
+    class Queue(JobWatch):
         def withdraw(self, folders: Any, whole: bool = False) -> list[JobFolder]:
             mine = [one for one in folders if one.launches()[0].cell.config.strategy.name == "zero1"]
             if mine and not whole:

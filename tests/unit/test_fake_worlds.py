@@ -23,7 +23,7 @@ import zerobench
 from tests.cells import MODELS, cell
 from zerobench.config import schema_training
 from zerobench.config.schema import Model
-from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
 from zerobench.fake_execution import execute
 from zerobench.host.environment import rank_environment
@@ -74,7 +74,7 @@ def test_fake_tensors_of_a_real_world_are_refused() -> None:
 
 
 def test_a_fake_world_counts_the_bytes_of_files_and_makes_none(tmp_path: Path) -> None:
-    one = cell("zero2", 2, "mlp", offload=NvmeOffload(path=str(tmp_path), block_bytes=2**30))
+    one = cell("zero2", 2, "mlp", offload=NvmeOffloadConfig(path=str(tmp_path), block_bytes=2**30))
     found = execute(one.config)
     assert not found.problem
     assert found.record is not None

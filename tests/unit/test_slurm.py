@@ -12,7 +12,7 @@ from zerobench.config.launcher import LauncherChoice, Resources, nodes_of, resou
 from zerobench.dispatch import slurm
 from zerobench.dispatch.job_folder import JobFolder
 from zerobench.dispatch.slurm import Queue, Seen, SlurmWatch
-from zerobench.dispatch.watch import Watch
+from zerobench.dispatch.watch import JobWatch
 
 SINFO = "all*|2|4\ngpu|1|8+\ngpu|3|16\n"
 
@@ -181,6 +181,6 @@ def test_without_sbatch_a_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_launcher_that_tells_nothing_has_a_fate_too(tmp_path: Path) -> None:
-    watch, folder = Watch(choice()), JobFolder(tmp_path)
+    watch, folder = JobWatch(choice()), JobFolder(tmp_path)
     assert watch.fate(folder, None, 130).status == "interrupted"
     assert watch.fate(folder, ValueError("no\nway"), None).reason.endswith("failed: ValueError: no way")

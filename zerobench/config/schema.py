@@ -256,11 +256,11 @@ class Config(Section):
         transformers="`bf16`, `fp16`",
     )(MISSING)  # fmt: skip
     measure: Measure = Key("how many steps are measured, and what of them").made(Measure)
-    offload: schema_memory.Offload = Key(
+    offload: schema_memory.OffloadConfig = Key(
         "where model states live: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True,
         deepspeed="`offload_optimizer.device`, `offload_param.device`", torch="`CPUOffloadPolicy`",
         transformers="`fsdp`",
-    ).made(schema_memory.Offload)  # fmt: skip
+    ).made(schema_memory.OffloadConfig)  # fmt: skip
     activation: schema_memory.Activation = Key(
         "what becomes of activations between forward and backward", omitted=True,
         deepspeed="`activation_checkpointing.cpu_checkpointing`",
@@ -269,9 +269,9 @@ class Config(Section):
     buffers: schema_memory.Buffers = Key(
         "constant-size buffers, or one fused buffer that grows with the model", omitted=True
     ).made(schema_memory.Buffers)
-    zeropp: schema_memory.Zeropp = Key(
+    zeropp: schema_memory.ZeroppConfig = Key(
         "ZeRO++ on zero3: less traffic, by codes and secondary shards", omitted=True
-    ).made(schema_memory.Zeropp)
+    ).made(schema_memory.ZeroppConfig)
     launch: Launch = Key("how ranks are run").made(Launch)
     huggingface: Huggingface = Key("the shape of model=huggingface").made(Huggingface)
     world_size: int | None = Key(

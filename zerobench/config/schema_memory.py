@@ -17,7 +17,7 @@ from ..sections import Key
 from ..strategies import names_with, spec_of, specs
 from ..theory.tiers import NOWHERE, TierShape
 from ..zero.activations.policies import POLICIES, ActivationPolicy
-from ..zero.comm.zeropp import Zeropp as ZeroppPolicy
+from ..zero.comm.zeropp import Zeropp
 from ..zero.offload.disk import problems_of_path
 from .axis import Axis
 
@@ -40,12 +40,12 @@ FRACTION = Key(
 
 
 @dataclass
-class Offload(Axis):
+class OffloadConfig(Axis):
     """Which part of the model states lives in another tier than the device: none."""
 
     name: str = "none"
 
-    def resolved(self, strategy: str) -> Offload:
+    def resolved(self, strategy: str) -> OffloadConfig:
         """Returns the section with the options filled in that follow from the strategy."""
         return self
 
@@ -88,7 +88,7 @@ class Offload(Axis):
 
 
 @dataclass
-class CpuOffload(Offload):
+class CpuOffload(OffloadConfig):
     """ZeRO-Offload (arXiv 2101.06840): the parts named here live in pinned host memory, and the update runs there.
 
     `fraction` of the optimizer's shard goes, the rest stays. `delayed`: from step `delayed_after` on the update runs
@@ -140,7 +140,7 @@ class CpuOffload(Offload):
 
 
 @dataclass
-class NvmeOffload(Offload):
+class NvmeOffloadConfig(OffloadConfig):
     """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
     the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
@@ -169,7 +169,7 @@ class NvmeOffload(Offload):
     direct: bool = Key("past the page cache where the file system can")(True)
     checksums: bool = Key("blocks are checked as they are read")(True)
 
-    def resolved(self, strategy: str) -> Offload:
+    def resolved(self, strategy: str) -> OffloadConfig:
         """Returns the section with `parameters` filled in, under a strategy that offloads."""
         leave = spec_of(strategy).composes.offload
         return replace(self, parameters="parameters" in leave) if self.parameters is None and leave else self
@@ -340,7 +340,7 @@ QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed
 
 
 @dataclass
-class Zeropp(Axis):
+class ZeroppConfig(Axis):
     """ZeRO++ (arXiv 2306.10209) on zero3: nothing of it."""
 
     name: str = "none"
@@ -358,7 +358,7 @@ class Zeropp(Axis):
 
 
 @dataclass
-class PartsOfZeropp(Zeropp):
+class PartsOfZeropp(ZeroppConfig):
     """Which of its three parts, and elements a quantization block has. A choice's own part cannot be taken from it;
     others can be added.
     """
@@ -383,9 +383,9 @@ class PartsOfZeropp(Zeropp):
         """The engine's policy."""
         return {"zeropp": self.policy()}
 
-    def policy(self) -> ZeroppPolicy:
+    def policy(self) -> Zeropp:
         """Returns the engine's policy."""
-        return ZeroppPolicy(
+        return Zeropp(
             quantize_weights=self.quantize_weights, secondary_shards=self.secondary_shards,
             quantize_gradients=self.quantize_gradients, weight_block=self.weight_block,
             gradient_block=self.gradient_block,
@@ -448,10 +448,10 @@ class AllOfZeropp(PartsOfZeropp):
     quantize_gradients: bool = QUANTIZE_GRADIENTS(True)
 
 
-CHOICES: dict[str, type] = {"none": Zeropp, "qwz": Qwz, "hpz": Hpz, "qgz": Qgz, "all": AllOfZeropp}
+CHOICES: dict[str, type] = {"none": ZeroppConfig, "qwz": Qwz, "hpz": Hpz, "qgz": Qgz, "all": AllOfZeropp}
 
 SCHEMAS: dict[str, dict[str, type]] = {
-    "offload": {"none": Offload, "cpu": CpuOffload, "nvme": NvmeOffload},
+    "offload": {"none": OffloadConfig, "cpu": CpuOffload, "nvme": NvmeOffloadConfig},
     "activation": {
         "none": Activation,
         "checkpoint": CheckpointActivations,

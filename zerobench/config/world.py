@@ -26,24 +26,24 @@ RANKS_PER_CORE, ALWAYS_FEW = 4, 16
 
 
 @dataclass(frozen=True)
-class Placement:
+class WorldPlacement:
     """Facts that follow from machine and job: `nodes`, machines of a joined job; ranks that share a GPU, 1 for none."""
 
     nodes: int = 1
     ranks_per_gpu: int = 1
 
 
-def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
+def resolve_ranks(draft: Config, problems: list[str]) -> WorldPlacement:
     """Fills in world_size, device, backend and threads, in place, and returns what is no key of the user's."""
     for key, words in ((key, KEYS[key].words) for key in ("device", "backend")):
         if (word := getattr(draft, key)) not in words:
             problems.append(f"{key}={word}: use one of {', '.join(words)}")
-            return Placement()
+            return WorldPlacement()
     away = elsewhere()
     gpus = 0 if draft.device == "cpu" else _count_gpus() if away is None else _asked_gpus(draft, away)
     if draft.backend == SIMULATED:
         _resolve_simulated(draft, gpus, problems)
-        return Placement()
+        return WorldPlacement()
     if draft.rank is not None:
         problems.append(
             f"rank={draft.rank}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
@@ -71,7 +71,7 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
         problems += _too_crowded(ranks)
     draft.world_size = ranks
     _resolve_threads(draft, local, away)
-    return Placement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
+    return WorldPlacement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
 
 
 def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:

@@ -197,7 +197,7 @@ AFTER_S = 30.0
 
 
 @dataclass(eq=False)
-class Job:
+class LauncherJob:
     """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: place -> time,
     since the epoch, of those that have begun. `has_begun`: its command has come to a launch, if only to await another
     sweep's. `again`: launches that another job is to run.

@@ -36,7 +36,7 @@ from typing import Any
 from ..config.launcher import GROUP, SETTINGS, LauncherChoice, Resources
 from ..sizes import show_count
 from .job_folder import JobFolder
-from .watch import Fate, Watch
+from .watch import Fate, JobWatch
 
 LOOK_S, SLOWNESS = 3.0, 20.0
 """Time, in seconds, between two looks; at least SLOWNESS times what squeue takes, so that a busy SLURM is spared."""
@@ -127,7 +127,7 @@ class Queue:
 
 
 @dataclass
-class SlurmWatch(Watch):
+class SlurmWatch(JobWatch):
     """Watches jobs in SLURM's queue, for us and for submitit."""
 
     queue: Queue = field(default_factory=Queue)

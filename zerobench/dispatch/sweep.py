@@ -30,10 +30,10 @@ from ..results.board import AWAITS, RUNNING, SKIPPED, WAITING
 from ..sections import known
 from ..sweep.cell import find_elsewhere, write_lost
 from ..sweep.sweep import CellLaunch, Sweep, rounds, runs_again
-from .job_folder import Job, JobFolder
+from .job_folder import JobFolder, LauncherJob
 from .plugin import NOTE_HERE, Plugin, at_once, groups_of, resources_for
 from .threads import THREADS
-from .watch import Fate, Watch
+from .watch import Fate, JobWatch
 from .watches import watch_of
 
 POLL_S = 0.5
@@ -55,7 +55,7 @@ class DispatchedSweep(Sweep):
     retries: Counter[CellLaunch] = field(default_factory=Counter)
     retried: dict[CellLaunch, dict[str, Any]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
-    watch: Watch = field(init=False)
+    watch: JobWatch = field(init=False)
     _said: tuple[str, float] = ("", 0.0)
 
     def __post_init__(self) -> None:
@@ -114,8 +114,8 @@ class DispatchedSweep(Sweep):
 
     # -- jobs -----------------------------------------------------------------------------------------------
 
-    def _dispatch(self, waiting: list[Job]) -> None:
-        under_way: list[Job] = []
+    def _dispatch(self, waiting: list[LauncherJob]) -> None:
+        under_way: list[LauncherJob] = []
         bound = at_once(self.plugin.choice, [job.resources for job in waiting]) or len(waiting)
         if self.plugin.choice.is_here and min(bound, len(waiting)) > 1:
             self.reporter.say(NOTE_HERE)
@@ -142,10 +142,10 @@ class DispatchedSweep(Sweep):
             self.take(launch, row)
         self.retried.clear()
 
-    def _job_of(self, launches: Sequence[CellLaunch]) -> Job:
-        return Job(next(self._numbers), list(launches), resources_for(launches, self.plugin.choice))
+    def _job_of(self, launches: Sequence[CellLaunch]) -> LauncherJob:
+        return LauncherJob(next(self._numbers), list(launches), resources_for(launches, self.plugin.choice))
 
-    def _launch(self, job: Job) -> Job:
+    def _launch(self, job: LauncherJob) -> LauncherJob:
         name, where = self.plugin.choice.name, Path(job.launches[0].cell.config.results_dir)
         self.reporter.submit(job.launches, f"job {job.number} of {name}")
         try:
@@ -157,7 +157,7 @@ class DispatchedSweep(Sweep):
         THREADS.run(partial(self._run, job, job.folder))
         return job
 
-    def _run(self, job: Job, folder: JobFolder) -> None:
+    def _run(self, job: LauncherJob, folder: JobFolder) -> None:
         """Launches a job and waits for its end, in a thread."""
         try:
             job.code = self.plugin.launch(folder, job.resources)
@@ -166,7 +166,7 @@ class DispatchedSweep(Sweep):
         finally:
             job.ended.set()
 
-    def _listen(self, job: Job) -> None:
+    def _listen(self, job: LauncherJob) -> None:
         """Shows what the job's board shows, and takes its new rows."""
         if job.folder is None:
             return
@@ -184,7 +184,7 @@ class DispatchedSweep(Sweep):
         if job.taken == len(job.launches) and job.complete_since is None:
             job.complete_since = time.monotonic()
 
-    def _say_who_waits(self, under_way: Sequence[Job]) -> None:
+    def _say_who_waits(self, under_way: Sequence[LauncherJob]) -> None:
         before, at = self._said
         if time.monotonic() < at + SAY_EVERY_S:
             return
@@ -193,7 +193,7 @@ class DispatchedSweep(Sweep):
             self.reporter.say(words)
         self._said = words, time.monotonic()
 
-    def _take_of(self, job: Job, row: dict[str, Any] | None, reused: bool = False) -> None:
+    def _take_of(self, job: LauncherJob, row: dict[str, Any] | None, reused: bool = False) -> None:
         """Takes the row of the job's next launch; None where the job left it out, since one of its cell had failed."""
         launch, self.reused = job.launches[job.taken], reused
         if row is not None and job.taken not in job.started:
@@ -213,7 +213,7 @@ class DispatchedSweep(Sweep):
             self.take(launch, row)
             self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
 
-    def _end(self, job: Job, fate: Fate | None = None) -> None:
+    def _end(self, job: LauncherJob, fate: Fate | None = None) -> None:
         """Ends a job that is over. The launch that it was at gets a row that says why, `fate` or the launcher's; those
         that it had not begun get a job of their own. Where it had begun none, or was canceled, each gets such a row,
         unless another sweep has finished the launch meanwhile.
@@ -241,12 +241,12 @@ class DispatchedSweep(Sweep):
             self.unwritten += job.folder.unwritten()
             job.folder.remove()
 
-    def _fate(self, job: Job) -> Fate:
+    def _fate(self, job: LauncherJob) -> Fate:
         if job.folder is None:
             return Fate("crash", f"no folder can be made for its job: {job.error}")
         return self.watch.fate(job.folder, job.error, job.code)
 
-    def _withdraw(self, under_way: list[Job]) -> None:
+    def _withdraw(self, under_way: list[LauncherJob]) -> None:
         """Takes jobs that have not begun from the queue and from `under_way`: their launches are not started."""
         idle = {job: job.folder for job in under_way if job.folder is not None and not job.has_begun}
         gone = self.watch.withdraw(list(idle.values())) if idle else []
@@ -255,7 +255,7 @@ class DispatchedSweep(Sweep):
                 under_way.remove(job)
                 folder.remove()
 
-    def _stop(self, under_way: list[Job]) -> None:
+    def _stop(self, under_way: list[LauncherJob]) -> None:
         """Asks all jobs to end, takes those that have not begun from the queue, and takes what the others still
         write.
         """

@@ -1,7 +1,7 @@
 """The watch over a launcher's jobs, from outside of them: a launcher with a queue tells why a job waits, or is lost.
 
 Fate       the status and the reason of the launches that a job has lost
-Watch      of a launcher that tells nothing; the others are in WATCHES of dispatch/watches.py
+JobWatch      of a launcher that tells nothing; the others are in WATCHES of dispatch/watches.py
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Fate:
 
 
 @dataclass
-class Watch:
+class JobWatch:
     """Watches the jobs of `choice`, each known by its folder."""
 
     choice: LauncherChoice

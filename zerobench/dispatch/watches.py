@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from ..config.launcher import LauncherChoice
 from .slurm import SlurmWatch
-from .watch import Watch
+from .watch import JobWatch
 
-WATCHES: dict[str, Callable[[LauncherChoice], Watch]] = {"submitit_slurm": SlurmWatch}
+WATCHES: dict[str, Callable[[LauncherChoice], JobWatch]] = {"submitit_slurm": SlurmWatch}
 """Launcher -> its watch."""
 
 
-def watch_of(choice: LauncherChoice) -> Watch:
+def watch_of(choice: LauncherChoice) -> JobWatch:
     """Returns the watch over a launcher's jobs."""
-    return WATCHES.get(choice.name, Watch)(choice)
+    return WATCHES.get(choice.name, JobWatch)(choice)

@@ -24,7 +24,7 @@ from ..config.cell import Cell, CellConfig
 from ..config.flat import base_name
 from ..config.launcher import HERE, LOCAL
 from ..config.schema import Measure
-from ..config.schema_memory import Activation, Buffers, Offload, Zeropp
+from ..config.schema_memory import Activation, Buffers, OffloadConfig, ZeroppConfig
 from ..host.environment import SIMULATED
 from ..predict.fit import refuse_unfit
 from ..results import tables
@@ -185,7 +185,7 @@ def reference_of(cell: Cell) -> Cell:
         precision=open_precision.resolved(reference.name, config.device),
         measure=Measure(1, steps, repeats=1, check_training=config.measure.check_training, passes="timed"),
         results_dir=str(Path(config.results_dir) / REFERENCES),
-        offload=Offload(), activation=Activation(), buffers=Buffers(), zeropp=Zeropp(),
+        offload=OffloadConfig(), activation=Activation(), buffers=Buffers(), zeropp=ZeroppConfig(),
         arena=False, node_size=None, shard_group=None,
     )  # fmt: skip
 
