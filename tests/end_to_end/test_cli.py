@@ -55,7 +55,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
     assert len(zerobench.load(tmp_path / "results/runs").runs) == 4
     forced = run("strategy=zero3", "world_size=2", "rerun=true", *SMALL, cwd=tmp_path)
     assert forced.returncode == 0
-    assert zerobench.load(tmp_path / "results/runs").runs.run_id.iloc[-1].endswith("-2")
+    assert zerobench.load(tmp_path / "results/runs").runs.run_id.iloc[-1].rsplit("-", 2)[1] == "2"
 
     csv = run("export", "results/runs", "--format", "csv", cwd=tmp_path)
     assert len(csv.stdout.splitlines()) == 6

@@ -102,7 +102,7 @@ def test_a_hang_is_a_timeout_with_stacks_in_the_log(tmp_path: Path) -> None:
 
 def test_a_timeout_names_the_rank_that_was_stopped(tmp_path: Path) -> None:
     outcome = launch(workers.stops, [0, 1], tmp_path, 3)
-    words = "rank 0, 1 still ran; rank 1 was stopped by a signal (SIGSTOP, say), and others may have waited for it; the"
+    words = "rank 0, 1 still ran; rank 1 was stopped by a signal (SIGSTOP, for example), and others may have waited"
     assert outcome.status == "timeout"
     assert words in outcome.reason
     assert ranks_alive() == []

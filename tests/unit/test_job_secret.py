@@ -19,10 +19,9 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from zerobench.cluster import munge, secret
 from zerobench.cluster.job import Job, JobContext, JobError, joined
-from zerobench.cluster.rounds import Greeter
 from zerobench.cluster.seal import ForeignError, Seal
 from zerobench.cluster.secret import VARIABLE, Offer, SecretError, offer, take
-from zerobench.cluster.store import ForgedError, Heartbeat, HeartbeatMonitor, JobStore
+from zerobench.cluster.store import ForgedError, Greeter, Heartbeat, HeartbeatMonitor, JobStore
 from zerobench.launch import follower
 
 TEXT = "drawn at random: 7d1c"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
-from zerobench.commands.account.memory import passages_of
+from zerobench.commands.account.memory import passages_of_tiers
 from zerobench.records import MemoryRow, RunRow
 from zerobench.results.frames import frame_of
 from zerobench.results.tables import collect
@@ -81,4 +81,4 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
 
 def test_nothing_is_said_where_nothing_leaves() -> None:
     row = run("zero2", 2)
-    assert list(passages_of(vars(row), results_of([row]).memory)) == []
+    assert list(passages_of_tiers(vars(row), results_of([row]).memory)) == []

@@ -19,9 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..host.leases import take
+from ..host.leases import TASK_LEASE, take
 from ..host.signals import end_with_parent
-from ..results.leftovers import LEASE
 
 JOB = "ZEROBENCH_JOB"
 """Environment variable that names the job's folder to the command."""
@@ -50,7 +49,7 @@ def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) 
         opened = (place / f"log-{begun}.txt").open("ab")
     except FileNotFoundError:  # a sweep has removed the folder just now
         return None
-    with opened as log, _leased(place / f"{LEASE}{begun}"):
+    with opened as log, _leased(place / f"{TASK_LEASE}{begun}"):
         process = subprocess.Popen(
             list(command), cwd=cwd, env={**os.environ, JOB: folder}, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT,

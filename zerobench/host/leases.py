@@ -38,6 +38,9 @@ from typing import Any
 
 from .files import clock_of, is_small, open_small
 
+TASK_LEASE = "lease-"
+"""Prefix of the leases in a job's folder: one per task, and the composer's."""
+
 BEAT_S = 10.0
 """Seconds between two renewals of a lease."""
 

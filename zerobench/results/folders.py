@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..config.cell import CellConfig
 from ..host import leases
 from ..host.files import read_text, rename_new, replace_text, sync, sync_files
 from ..host.temporary import Aside, claim
@@ -33,6 +32,9 @@ from ..records import RunRow, SearchRow
 from .frames import write_rows
 from .selection import split
 from .tables import OPTIONAL, SEARCHES, TABLES
+
+if TYPE_CHECKING:
+    from ..config.cell import CellConfig
 
 PARTIAL = ".partial-"
 

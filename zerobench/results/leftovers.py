@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..host.files import PROBE, clock_of, read_text
-from ..host.leases import BROKEN, DOUBT, is_held
+from ..host.leases import BROKEN, DOUBT, TASK_LEASE, is_held
 from ..host.temporary import PRUNED, is_claimed, remove
 from .board import board_folders, is_up
 from .folders import PARTIAL, TURN
@@ -32,8 +32,8 @@ JOBS = ".jobs"
 
 ORDER = "order.json"
 
-LEASE, COMPOSER = "lease-", "lease-composer"
-"""Prefix of the names of leases in a job's folder, and the composing process's."""
+COMPOSER = f"{TASK_LEASE}composer"
+"""Lease, in a job's folder, of the composing process."""
 
 UNLEASED = ".claim-"
 """Prefix of a folder that is being claimed, for a few milliseconds: testing its lock could keep its owner from it."""
@@ -98,7 +98,7 @@ def job_folders(results_dir: Path) -> list[Path]:
 def is_in_use(folder: Path) -> bool:
     """Returns True where the composing process, or a task of the job, lives, on any machine."""
     with suppress(OSError):  # it is being removed, by its composing process
-        tasks = (is_held(path) for path in folder.glob(f"{LEASE}[0-9]*") if path.suffix == "")
+        tasks = (is_held(path) for path in folder.glob(f"{TASK_LEASE}[0-9]*") if path.suffix == "")
         return is_held(folder / COMPOSER, lock=folder) or any(tasks)
     return True
 
