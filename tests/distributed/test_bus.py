@@ -77,7 +77,7 @@ def races_of(
     return detector.races
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("strategy", "parts"),
     [(s, p) for s in ("zero1", "zero2", "zero3") for p in PARTS if s == "zero3" or p != "parameters"],

@@ -30,6 +30,7 @@ def test_models_of_every_kind(tmp_path: Path) -> None:
     assert sum(run_ranks(3, checkpoints.reshard, str(tmp_path), checkpoints.SOME, models)) > 40
 
 
+@pytest.mark.thorough
 def test_strides_may_differ_from_those_that_were_saved(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.reordered, str(tmp_path))
 
@@ -43,6 +44,7 @@ def test_every_optimizer_goes_on(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.every_optimizer, str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_half_precision_with_masters(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.half_precision, str(tmp_path))
 

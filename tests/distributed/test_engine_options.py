@@ -133,7 +133,7 @@ def half(rank: int, n: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1, 3, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4))])
 def test_options_train_as_ddp_does(n: int) -> None:
     for mine in run_ranks(n, fp32):
         assert {k: v for k, v in mine.items() if v} == {}

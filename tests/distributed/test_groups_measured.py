@@ -86,6 +86,7 @@ def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None
     assert moved(records, "wire_bytes") == pytest.approx(expected.within + expected.between, rel=1e-12)
 
 
+@pytest.mark.thorough
 def test_bytes_between_nodes_are_those_of_the_paper(measured) -> None:
     """Of bf16 a node sends (Z-1)/Z times 6 bytes a parameter; under ZeRO++ 1 + 0 + 1/2, and 4/256 twice for scales."""
     share, ranks_a_node = 1 / 2, 2

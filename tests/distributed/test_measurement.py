@@ -123,6 +123,7 @@ def test_ddp_holds_sixteen_bytes_a_parameter(tmp_path) -> None:
     assert set(results.traffic.phase) == {"backward"}
 
 
+@pytest.mark.thorough
 def test_a_shard_is_a_share(tmp_path) -> None:
     """Sizes that divide: stage by stage, parts fall to 1/N of DDP's, and nothing hides elsewhere."""
     kept = {s: measured(tmp_path, s, 4, "untied", bucket_bytes=16 * 1024, measure=ACCOUNTED)[0] for s in STRATEGIES}

@@ -32,6 +32,7 @@ def measured(tmp_path_factory) -> dict[str, Measured]:
     return offloaded.measure(tmp_path_factory.mktemp("ranks"), CELLS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CELLS)
 def test_every_tier_holds_what_theory_says(measured: dict[str, Measured], name: str) -> None:
     one = measured[name]
@@ -50,6 +51,7 @@ def test_the_papers_rows(measured: dict[str, Measured]) -> None:
         assert 0 <= one.most("device", "states") - each * one.psi <= 3 * one.config.strategy.bucket_bytes, name
 
 
+@pytest.mark.thorough
 def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it in files, of two models: what grows in host memory is the optimizer's counts, 4 bytes a segment."""
     monkeypatch.setitem(MODELS, "small", Gpt(layers=1, hidden=48, heads=4))

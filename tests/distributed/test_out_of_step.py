@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -266,6 +267,7 @@ def test_what_ddp_allows_and_slow_ranks_train(tmp_path: Path) -> None:
     assert not any(heard_by_all(2, tmp_path, LEGAL))
 
 
+@pytest.mark.thorough
 def test_groups_of_ranks_and_collectives_of_others_are_watched_too(tmp_path: Path) -> None:
     every = Zeropp(quantize_weights=True, secondary_shards=True, quantize_gradients=True)
     cases: list[Case] = [

@@ -60,6 +60,7 @@ def test_models_train_as_under_ddp(models: list[str], n: int) -> None:
         check_parity([mine[model] for mine in results], n, CHOICES[model][1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [1, 2])
 def test_reentrant_recomputation(n: int) -> None:
     """torch DDP refuses it with find_unused_parameters, so the oracle is the model without recomputation."""
@@ -104,12 +105,12 @@ def test_evaluation_between_steps(n: int) -> None:
     check_parity(run_ranks(n, training.evaluate_all), n)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
 def test_groups_schedulers_and_two_forwards(n: int) -> None:
     check_parity(run_ranks(n, training.schedule_all), n)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_state_dict_resumes_to_the_bit(n: int) -> None:
     for mine in run_ranks(n, training.resume_all):
         for stage, (straight, resumed) in mine.items():

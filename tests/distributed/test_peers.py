@@ -110,6 +110,7 @@ def error_of(name: str, implementation: str) -> str:
     return ""
 
 
+@pytest.mark.thorough
 def test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails() -> None:
     whole, tiled, errors = zip(*run_ranks(2, train_more), strict=True)
     check(list(whole), exact=False)

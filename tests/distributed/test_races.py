@@ -84,6 +84,7 @@ def compare(rank: int, n: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_overlapped_runs_equal_serialized_ones(n: int) -> None:
     assert run_ranks(n, compare) == [[]] * n

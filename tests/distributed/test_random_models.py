@@ -211,6 +211,7 @@ def simulated(request, tmp_path_factory) -> dict[str, tuple[CellConfig, list[Ran
     return {str(one): both for one, *both in zip(drawn, configs, records, strict=True)}
 
 
+@pytest.mark.thorough
 def test_a_simulated_rank_holds_what_is_replayed(simulated) -> None:
     assert {name: found for name, run in simulated.items() if (found := [*off(*run)])} == {}
 

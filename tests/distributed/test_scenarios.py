@@ -134,7 +134,7 @@ def all_scenarios(rank: int, n: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
 def test_scenarios_train_as_under_ddp(n: int) -> None:
     for mine in run_ranks(n, all_scenarios, timeout_s=400):
         assert {name: wrong for name, wrong in mine.items() if wrong} == {}
@@ -187,7 +187,7 @@ def far_apart(one: Scenario, mine: Any, oracle: Any, dtype: torch.dtype) -> list
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 4))])
 def test_scenarios_in_half_precision(n: int) -> None:
     for mine in run_ranks(n, in_half, torch.bfloat16, torch.float16):
         assert {name: wrong for name, wrong in mine.items() if wrong} == {}

@@ -72,6 +72,7 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
         assert getattr(simulated, name) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "fraction", "tier"), [("zero1", 1.0, "host"), ("zero3", 0.5, "device")])
 def test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run(
     tmp_path: Path, strategy: str, fraction: float, tier: str

@@ -10,6 +10,7 @@ from tests.distributed import tiers
 from tests.ranks import run_ranks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("back", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_checkpoints_go_from_tier_to_tier_and_from_4_ranks_to_2_and_back(back: bool, tmp_path: Path) -> None:
     kinds = len(tiers.RESHARDED)
@@ -23,5 +24,6 @@ def test_every_way_to_keep_a_state(tmp_path: Path) -> None:
     run_ranks(2, tiers.dicts, str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_an_update_that_is_pending_is_part_of_the_state(tmp_path: Path) -> None:
     run_ranks(2, tiers.late, str(tmp_path))

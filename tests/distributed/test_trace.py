@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from tests.cells import cell
 from zerobench.config.schema import Measure
@@ -52,6 +53,7 @@ def several(job: tuple[int, list[dict[str, Any]], str], tell: Any) -> list[RankR
     ]
 
 
+@pytest.mark.thorough
 def test_every_strategy_is_measured_alike() -> None:
     """torch's DDP, a peer and ours in one launch; what one collective of all gradients takes, none can do without."""
     configs = [cell(name, 2, "million", measure=TRACED).config for name in ("ddp", "fsdp2", "zero1", "zero3")]

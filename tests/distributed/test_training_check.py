@@ -152,6 +152,7 @@ def test_a_sweep_without_ddp_says_so_or_makes_one(tmp_path: Path) -> None:
     assert "measure.check_training=true makes one" in row["training_words"]
 
 
+@pytest.mark.thorough
 def test_ddp_may_come_last_and_a_cell_that_is_none_of_it_is_left_alone(tmp_path: Path, monkeypatch) -> None:
     class Silent:
         def __getattr__(self, name: str):

@@ -71,6 +71,7 @@ def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Me
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", VARIANTS)
 def test_states_and_volume_are_those_of_the_theory(measured, ranks: int, name: str) -> None:
     one, variant = measured[name, False], VARIANTS[name]

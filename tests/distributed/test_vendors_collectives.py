@@ -86,6 +86,7 @@ def test_they_train_as_slices_sent_pairwise_do(n: int) -> None:
                     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, msg=f"{kind} {run} rank {rank}")
 
 
+@pytest.mark.thorough
 def test_groups_and_codes_through_them() -> None:
     expected = run_ranks(4, trained, None, IN_GROUPS)
     for kind in KINDS:

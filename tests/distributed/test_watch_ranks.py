@@ -169,6 +169,7 @@ def both() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
     return run_ranks(2, all_of, timeout_s=300)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_loop_written_by_hand_costs_what_the_harness_says(name: str, both: list[Any]) -> None:
     loop, records = both[0][0][name], [mine[1][name] for mine in both]

@@ -11,7 +11,7 @@ from tests.distributed import writes
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
 def test_what_is_written_is_trained(n: int, tmp_path: Path) -> None:
     assert len(set(run_ranks(n, writes.every_way, str(tmp_path)))) == 1
 
@@ -20,6 +20,7 @@ def test_what_is_not_written_stays(tmp_path: Path) -> None:
     run_ranks(2, writes.untouched, str(tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_weights_from_the_disk_become_masters_and_parameters(n: int, tmp_path: Path) -> None:
     run_ranks(n, writes.weights_from_disk, str(tmp_path))

@@ -97,6 +97,7 @@ def test_a_leak_and_a_double_gather_are_caught_and_named_apart(checkout: Path) -
     assert "communication moved most" in (checkout / "out/budget.md").read_text()
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_judged_is_125_and_what_is_missing_1(checkout: Path) -> None:
     crashing = ("zerobench/zero/stage2.py", "    stage = 2\n", "    stage = 2\n\n    def adopt(self):\n        1 / 0\n")
     done = check_with(checkout, [crashing])

@@ -106,6 +106,7 @@ def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys
     assert "--runs runs: there is something in that folder already" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_revisions_are_those_of_the_checkout_that_the_command_is_called_in(tmp_path: Path, monkeypatch, capsys) -> None:
     mine = tmp_path / "mine"
     first, second = repository(mine, [{"zerobench/__main__.py": "1"}, {"zerobench/__main__.py": "2"}])

@@ -58,6 +58,7 @@ def test_a_full_disk_is_a_row(tmp_path: Path) -> None:
     assert f"{home}/zerobench-" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_a_block_that_is_damaged_underneath_is_a_row(tmp_path: Path) -> None:
     """Again and again, a byte in each block of every file that ranks have made, until the sweep is over."""
     command = [sys.executable, "-m", "zerobench", *SMALL, *SWEEP, "measure.passes=timed", "measure.steps=60"]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 import zerobench
 from tests.end_to_end.command import SMALL, heed_ctrl_c
@@ -69,6 +70,7 @@ def test_a_timeout_is_a_row(tmp_path: Path) -> None:
     assert "run_rank" in log.read_text()
 
 
+@pytest.mark.thorough
 def test_a_killed_sweep_leaves_no_process_and_no_run(tmp_path: Path) -> None:
     """Its half-written run goes with the next sweep: test_sweeps.py."""
     sweep = start(tmp_path, "strategy=zero2", "world_size=2", *LONG)

@@ -170,6 +170,7 @@ def figures(results: zerobench.Results) -> list[Any]:
     return [row[columns].to_dict(), *(table.drop(columns="run_id").to_dict("records") for table in tables)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("runs", [5, pytest.param(100, marks=pytest.mark.thorough)])
 def test_unchanged_code_raises_no_alarm(runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [planted(tmp_path / name, project=name) for name in ("logits", "hook", "states")]

@@ -250,6 +250,7 @@ def temporary_folders(where: Path) -> list[str]:
     return [path.name for path in where.iterdir() if "zerobench" in path.name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)])
 def test_a_signal_while_composing_leaves_nothing_and_the_next_sweeps_what_a_kill_left(number, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "zerobench", "-m", "seed=range(0,500)", *HERE, "--dry-run"]

@@ -219,6 +219,7 @@ def test_a_record_is_made_held_and_made_anew(toy: pytest.Pytester) -> None:
     assert "peek_bytes is none of" in said(toy.runpytest_inprocess())
 
 
+@pytest.mark.thorough
 def test_watches_of_one_test_have_names(toy: pytest.Pytester) -> None:
     """Several watches, classes and parameters: each has a record of its own; limits may be a watch's."""
     also = """
@@ -276,6 +277,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_is_one_sentence(toy: pytest.Pytester) -> None:
     """Each in a file of its own, in one session; a sentence stands alone, without a traceback."""
     head = "import pytest\nfrom toy import make\n"
@@ -415,6 +417,7 @@ def test_workers_of_xdist_write_one_file(toy: pytest.Pytester) -> None:
     toy.runpytest_inprocess().assert_outcomes(passed=4)
 
 
+@pytest.mark.thorough
 def test_a_session_without_such_tests_loads_nothing(toy: pytest.Pytester) -> None:
     """Neither torch nor pandas; without the plugin at all nothing of it is there."""
     toy.makepyfile(

@@ -109,6 +109,7 @@ def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: 
     pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
 
 
+@pytest.mark.thorough
 def test_two_sweeps_into_one_folder_at_once_lose_nothing(tmp_path: Path) -> None:
     both = [start(tmp_path, "-m", "seed=0,1", "rerun=true", *ONE) for _ in range(2)]
     for sweep in both:

@@ -45,6 +45,7 @@ def measured(folder: Path) -> pd.DataFrame:
     return runs[[name for name in exact if name not in ("resident_bytes", "loopback_bytes", "heap_bytes")]]
 
 
+@pytest.mark.thorough
 def test_torchruns_agents_measure_what_the_plain_command_does(tmp_path: Path) -> None:
     """Three ranks under two agents, 2 + 1, which count as machines: a cell of two ranks is on one, of three on two."""
     (tmp_path / "mine.py").write_text(SCRIPT)

@@ -96,6 +96,7 @@ def test_one_rank_of_them_alone(tmp_path: Path) -> None:
     assert swept(tmp_path, "ddp,zero1,zero2", *more).passes_agree.isna().all()
 
 
+@pytest.mark.thorough
 def test_the_example_on_images_trains_alike_under_every_strategy(tmp_path: Path) -> None:
     """As a user would run it, from another folder: one model, one seed, whatever the strategy and the world size."""
     example = Path(__file__).parents[2] / "examples/images.py"

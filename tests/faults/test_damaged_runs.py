@@ -181,6 +181,7 @@ def test_show_of_a_damaged_run_says_what_is_damaged(folder: Path, capsys) -> Non
         assert "left out" in shown.err
 
 
+@pytest.mark.thorough
 def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None:
     run = make(tmp_path, "zero2")
     whole = {name: getattr(load(tmp_path), name) for name in TABLES}

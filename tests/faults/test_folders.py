@@ -82,6 +82,7 @@ def take_for_abandoned(folder: Path) -> None:
         shutil.rmtree(partial)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "kept"), [(lose, "runs"), (take_for_abandoned, "runs"), (replace_by_a_file, "runs-rescued")]
 )

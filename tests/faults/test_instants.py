@@ -89,6 +89,7 @@ def try_instant(number: int, how: signal.Signals, records: Records, calm: pd.Dat
     assert not list(where.glob("*/.*")), "in no run either"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("how", "first"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1 + EVERY // 2)])
 def test_a_sweep_that_ends_at_some_change_is_completed(how, first, records: Records, calm, tmp_path: Path) -> None:
     runs, changes = calm

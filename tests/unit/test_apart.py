@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ def peak_beside(others: list[torch.Tensor], used: bool) -> int:
     return int(watch.results.runs["peak_bytes"].iloc[0])
 
 
+@pytest.mark.thorough
 def test_what_lives_before_is_counted_only_where_the_loop_uses_it() -> None:
     others = [torch.zeros(OTHERS // 4), torch.zeros(OTHERS // 4)]
     with leave_out():

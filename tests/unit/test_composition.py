@@ -56,6 +56,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() ->
     assert 10_000 < refused < 50_000
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_is_trained_holds_every_pair_that_makes_sense() -> None:
     """Of the whole product, asked of the config: the rows of all numbers of ranks together."""

@@ -22,6 +22,7 @@ from zerobench.results.tables import Results, collect
 from zerobench.sweep.cell import _blank_row
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_every_script_draws_what_is_not_there_and_saves_twice(name: str, tmp_path: Path) -> None:

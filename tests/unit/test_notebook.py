@@ -64,6 +64,7 @@ def check(read: Any, folder: Path, strategies: list[str]) -> None:
     assert runs.set_index("strategy").peak_bytes["zero3"] < runs.set_index("strategy").peak_bytes["ddp"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_its_cells_run_in_a_kernel(tmp_path: Path) -> None:
     """With two of the four strategies, so that it takes seconds; `make test-all` runs all of it."""

@@ -51,6 +51,7 @@ def test_what_deepspeeds_estimators_count_besides_ours_is_what_their_rows_say() 
     assert wide.formula == pytest.approx(wide.value - layer, abs=wide.digit), "with fp32 gradients a layer is left"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_executed_slopes_are_those_printed_and_a_misprint_is_told() -> None:
     misprinted, parts = reproduce([small("offload", 3), small("offload", 7)])

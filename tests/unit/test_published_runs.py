@@ -55,6 +55,7 @@ def measured_gib(run: PublishedRun, folder: Path) -> float:
     return max(r.max_bytes for r in rows if (r.phase, r.tier, r.category) == ("step", "device", "total")) / GIB
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [ROWS[1:2], pytest.param(ROWS, marks=pytest.mark.thorough)], ids=["one", "all"])
 def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[str, Any]]) -> None:

@@ -154,6 +154,7 @@ def test_a_memory_limit_launches_of_a_cell_and_a_crash(ran: Ran) -> None:
     assert "measure.repeats" not in account["best"][0]["command"], "bytes need no second launch"
 
 
+@pytest.mark.thorough
 def test_what_ends_a_sweep_early_keeps_what_is_there(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (*BY_MADE_UP, "micro_batch=2,4,6", "hydra.sweeper.n_trials=3")
     monkeypatch.setattr(MadeUp, "ends_at", 2)

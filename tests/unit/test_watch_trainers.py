@@ -45,6 +45,7 @@ def check(results: zerobench.Results, model: nn.Module, accumulation: int) -> No
     assert list(results.steps.warmup) == [True, False, False]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_transformers_trainer_is_watched(accumulation: int, tmp_path: Any) -> None:
     pytest.importorskip("accelerate")
