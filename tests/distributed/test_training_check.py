@@ -28,7 +28,7 @@ CASES: dict[str, list[tuple[str, dict]]] = {
     "fp32": [
         *((name, {}) for name in ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "zero_redundancy")),
         ("zero1", {"offload": memory.CpuOffload()}), ("zero2", {"offload": DELAYED}), ("zero2", {"arena": True}),
-        ("zero3", {"offload": memory.NvmeOffload()}), ("zero2", {"offload": memory.CpuOffload(fraction=0.5)}),
+        ("zero3", {"offload": memory.NvmeOffloadConfig()}), ("zero2", {"offload": memory.CpuOffload(fraction=0.5)}),
     ],
     "replicas": [("ddp", {}), ("zero2", {"shard_group": 2}), ("zero3", {"shard_group": 2})],
     "accumulated": [(name, {"accumulation": 2}) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")],
