@@ -86,7 +86,6 @@ def rows(tmp_path_factory) -> dict[str, RunRow]:
     return found
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_in_tiers_and_between_them_are_those_of_the_theory(rows, name: str, tmp_path) -> None:
     if "past the page cache" in name and not goes_past_the_page_cache(tmp_path):

@@ -202,6 +202,7 @@ def test_fsdp2_in_bf16_trains_as_ours_do() -> None:
         assert distinct > STEPS // 2
 
 
+@pytest.mark.thorough
 def test_fsdp2_in_bf16_is_counted(tmp_path) -> None:
     """As in fp32, but that what is gathered and reduced has two bytes: 6 bytes a parameter in place of 12."""
     half, _ = measured(tmp_path, "fsdp2", precision=Bf16())

@@ -20,6 +20,7 @@ def test_checkpoints_go_from_tier_to_tier_and_from_4_ranks_to_2_and_back(back: b
         assert run_ranks(4, tiers.load_all, str(tmp_path), True) == [2 * kinds] * 4
 
 
+@pytest.mark.thorough
 def test_every_way_to_keep_a_state(tmp_path: Path) -> None:
     run_ranks(2, tiers.dicts, str(tmp_path))
 

@@ -35,7 +35,6 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="needs the right to make a network namespace")
 
 
-@pytest.mark.thorough
 @needs_namespaces
 @pytest.mark.parametrize(("case", "n"), [(case, n) for case, n in MEASURED if case != "fsdp2"])
 def test_the_wire_carries_what_the_formula_says(carried: dict[str, float], case: str, n: int) -> None:

@@ -39,6 +39,7 @@ def test_half_precision_clipped_and_accumulated_trains_alike_under_every_strateg
     assert "gradient norm" in shown
 
 
+@pytest.mark.thorough
 def test_an_overflow_is_skipped_and_told(tmp_path: Path) -> None:
     """A scale of 1e30 overflows in every step; one that halves to what fits goes on from there."""
     scale = ["precision.initial_scale=1e30", "precision.backoff=1e-6", "precision.minimum_scale=64"]

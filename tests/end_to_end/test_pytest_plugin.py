@@ -379,6 +379,7 @@ def test_ranks(toy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells["test_holds[1]"]["limits"]["volume_psi"] == 2
 
 
+@pytest.mark.thorough
 def test_the_tutorial_is_what_happens(pytester: pytest.Pytester) -> None:
     """Its project passes once it is recorded; with its change the session prints what the page shows."""
     page = (ROOT / "docs/tutorials/memory-gate.md").read_text()
