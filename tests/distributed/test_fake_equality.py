@@ -15,8 +15,11 @@ FEW = (
     "fsdp2, tuned",
     "zero2 nvme",
     "zero2 offload, delayed",
+    "zero3 nvme",
 )
-"""Each needs something else of a fake world: groups of dtypes, other tiers, a peer on gloo, files, a thread."""
+"""Each needs something else of a fake world: groups of dtypes, other tiers, a peer on gloo, files, a thread, checks of
+writes that the shard could not take.
+"""
 
 
 @pytest.mark.parametrize(

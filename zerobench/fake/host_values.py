@@ -39,6 +39,9 @@ NUMBERS = {_ATEN.zeros.default, _ATEN.ones.default}
 ANY = {_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims}
 """Operators that ask for something unusual: there is none."""
 
+DIFFERS = {_ATEN.ne.Tensor, _ATEN.bitwise_or.Tensor}
+"""Operators of the check that nothing was written beside the engine, and of several such checks: nothing was."""
+
 INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
 
 CHANGE_STORAGE = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::unsafe_set_"}
@@ -78,7 +81,7 @@ class HostValues(TorchDispatchMode):
             return True
         try:
             out = self._remembered.call(func, args, named)
-            if func in ANY:
+            if func in ANY or func in DIFFERS:
                 out.is_unusual = True
             return out
         except WITHOUT_VALUES as error:

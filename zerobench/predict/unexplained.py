@@ -23,7 +23,7 @@ OUTSIDE_SHARE, OUTSIDE_BYTES = 0.01, 64 * 1024
 """Kernels' scratch: a fraction of the peak, and at least so many bytes."""
 
 OUTSIDE_BYTES_ELSE = 512 * 1024
-"""The same in half precision: oneDNN repacks the operands of a product, 0.2 MiB for one of 512 x 64 and 64 x 256."""
+"""Bound in half precision: oneDNN repacks the operands of a product, 0.2 MiB for one of 512 x 64 and 64 x 256."""
 
 IMPOSSIBLE = "which cannot be: the ledger counts memory that the allocator does not hold, so it has missed a free"
 """Said of an outside_ledger_bytes that is far below 0."""
