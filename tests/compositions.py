@@ -210,6 +210,21 @@ def coverings() -> dict[int, list[Combination]]:
     return rows
 
 
+def by_strategy(n: int) -> list[Combination]:
+    """Few combinations that make sense at N ranks: every choice occurs with every strategy that it can occur with."""
+    drawn, rows = random.Random(n), []
+    possible = [one for one in legal(n) if all(RANKS.get(choice, n) <= n for choice in one.items())]
+    for strategy in STRATEGIES:
+        own = [one for one in possible if one["strategy"] == strategy]
+        missing = {choice for one in own for choice in one.items()}
+        while missing:
+            best = max(drawn.sample(own, 400), key=lambda one: len(missing & one.items()))
+            missing -= best.items()
+            free = {axis: list(names)[len(rows) % len(names)] for axis, names in FREE.items()}
+            rows.append(best | free | {"options": str(len(rows) % 3)})
+    return rows
+
+
 def _alone() -> Iterator[Pair]:
     return (pair for pair in pairs(1) if all(name in ALONE.get(axis, (name,)) for axis, name in pair))
 

@@ -1,4 +1,4 @@
-"""All that composes trains the same: a combination for every pair of choices, against the plain stage."""
+"""All that composes trains the same as the plain stage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,17 @@ from tests.distributed import composed
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (4, 1))])
+def test_every_choice_of_every_strategy_trains_as_the_plain_stage_does(tmp_path: Path) -> None:
+    compare(compositions.by_strategy(2), 2, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("n", compositions.WORLDS)
 def test_every_pair_of_choices_trains_as_the_plain_stage_does(n: int, tmp_path: Path) -> None:
     """That it is every pair: tests/unit/test_composition.py."""
-    rows = compositions.coverings()[n]
-    for wrong in run_ranks(n, composed.compare_all, rows, str(tmp_path), timeout_s=300):
+    compare(compositions.coverings()[n], n, tmp_path)
+
+
+def compare(rows: list[compositions.Combination], n: int, folder: Path) -> None:
+    for wrong in run_ranks(n, composed.compare_all, rows, str(folder), timeout_s=300):
         assert not wrong, "\n".join(wrong)
