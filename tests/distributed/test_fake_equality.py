@@ -13,7 +13,6 @@ FEW = (
     "zero1, every micro-batch",
     "zero3 activations offloaded",
     "fsdp2, tuned",
-    "zero2 nvme",
     "zero2 offload, delayed",
     "zero3 nvme",
 )

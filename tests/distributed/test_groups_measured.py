@@ -49,8 +49,8 @@ CODED = ["zero3 nodes", "zero3 qwz", "zero3 hpz", "zero3 qgz", "zero3 all", "zer
 """Cells that tests look at by name."""
 
 
-def config_of(name: str) -> CellConfig:
-    options = {"model": "tiny", "bucket_bytes": BUCKET_BYTES // 4, "micro_batch": 1, **CELLS[name]}
+def config_of(name: str, **more: Any) -> CellConfig:
+    options = {"model": "tiny", "bucket_bytes": BUCKET_BYTES // 4, "micro_batch": 1, **CELLS[name], **more}
     one = cell(name.split()[0], N, **options)
     assert not one.problems, one.problems
     return one.changed(measure=Measure(1, 2)).config
@@ -58,8 +58,9 @@ def config_of(name: str) -> CellConfig:
 
 @pytest.fixture(scope="module")
 def measured(request, tmp_path_factory) -> dict[str, Any]:
-    names = list(CELLS) if request.config.getoption("--thorough") else CODED
-    configs = [config_of(name) for name in names]
+    thorough = request.config.getoption("--thorough")
+    names = list(CELLS) if thorough else CODED
+    configs = [config_of(name, **({} if thorough else {"model": "tiny"})) for name in names]
     return dict(zip(names, account(configs, tmp_path_factory.mktemp("ranks")), strict=True))
 
 

@@ -39,7 +39,7 @@ class StampedNccl(backends.NcclComm):
     gather_into = staticmethod(simulated.SimulatedNccl.gather_into)
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.thorough)])
 def cuda(request: pytest.FixtureRequest) -> Iterator[ModeledCuda]:
     with world(request.param, 1) as modeled:
         yield modeled

@@ -59,6 +59,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+REPEATED = ("zero2 fp32", "zero2 bf16, optimizer", "zero2 bf16, gradients", "zero3 fp32", "zero2 fp32, files",
+            "zero1 bf16, files, optimizer", "zero3 bf16, files", "zero3 bf16, past the page cache")  # fmt: skip
+"""Cases that wait for `make test-all`: another stage has what each moves."""
+
+
 def goes_past_the_page_cache(folder: Path) -> bool:
     try:
         os.close(os.open(folder / "tried", os.O_CREAT | os.O_RDWR | os.O_DIRECT))
@@ -68,10 +73,13 @@ def goes_past_the_page_cache(folder: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> dict[str, RunRow]:
+def rows(request: pytest.FixtureRequest, tmp_path_factory) -> dict[str, RunRow]:
+    thorough = request.config.getoption("--thorough")
     folder = tmp_path_factory.mktemp("tiers")
     cells = {}
     for name, (strategy, more) in CASES.items():
+        if name in REPEATED and not thorough:
+            continue
         options = {"micro_batch": 1, **more}
         one = cell(strategy, 2, **options)
         assert not one.problems, one.problems
@@ -86,7 +94,9 @@ def rows(tmp_path_factory) -> dict[str, RunRow]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.thorough if one in REPEATED else ()) for one in CASES]
+)
 def test_bytes_in_tiers_and_between_them_are_those_of_the_theory(rows, name: str, tmp_path) -> None:
     if "past the page cache" in name and not goes_past_the_page_cache(tmp_path):
         pytest.skip("this file system reads and writes through the page cache alone")

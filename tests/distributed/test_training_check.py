@@ -38,7 +38,7 @@ CASES: dict[str, list[tuple[str, dict]]] = {
 """Cases that have one norm among them: those of DDP, which is the first."""
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2, 4])
 def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Path, n: int) -> None:
     """Of three steps. The delayed update's is that of its gradients, which are DDP's until an update has been late."""
     groups = {name: group for name, group in CASES.items() if (name == "replicas") == (n == 4)}

@@ -29,7 +29,7 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     while time.monotonic() < deadline:
         below = psutil.Process(parent.pid).children(recursive=True)
         ranks = [p for p in below if p.ppid() != parent.pid]
-        if len(ranks) == count and all(sum(p.cpu_times()[:2]) > 1 for p in ranks):
+        if len(ranks) == count and all(sum(p.cpu_times()[:2]) > 0.4 for p in ranks):
             return ranks
         time.sleep(0.1)
     raise AssertionError("the ranks did not come up")
@@ -60,12 +60,12 @@ def test_killed_ranks_are_crashes_the_sweep_goes_on_and_ctrl_c_leaves_a_row_and_
 
 
 def test_a_timeout_is_a_row(tmp_path: Path) -> None:
-    sweep = start(tmp_path, "world_size=2", "measure.steps=100000", "launch.timeout_s=4")
+    sweep = start(tmp_path, "world_size=2", "measure.steps=100000", "launch.timeout_s=2")
     sweep.communicate(timeout=180)
     assert sweep.returncode == 1
     run = zerobench.load(tmp_path / "results/runs").runs.iloc[0]
     assert run.status == "timeout"
-    assert "launch.timeout_s=4 was over" in run.reason
+    assert "launch.timeout_s=2 was over" in run.reason
     log = tmp_path / "results/runs" / run.run_id / "logs/timed/rank0.log"
     assert "run_rank" in log.read_text()
 
