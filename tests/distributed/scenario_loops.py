@@ -30,13 +30,7 @@ def whole(engine: Any) -> AbstractContextManager[Any]:
 
 
 def train(engine: Any, rank: int, n: int, steps: Iterable[int] = range(STEPS)) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = engine(*zoo.tokens(rank, n, step))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
+    return training.take_steps(engine, rank, n, steps)
 
 
 def plain(engine: Any, rank: int, n: int) -> list[float]:

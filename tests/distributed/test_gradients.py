@@ -3,13 +3,145 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests.distributed import gradients
+from tests import zoo
+from tests.distributed import writes
 from tests.ranks import run_ranks
+from zerobench.zero import LossScaling
+
+LR = 0.1
+
+
+def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+    scaled = [
+        (stage, "tied", torch.float16, {"loss_scaling": LossScaling(initial=256.0)}) for stage in ("zero2", "zero3")
+    ]
+    mine = [*writes.kinds(n, folder), *scaled]
+    return mine if n < 3 else mine[::2]
+
+
+def means(module: torch.nn.Module, rank: int, n: int, micros: range) -> dict[str, torch.Tensor]:
+    """Of the sum over the micro-batches, in fp64, by autograd alone; names of parameters with a gradient."""
+    found = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in module.named_parameters()}
+    for number in micros:
+        for parameter in module.parameters():
+            parameter.grad = None
+        module(*zoo.tokens(rank, n, number)).float().backward()
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                found[name] += parameter.grad.double() / n
+    if n > 1:
+        for value in found.values():
+            dist.all_reduce(value)
+    return {name: value for name, value in found.items() if bool(value.any())}
+
+
+def backwards(engine: Any, rank: int, n: int, micros: range) -> None:
+    for number in micros:
+        last = number == micros[-1]
+        loss = engine(*zoo.tokens(rank, n, number)).float()
+        if last:
+            engine.backward(loss)
+        else:
+            with engine.no_sync():
+                engine.backward(loss)
+            if n > 1:
+                with pytest.raises(RuntimeError, match="the last backward was under no_sync"):
+                    engine.full_gradient(engine.names[0])
+
+
+def read_and_change(rank: int, n: int, folder: str) -> int:
+    tried = 0
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+        module, plain = (zoo.build(name).to(dtype) for _ in range(2))
+        engine = writes.engine_of(stage, module, options)
+        micros = range(1 + number % 2 if dtype == torch.float32 else 1)
+        expected = means(plain, rank, n, micros)
+        backwards(engine, rank, n, micros)
+        case = f"{stage} {name} {dtype} {options}"
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        found = {name: engine.full_gradient(name) for name in engine.names}
+        assert {name for name, value in found.items() if value is not None and value.any()} == set(expected), case
+        check_norms(engine, found, case)
+        for key, value in expected.items():
+            assert found[key].dtype == torch.float32, case
+            gap = (found[key].double() - value).norm()
+            assert gap <= tolerance * value.norm() + 1e-9, f"{case} {key}: {gap} of {value.norm()}"
+        check_edits(engine, found, case)
+        check_refusals(engine)
+        tried += 1
+    return tried
+
+
+def check_norms(engine: Any, found: dict[str, Any], case: str) -> None:
+    for norm_type in (2.0, float("inf")):
+        norms = engine.gradient_norms(norm_type)
+        assert set(norms) == {name for name, value in found.items() if value is not None}
+        for name, norm in norms.items():
+            assert norm.dtype == torch.float64
+            expected = torch.linalg.vector_norm(found[name].double(), norm_type)
+            assert norm.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-12), f"{case} {name}"
+
+
+def check_edits(engine: Any, found: dict[str, Any], case: str) -> None:
+    """Half of every gradient, a mask of the embedding's, one replaced: the optimizer gets that, to the bit."""
+    mask = torch.zeros(zoo.WORDS, zoo.WIDTH)
+    mask[::3] = 1
+    covered: dict[str, int] = {}
+    for segment in engine.gradient_segments():
+        segment.gradient.mul_(0.5)
+        if segment.name == "embedding.weight":
+            segment.gradient.mul_(segment.part_of(mask).to(segment.gradient.dtype))
+        covered[segment.name] = covered.get(segment.name, 0) + segment.stop - segment.start
+    replaced = torch.linspace(-1, 1, zoo.WIDTH).to(torch.bfloat16).float()
+    engine.set_full_gradient("blocks.0.norm.weight", replaced)
+    edited = {name: engine.full_gradient(name) for name in engine.names}
+    assert torch.equal(edited["blocks.0.norm.weight"], replaced), case
+    half = found["embedding.weight"] * 0.5 * mask
+    torch.testing.assert_close(edited["embedding.weight"], half, rtol=1e-2, atol=1e-7)
+    norm = engine.clip_grad_norm_(0.25)
+    whole = torch.stack([v.double().norm() for v in edited.values() if v is not None]).norm()
+    assert norm.item() == pytest.approx(whole.item(), rel=1e-5), case
+    clipped = {name: engine.full_gradient(name) for name in engine.names}
+    before = masters(engine)
+    engine.step()
+    for name, old, new, start, stop in zip_masters(engine, before):
+        if clipped[name] is None:
+            assert torch.equal(old, new)
+        else:
+            gradient = engine.orders[dict(engine.module.named_parameters())[name]].flatten(clipped[name])[start:stop]
+            torch.testing.assert_close(new, old - LR * gradient, rtol=1e-6, atol=1e-8)
+
+
+def masters(engine: Any) -> list[torch.Tensor]:
+    with engine.placement.in_memory(write_back=False):
+        return [segment.tensor.detach().clone() for segment in engine.segments]
+
+
+def zip_masters(engine: Any, before: list[torch.Tensor]) -> Any:
+    if engine.schedule.pending_gradients():
+        engine.settle()
+    for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
+        yield engine.names[segment.segment.parameter], old, new, segment.segment.start, segment.segment.stop
+
+
+def check_refusals(engine: Any) -> None:
+    with pytest.raises(ValueError, match=r"'embedding.weigth': the module has no such parameter; did you mean embed"):
+        engine.full_gradient("embedding.weigth")
+    with pytest.raises(ValueError, match=r"the value's shape is \(2,\), but the parameter's is \(37, 19\)"):
+        engine.set_full_gradient("embedding.weight", torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"embedding\.weight has no gradient; run a backward"):
+        engine.set_full_gradient("embedding.weight", torch.ones(zoo.WORDS, zoo.WIDTH))
+    assert engine.full_gradient("embedding.weight") is None
+    assert engine.gradient_norms() == {}
+    assert list(engine.gradient_segments()) == []
 
 
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
 def test_gradients_are_the_mean_and_edits_of_them_count(n: int, tmp_path: Path) -> None:
-    assert run_ranks(n, gradients.read_and_change, str(tmp_path)) == [len(gradients.kinds(n, ""))] * n
+    assert run_ranks(n, read_and_change, str(tmp_path)) == [len(kinds(n, ""))] * n

@@ -3,21 +3,216 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
 
 from tests.cells import cell
-from tests.distributed import masters
 from tests.ranks import run_ranks
 from zerobench.config import schema_training
 from zerobench.results import tables
+from zerobench.strategies.ddp import DdpEngine
+from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.sweep import cell as cells
+from zerobench.zero.precision import LossScaling
+
+STEPS = 4
+CLIP = 0.5
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.125, fused=True),
+}
+CASES = [
+    (torch.bfloat16, "adamw", False, 1),
+    (torch.bfloat16, "adamw", True, 2),
+    (torch.bfloat16, "sgd", False, 2),
+    (torch.bfloat16, "adagrad", False, 1),
+    (torch.float16, "adamw", False, 1),
+    (torch.float16, "sgd", True, 1),
+]
+"""Dtype, optimizer, whether clipped, micro-batches."""
+
+
+class Net(nn.Module):
+    """Sizes that tiles do not divide, a tied weight, a frozen one, a scalar, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(37, 19)
+        self.inner = nn.Linear(19, 19)
+        self.norm = nn.LayerNorm(19)
+        self.frozen = nn.Linear(19, 19).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.unused = nn.Parameter(torch.ones(5))
+        self.head = nn.Linear(19, 37, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens) + self.frozen(F.gelu(self.inner(self.embedding(tokens)))) * self.scale)
+        return F.cross_entropy(self.head(x).float(), targets)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(37, (24,), generator=torch.Generator().manual_seed(100 * step + rank))
+    return tokens, tokens.roll(1)
+
+
+def engine_of(module: nn.Module, optimizer: str, **options: Any) -> DdpEngine:
+    kind = MasterDdpEngine if module.inner.weight.dtype != torch.float32 else DdpEngine
+    return kind(module, OPTIMIZERS[optimizer](module.parameters()), find_unused_parameters=True, **options)
+
+
+def by_engine(rank: int, dtype: torch.dtype, optimizer: str, clip: bool, micro_batches: int, **options: Any) -> Any:
+    module = Net().to(dtype)
+    engine = engine_of(module, optimizer, **options)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            with engine.no_sync() if micro < micro_batches - 1 else nullcontext():
+                loss = engine(*batch(rank, micro_batches * step + micro)) / micro_batches
+                engine.backward(loss)
+        if clip:
+            norms.append(engine.clip_grad_norm_(CLIP).item())
+        engine.step()
+        losses.append(loss.item())
+    return losses, norms, engine.full_state_dict()
+
+
+def by_hand(rank: int, n: int, dtype: torch.dtype, optimizer: str, clip: bool, micro_batches: int) -> Any:
+    """Whole fp32 masters, whole fp32 gradients, torch's own clipping; gradients are averaged in the module's dtype."""
+    module = Net().to(dtype)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    masters = [nn.Parameter(p.detach().float()) for p in trained]
+    chosen = OPTIMIZERS[optimizer](masters)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            loss = module(*batch(rank, micro_batches * step + micro)) / micro_batches
+            loss.backward()
+        for parameter, master in zip(trained, masters, strict=True):
+            if parameter.grad is not None:
+                mean = parameter.grad / n
+                dist.all_reduce(mean)
+                master.grad = mean.float()
+            parameter.grad = None
+        if clip:
+            norms.append(nn.utils.clip_grad_norm_(masters, CLIP).item())
+        chosen.step()
+        with torch.no_grad():
+            for parameter, master in zip(trained, masters, strict=True):
+                parameter.copy_(master)
+                master.grad = None
+        losses.append(loss.item())
+    return losses, norms, module.state_dict()
+
+
+def compare_all(rank: int, n: int) -> dict[str, tuple[Any, Any]]:
+    """Case -> what the engine and the loop by hand came to."""
+    found = {}
+    for case in CASES:
+        found[str(case)] = by_engine(rank, *case, tile_bytes=1024), by_hand(rank, n, *case)  # tiles cut parameters
+    return found
+
+
+def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
+    """fp32: the engine's norm and weights, and those of plain DDP with torch's function."""
+    results = []
+    for plain in (False, True):
+        module = Net()
+        engine = engine_of(module, "sgd")
+        norms = []
+        for step in range(STEPS):
+            engine.backward(engine(*batch(rank, step)))
+            if plain:
+                norms.append(nn.utils.clip_grad_norm_(module.parameters(), CLIP, norm_type).item())
+                assert sum(p.grad.abs().max() for p in module.parameters() if p.grad is not None) > 0
+            else:
+                norms.append(engine.clip_grad_norm_(CLIP, norm_type).item())
+            engine.step()
+        results.append((norms, engine.full_state_dict()))
+    return results[0], results[1]
+
+
+def overflow(rank: int, n: int) -> dict[str, Any]:
+    """fp16 under loss scaling; on the last rank, the second step's gradients are infinite."""
+    module = Net().half()
+    scaling = LossScaling(initial=64.0, growth=2.0, backoff=0.25, interval=2)
+    engine = engine_of(module, "adamw", loss_scaling=scaling)
+    scales, skipped, changed, norms = [], [], [], []
+    for step in range(6):
+        scales.append(engine.loss_scale)
+        before = module.inner.weight.detach().clone()
+        loss = engine(*batch(rank, step))
+        engine.backward(loss * float("inf") if step == 1 and rank == n - 1 else loss)
+        norms.append(engine.clip_grad_norm_(1e9).item())
+        engine.step()
+        skipped.append(engine.skipped)
+        changed.append(not torch.equal(before, module.inner.weight))
+    counts = {float(state["step"]) for state in engine.optimizer.state.values()}
+    weights = engine.full_state_dict()
+    return {"scales": scales, "skipped": skipped, "changed": changed, "counts": counts, "norms": norms, "w": weights}
+
+
+def scaled_and_not(rank: int, n: int) -> Any:
+    """fp16 with a scale that is a power of two and with none: the same training, but for what would have vanished."""
+    found = []
+    for clip in (False, True):
+        case = (torch.float16, "sgd", clip, 1)  # Adam would not tell one scale of the gradients from another
+        found.append((by_engine(rank, *case, loss_scaling=LossScaling(initial=8.0)), by_engine(rank, *case)))
+    return found
+
+
+class Wide(Net):
+    """In half precision but for two parameters in fp32, one transposed and one with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bfloat16()
+        self.first = nn.Parameter(torch.randn(4, 19).t())
+        self.second = nn.Parameter(torch.randn(19, 8)[:, ::2])
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens, targets) + (self.first * self.second).sum()
+
+
+def strided_wide(rank: int, n: int) -> list[bool]:
+    """Compares the training with that by hand."""
+    module = Wide()
+    ways = [module.first.detach().clone(), module.second.detach().clone()]
+    engine = MasterDdpEngine(module, torch.optim.SGD(module.parameters(), lr=0.1), find_unused_parameters=True)
+    for step in range(2):
+        engine.backward(engine(*batch(rank, step)))
+        engine.step()
+        ways = [ways[0] - 0.1 * ways[1], ways[1] - 0.1 * ways[0]]
+    return [torch.allclose(p, way) for p, way in zip((module.first, module.second), ways, strict=True)]
+
+
+def masters_matter(rank: int, n: int) -> tuple[int, int]:
+    """Updates far below bf16's resolution add up in the masters: weights that moved with masters, and without."""
+    moved = []
+    for with_masters in (True, False):
+        module = Net().bfloat16()
+        kind = MasterDdpEngine if with_masters else DdpEngine
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        engine = kind(module, optimizer, find_unused_parameters=True)
+        before = module.norm.weight.detach().clone()
+        for _ in range(40):
+            engine.backward(engine(*batch(rank, 0)))
+            engine.step()
+        moved.append(int((module.norm.weight != before).sum()))
+    return moved[0], moved[1]
 
 
 def test_masters_train_as_a_loop_by_hand() -> None:
     """At N = 2 to the bit without clipping; with it, the norm is summed in another order."""
-    for mine in run_ranks(2, masters.compare_all):
+    for mine in run_ranks(2, compare_all):
         for case, ((losses, norms, state), (hand_losses, hand_norms, hand_state)) in mine.items():
             assert losses[0] == hand_losses[0], case
             assert norms == pytest.approx(hand_norms, rel=1e-6), case
@@ -25,12 +220,12 @@ def test_masters_train_as_a_loop_by_hand() -> None:
                 assert losses == hand_losses, case
                 assert all(torch.equal(state[k], hand_state[k]) for k in state), case
             else:
-                assert max(norms) > masters.CLIP, case
+                assert max(norms) > CLIP, case
                 assert losses == pytest.approx(hand_losses, rel=1e-3), case
 
 
 def test_one_rank_overflows_and_all_skip() -> None:
-    first, second, third = run_ranks(3, masters.overflow)
+    first, second, third = run_ranks(3, overflow)
     assert first["skipped"] == [False, True, False, False, False, False]
     assert first["changed"] == [True, False, True, True, True, True]
     assert first["scales"] == [64, 64, 16, 16, 32, 32]  # backoff to a quarter, growth after two good steps
@@ -42,24 +237,24 @@ def test_one_rank_overflows_and_all_skip() -> None:
 
 
 def test_a_loss_scale_leaves_norms_and_training_as_they_are() -> None:
-    for (losses, norms, _), (plain_losses, plain_norms, _) in run_ranks(1, masters.scaled_and_not)[0]:
+    for (losses, norms, _), (plain_losses, plain_norms, _) in run_ranks(1, scaled_and_not)[0]:
         assert losses == pytest.approx(plain_losses, rel=1e-3)
         assert norms == pytest.approx(plain_norms, rel=1e-2)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
 def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(norm_type: float) -> None:
-    for (norms, state), (plain_norms, plain_state) in run_ranks(2, masters.clip_whole_model, norm_type):
+    for (norms, state), (plain_norms, plain_state) in run_ranks(2, clip_whole_model, norm_type):
         assert norms == plain_norms
         assert all(torch.equal(state[k], plain_state[k]) for k in state)
 
 
 def test_parameters_in_fp32_train_whatever_their_strides() -> None:
-    assert run_ranks(1, masters.strided_wide) == [[True, True]]
+    assert run_ranks(1, strided_wide) == [[True, True]]
 
 
 def test_small_updates_add_up_in_masters_alone() -> None:
-    with_masters, without = run_ranks(1, masters.masters_matter)[0]
+    with_masters, without = run_ranks(1, masters_matter)[0]
     assert with_masters > 2 * without
 
 

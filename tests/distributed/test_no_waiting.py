@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import zoo
-from tests.distributed.test_lanes import cuda  # noqa: F401  # a fixture
+from tests.distributed.test_streams import cuda  # noqa: F401  # a fixture
 from zerobench.strategies import wrap
 from zerobench.zero import initialize
 from zerobench.zero.precision import LossScaling

@@ -1,17 +1,184 @@
-"""Overlapped and serialized runs agree bit for bit, freed buffers poisoned (races.py); and planted races are seen."""
+"""Overlapped and serialized runs agree to the bit, with freed buffers poisoned; and planted races are seen.
+
+    serialized   every collective is waited for where it is launched: nothing overlaps
+    late         a send leaves after a random delay, and whoever waits for a transfer sleeps first: the windows in which
+                 a buffer must be left alone are as wide as the scheme allows
+    poisoned     parameters' storages that are resized to nothing, and gradients that were sent and reduced, are filled
+                 with NaN; the memory stays, so that who reads or writes it by mistake does so in safety
+
+A run that is late and poisoned must be equal to a serialized one. `Plants` are the mistakes that it must catch.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from tests import zoo
-from tests.distributed import races
 from tests.ranks import run_ranks
 from zerobench.zero import initialize
+from zerobench.zero.comm import gloo
+from zerobench.zero.comm.streams import Handle
+from zerobench.zero.gradients.bucket_base import GradientBucket
+
+MOST_DELAY_S = 5e-4
+PLANTED_DELAY_S = 5e-3
+"""Of sends that rank 0 forgets: the others' come first, so that it is done before its own have left."""
+ALL_ONES = 0xFF
+"""A byte of which every floating dtype makes NaN."""
+
+
+class Transfer:
+    """A send or a receive whose `wait` sleeps first; a `forgotten` one does not wait at all: a planted mistake."""
+
+    def __init__(self, delay: Callable[[], None], forgotten: bool) -> None:
+        self._delay, self.forgotten = delay, forgotten
+        self.work: Any = None
+        self.started = threading.Event()
+
+    def wait(self) -> None:
+        if not self.forgotten:
+            self._delay()
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the transfer itself, once: gloo would wait for another one the second time."""
+        self.started.wait()
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+
+
+class LateNetwork:
+    """`send` and `receive` of comm/gloo.py, late. `forgotten`: (name, kind) of transfers nobody waits for."""
+
+    def __init__(self, rank: int, forgotten: tuple[str, str] | None) -> None:
+        self._rank, self._random = rank, random.Random(rank)
+        self._forgotten = forgotten
+        self._real = {"send": gloo.send, "receive": gloo.receive}
+        self._tag_of, self._kinds = gloo.tag_of, {}
+        self._unsent: SimpleQueue[tuple[Transfer, Callable[[], Any]] | None] = SimpleQueue()
+        self._transfers: list[tuple[Transfer, torch.Tensor]] = []  # with what they move: it must outlive a mistake
+        threading.Thread(target=self._send_all, daemon=True).start()
+
+    def _delay(self) -> None:
+        time.sleep(self._random.random() * MOST_DELAY_S)
+
+    def _send_all(self) -> None:
+        """Sends leave in the order of their launch, each after a delay."""
+        while (one := self._unsent.get()) is not None:
+            transfer, send = one
+            self._delay()
+            if transfer.forgotten and self._rank == 0:
+                time.sleep(PLANTED_DELAY_S)
+            transfer.work = send()
+            transfer.started.set()
+
+    def tag_of(self, kind: str, unit: str, size_bytes: int) -> int:
+        tag = self._tag_of(kind, unit, size_bytes)
+        self._kinds[tag] = kind
+        return tag
+
+    def launch(self, name: str, tensor: torch.Tensor, *where: Any) -> Transfer:
+        transfer = Transfer(self._delay, (name, self._kinds[where[-1]]) == self._forgotten)
+        self._transfers.append((transfer, tensor))
+        if name == "send":
+            self._unsent.put((transfer, lambda: self._real[name](tensor, *where)))
+        else:
+            transfer.work = self._real[name](tensor, *where)
+            transfer.started.set()
+        return transfer
+
+    def drain(self) -> None:
+        for transfer, _ in self._transfers:
+            transfer.finish()
+        self._unsent.put(None)
+
+
+@contextmanager
+def late(rank: int, forgotten: tuple[str, str] | None = None) -> Iterator[None]:
+    network = LateNetwork(rank, forgotten)
+    with (
+        mock.patch.object(gloo, "send", partial(network.launch, "send")),
+        mock.patch.object(gloo, "receive", partial(network.launch, "receive")),
+        mock.patch.object(gloo, "tag_of", network.tag_of),
+    ):
+        yield
+        network.drain()
+
+
+@contextmanager
+def poisoned(engine: Any) -> Iterator[list[str]]:
+    """Yields the list of what has been poisoned."""
+    done: list[str] = []
+    resize, end_round = torch.UntypedStorage.resize_, GradientBucket.end_round
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        if size == 0 and storage.nbytes():
+            done.append("storage")
+            return storage.fill_(ALL_ONES)
+        return storage if size == storage.nbytes() else resize(storage, size)
+
+    def end(bucket: GradientBucket) -> None:
+        end_round(bucket)
+        done.append("gradients")
+        if bucket.full is not None:  # the buffer stays; of it the others' slices are free
+            for rank, part in enumerate(bucket.full.chunk(engine.comm.size)):
+                if rank != engine.comm.rank:
+                    part.fill_(float("nan"))
+
+    with (
+        mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+        mock.patch.object(GradientBucket, "end_round", end),
+    ):
+        yield done
+
+
+@contextmanager
+def serialized(engine: Any) -> Iterator[None]:
+    def at_once(launch: Callable[..., Handle]) -> Callable[..., Handle]:
+        def launch_and_wait(*arguments: Any) -> Handle:
+            handle = launch(*arguments)
+            handle.wait()
+            return handle
+
+        return launch_and_wait
+
+    comm = engine.comm
+    names = ("reduce_scatter", "all_gather", "all_reduce")
+    with mock.patch.multiple(comm, **{name: at_once(getattr(comm, name)) for name in names}):
+        yield
+
+
+@contextmanager
+def unawaited_gathers(engine: Any) -> Iterator[None]:
+    """A mistake: parameters are read before their gather is waited for."""
+    gather = engine.comm.all_gather
+    handles: list[Handle] = []
+
+    def all_gather(*arguments: Any) -> Handle:
+        handles.append(gather(*arguments))
+        return Handle([])
+
+    with mock.patch.object(engine.comm, "all_gather", all_gather):
+        yield
+        for handle in handles:
+            handle._finish = None  # stamps: what came late may be of another step
+            handle.wait()
+
+
+UNSENT, UNRECEIVED = ("send", "reduction"), ("receive", "reduction")
+
 
 STEPS = 3
 
@@ -51,7 +218,7 @@ def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
 
 def in_series(rank: int, n: int, strategy: str, options: dict[str, Any], model: str = "tied") -> list[torch.Tensor]:
     engine = engine_for(strategy, options, model)
-    with races.serialized(engine):
+    with serialized(engine):
         return train(engine, rank, n)
 
 
@@ -59,8 +226,8 @@ def overlapped(rank: int, n: int, strategy: str, options: dict[str, Any], model:
     """Late and poisoned. `mistake`: transfers that are not waited for, or a context that makes one."""
     engine = engine_for(strategy, options, model)
     with ExitStack() as stack:
-        stack.enter_context(races.late(rank, mistake if isinstance(mistake, tuple) else None))
-        done = stack.enter_context(races.poisoned(engine))
+        stack.enter_context(late(rank, mistake if isinstance(mistake, tuple) else None))
+        done = stack.enter_context(poisoned(engine))
         if callable(mistake):
             stack.enter_context(mistake(engine))
         results = train(engine, rank, n)
@@ -91,11 +258,11 @@ def test_overlapped_runs_equal_serialized_ones(n: int) -> None:
 
 
 PLANTED: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "gradients given back before they are sent": ("zero2", {}, races.UNSENT),
-    "gradients overwritten before they are sent": ("zero1", {}, races.UNSENT),
-    "gradients summed before they have come": ("zero2", {}, races.UNRECEIVED),
-    "parameters read before they have come": ("zero3", {"prefetch": 1}, races.unawaited_gathers),
-    "updated parameters read before they have come": ("zero1", {"overlap_gather": True}, races.unawaited_gathers),
+    "gradients given back before they are sent": ("zero2", {}, UNSENT),
+    "gradients overwritten before they are sent": ("zero1", {}, UNSENT),
+    "gradients summed before they have come": ("zero2", {}, UNRECEIVED),
+    "parameters read before they have come": ("zero3", {"prefetch": 1}, unawaited_gathers),
+    "updated parameters read before they have come": ("zero1", {"overlap_gather": True}, unawaited_gathers),
 }
 
 

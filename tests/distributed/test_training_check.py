@@ -2,25 +2,117 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
 from threading import Timer
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from tests.cells import cell
-from tests.distributed import planted_training as planted
 from tests.ranks import run_ranks
+from zerobench import data, strategies, worker
+from zerobench.config import combinations as systems
 from zerobench.config import schema_memory as memory
 from zerobench.config import schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
+from zerobench.predict import build
+from zerobench.probes import step_values
+from zerobench.probes.step_values import scale_of
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.sweep import parity, parity_check
 from zerobench.sweep.parity_check import REFERENCES, ParityCheck
 from zerobench.sweep.sweep import Sweep
+from zerobench.zero.gradients.bucket_base import GradientBucket
+
+fill = GradientBucket.fill
+
+
+def zeroed_on_rank_1(job: worker.RankJob, tell: Any) -> worker.RankRecord:
+    """run_rank whose rank 1 contributes nothing to any gradient."""
+    return _planted(job, tell, lambda gradient: torch.zeros_like(gradient) if job.rank == 1 else gradient)
+
+
+def doubled(job: worker.RankJob, tell: Any) -> worker.RankRecord:
+    """run_rank that sums gradients over two ranks where the mean belongs; Adam does not see the factor."""
+    return _planted(job, tell, lambda gradient: gradient * 2)
+
+
+def doubled_of_one(job: worker.RankJob, tell: Any) -> worker.RankRecord:
+    """run_rank that doubles the gradients of parameters as large as the first that comes."""
+    first: list[int] = []
+
+    def change(gradient: torch.Tensor) -> torch.Tensor:
+        first.append(gradient.numel())
+        return gradient * 2 if gradient.numel() == first[0] else gradient
+
+    return _planted(job, tell, change)
+
+
+def _planted(job: worker.RankJob, tell: Any, change: Any) -> worker.RankRecord:
+    def changed(bucket: GradientBucket, piece: Any, gradient: torch.Tensor, sends: bool) -> None:
+        fill(bucket, piece, change(gradient), sends)
+
+    with mock.patch.object(GradientBucket, "fill", changed):
+        return worker.run_rank(job, tell)
+
+
+def not_a_number(job: worker.RankJob, tell: Any) -> worker.RankRecord:
+    """run_rank of which rank 1's loss is lost in the third step."""
+    here: list[int] = []
+    loss, draw = torch.nn.functional.cross_entropy, data.Batches.batch
+
+    def batch(batches: data.Batches, step: int, micro: int = 0) -> Any:
+        here[:] = [step]
+        return draw(batches, step, micro)
+
+    def lose(*inputs: Any, **named: Any) -> torch.Tensor:
+        return loss(*inputs, **named) * (math.nan if job.rank == 1 and here == [2] else 1)
+
+    patched = mock.patch.object(data.Batches, "batch", batch)
+    with patched, mock.patch.object(torch.nn.functional, "cross_entropy", lose):
+        return worker.run_rank(job, tell)
+
+
+STEPS = 3
+
+
+def norms_of(
+    rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: str
+) -> list[list[tuple[float, float]]]:
+    """Of each case and step, on this rank: what it adds to the squared norm over how many hold the same, and the norm
+    that the engine's own clipping tells afterwards.
+    """
+    found = []
+    for name, more in cases:
+        config = cell(name, n, **more).config
+        torch.manual_seed(0)
+        model = build.build_model(config)
+        optimizer = config.optimizer.build(model.parameters())
+        options = config.precision.options_of(name) | systems.engine_options(config, folder)
+        engine = strategies.wrap(config.strategy.values(), model, optimizer, **options)
+        batches = data.build_batches(config.batching, rank, torch.device("cpu"))
+        steps = []
+        for step in range(STEPS):
+            scale = scale_of(engine)
+            for micro in range(config.accumulation):
+                last = micro == config.accumulation - 1
+                with strategies.synchronizing(engine, config.strategy.reduces, last):
+                    engine.backward(engine(*batches.batch(step, micro)) / config.accumulation)
+            squares = step_values.squares(engine.reduced_gradients(), scale)
+            assert squares is not None
+            told = engine.clip_grad_norm_(1e9)
+            engine.step()
+            steps.append((float(squares) / engine.gradient_holders, float(told)))
+        found.append(steps)
+    return found
+
 
 DELAYED = memory.CpuOffload(delayed=True, delayed_after=1)
 HALVES = {"bf16": schema_training.Bf16(), "fp16": schema_training.Fp16()}
@@ -42,7 +134,7 @@ CASES: dict[str, list[tuple[str, dict]]] = {
 def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Path, n: int) -> None:
     """Of three steps. The delayed update's is that of its gradients, which are DDP's until an update has been late."""
     groups = {name: group for name, group in CASES.items() if (name == "replicas") == (n == 4)}
-    ranks = run_ranks(n, planted.norms, [one for group in groups.values() for one in group], str(tmp_path))
+    ranks = run_ranks(n, norms_of, [one for group in groups.values() for one in group], str(tmp_path))
     place = 0
     for name, mine in groups.items():
         norms, told = [], []
@@ -51,7 +143,7 @@ def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Pa
             norms.append([sqrt(sum(squares for squares, _ in step)) for step in steps])
             told.append([step[1] for step in ranks[0][place + offset]])
         for (strategy, more), ours, said in zip(mine, norms, told, strict=True):
-            count = 2 if more.get("offload") is DELAYED else planted.STEPS
+            count = 2 if more.get("offload") is DELAYED else STEPS
             rel = 1e-9 if name == "fp32" else 1e-2 if name in HALVES else 1e-6
             assert ours[:count] == pytest.approx(norms[0][:count], rel=rel), (name, strategy, more)
             assert ours == pytest.approx(said, rel=2e-6 if name != "bf16" else 1e-2), (name, strategy, more)
@@ -84,9 +176,9 @@ def judged(folder: Path, one: cells.Cell) -> dict:
     ("worker", "said"),
     [
         (None, "equal to DDP's to the bit over 4 steps: losses and gradient norms"),
-        (planted.zeroed_on_rank_1, "a part of them is missing, a rank's or a bucket's"),
-        (planted.doubled, "2 times DDP's, as a sum over the 2 ranks would be in place of the mean"),
-        (planted.doubled_of_one, "times DDP's, and the loss before them is not to blame: look at the backward"),
+        (zeroed_on_rank_1, "a part of them is missing, a rank's or a bucket's"),
+        (doubled, "2 times DDP's, as a sum over the 2 ranks would be in place of the mean"),
+        (doubled_of_one, "times DDP's, and the loss before them is not to blame: look at the backward"),
     ],
 )
 def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, worker, said: str) -> None:
@@ -96,7 +188,7 @@ def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, work
     row = judged(reference, cell("zero2", 2, results_dir=str(reference), measure=MEASURED))
     assert row["training"] == ("equal" if worker is None else "differs")
     assert said in row["training_words"]
-    if worker is planted.doubled:
+    if worker is doubled:
         assert row["grad_norm_deviation"] == pytest.approx(1, rel=1e-3)
         assert row["loss_deviation"] < 1e-5  # Adam hides it
 
@@ -123,7 +215,7 @@ def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkey
 
 
 def test_a_loss_that_is_lost_is_a_status(reference: Path, monkeypatch) -> None:
-    monkeypatch.setattr(cells, "run_rank", planted.not_a_number)
+    monkeypatch.setattr(cells, "run_rank", not_a_number)
     row = judged(reference, cell("zero1", 2, results_dir=str(reference), measure=MEASURED))
     assert row["status"] == "diverged"
     assert row["reason"].startswith("the loss of rank 1 is nan at step 3 of 4: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +25,17 @@ def loss_of(output: Any) -> torch.Tensor:
     return output.loss if isinstance(output, zoo.Output) else output
 
 
+def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[float]:
+    """Trains on the batches of these numbers; returns the losses."""
+    losses = []
+    for step in steps:
+        loss = loss_of(engine(*zoo.tokens(rank, n, step))).float()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str, steps: int = STEPS, **options: Any):
     """(losses, the full state at the end) of this rank."""
     model = zoo.build(model_name)
@@ -32,13 +44,7 @@ def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str
             for parameter in model.parameters():
                 parameter.add_(1.0)
     engine = engine_of(strategy, model, zoo.OPTIMIZERS[optimizer_name](model.parameters()), **options)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(engine(*zoo.tokens(rank, n, step)))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses, engine.full_state_dict()
+    return take_steps(engine, rank, n, range(steps)), engine.full_state_dict()
 
 
 def train_all(rank: int, n: int, model_name: str, optimizer_name: str, steps: int = STEPS) -> dict[str, Any]:
@@ -131,23 +137,14 @@ def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
         model = zoo.build("tied")
         return engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
 
-    def steps(engine, numbers) -> list[float]:
-        losses = []
-        for step in numbers:
-            loss = engine(*zoo.tokens(rank, n, step))
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        return losses
-
     first = fresh()
-    steps(first, range(5))
+    take_steps(first, rank, n, range(5))
     saved = first.state_dict()
-    steps(first, range(5, 7))  # must not change what was saved
+    take_steps(first, rank, n, range(5, 7))  # must not change what was saved
     second = fresh()
     second.load_state_dict(saved)
-    resumed = steps(second, range(5, 10))
-    return steps(fresh(), range(10))[5:], resumed
+    resumed = take_steps(second, rank, n, range(5, 10))
+    return take_steps(fresh(), rank, n, range(10))[5:], resumed
 
 
 def resume_all(rank: int, n: int) -> dict[str, Any]:

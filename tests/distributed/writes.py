@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests import zoo
+from tests.distributed.training import take_steps
 from zerobench.zero import STAGES, NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.parameters.absent import as_they_are
 
@@ -55,16 +56,6 @@ def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, An
 
 def engine_of(stage: str, model: nn.Module, options: dict[str, Any]) -> Any:
     return initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), stage, bucket_bytes=4096, **options)
-
-
-def steps(engine: Any, rank: int, n: int, numbers: range) -> list[float]:
-    losses = []
-    for number in numbers:
-        loss = engine(*zoo.tokens(rank, n, number)).float()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
 
 
 def other_state(name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -125,18 +116,18 @@ def every_way(rank: int, n: int, folder: str) -> int:
         fresh = zoo.build(name).to(dtype)
         fresh.load_state_dict(state)
         oracle = engine_of(stage, fresh, options)
-        losses, expected = steps(oracle, rank, n, range(3, 5)), oracle.full_state_dict()
+        losses, expected = take_steps(oracle, rank, n, range(3, 5)), oracle.full_state_dict()
         every = 6 if n > 2 else 3
         for way in WAYS[number % every :: every]:
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
-            steps(engine, rank, n, range(1))
+            take_steps(engine, rank, n, range(1))
             way(engine, state)
             if hasattr(engine.module, "calls"):
                 engine.module.calls = 0
             case = f"{stage} {name} {dtype} {options} {way.__name__}"
             agrees = dtype == HALF and way in (data_inside, vector_inside)  # there masters keep bits where values agree
             rtol = atol = 2e-2 if agrees else 0
-            assert steps(engine, rank, n, range(3, 5)) == pytest.approx(losses, rel=rtol), case
+            assert take_steps(engine, rank, n, range(3, 5)) == pytest.approx(losses, rel=rtol), case
             torch.testing.assert_close(engine.full_state_dict(), expected, rtol=rtol, atol=atol, msg=case)
             tried += 1
     return tried
@@ -152,12 +143,12 @@ def untouched(rank: int, n: int, folder: str) -> None:
         results = []
         for reads in (False, True):
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
-            steps(engine, rank, n, range(2))
+            take_steps(engine, rank, n, range(2))
             if reads:
                 with engine.full_parameters() as module:
                     sum(p.sum() for p in module.parameters())
                 engine.full_state_dict()
-            results.append((steps(engine, rank, n, range(2, 5)), engine.state_dict()["tensors"]))
+            results.append((take_steps(engine, rank, n, range(2, 5)), engine.state_dict()["tensors"]))
         (losses, tensors), (again, others) = results
         assert losses == again
         assert all(torch.equal(value, others[key]) for key, value in tensors.items())
@@ -197,14 +188,14 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
     for name, path in paths.items():
         first = engine_of("zero3", zoo.build(name), {})
         assert first.load_weights(path) == ([], [])
-        steps(first, rank, n, range(1))  # a checkpoint of other values than the files
+        take_steps(first, rank, n, range(1))  # a checkpoint of other values than the files
         first.load_weights(path / "shards")
         first.save(path / "checkpoint", user_state={"epoch": 2})
     for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
         state = other_state(name, torch.float32)
         path = (paths[name] / "shards", paths[name] / "checkpoint", paths[name] / "model.safetensors")[number % 3]
         engine = engine_of(stage, zoo.build(name).to(dtype), options)
-        steps(engine, rank, n, range(1))
+        take_steps(engine, rank, n, range(1))
         if number % 3 == 1:
             assert engine.load(path, weights_only=True) == {"epoch": 2}
         else:
@@ -217,7 +208,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
                 assert torch.equal(segment.tensor.detach(), expected), case
         found = engine.full_state_dict()
         assert all(torch.equal(found[key], value.to(dtype)) for key, value in state.items()), case
-        steps(engine, rank, n, range(1))
+        take_steps(engine, rank, n, range(1))
 
 
 class Clamped(nn.Module):
@@ -304,10 +295,13 @@ def to_param_groups(rank: int, n: int, folder: str) -> None:
                 engine.sync_parameters()
             assert all(p.detach().isnan().all() for p in held)
             as_it_was = engine_of(stage, zoo.build(name).to(dtype), options)
-            assert steps(engine, rank, n, range(3, 5)) == steps(as_it_was, rank, n, range(3, 5)), (stage, options)
+            assert take_steps(engine, rank, n, range(3, 5)) == take_steps(as_it_was, rank, n, range(3, 5)), (
+                stage,
+                options,
+            )
             continue
         engine.sync_parameters()
-        assert steps(engine, rank, n, range(3, 5)) == steps(oracle, rank, n, range(3, 5)), (stage, options)
+        assert take_steps(engine, rank, n, range(3, 5)) == take_steps(oracle, rank, n, range(3, 5)), (stage, options)
         for p in held:
             p.data.zero_()
         refuse_forward(engine, rank, n)
@@ -326,7 +320,7 @@ def refuse_forward(engine: Any, rank: int, n: int) -> None:
 def sharded(rank: int, n: int) -> None:
     """Under zero3 a parameter that is in parts is not written to in silence."""
     engine = engine_of("zero3", zoo.build("tied"), {})
-    steps(engine, rank, n, range(1))
+    take_steps(engine, rank, n, range(1))
     weight = engine.module.embedding.weight
     written = r"embedding\.weight: it was written to while this rank held a part of it only; write in place inside"
     for write in (
@@ -343,9 +337,9 @@ def sharded(rank: int, n: int) -> None:
         with torch.no_grad(), as_they_are():
             engine.module.get_parameter(name).fill_(3.0)  # as C++ code may
         with pytest.raises(RuntimeError, match=f"{name}: it was written to while this rank held a part of it only"):
-            steps(engine, rank, n, range(1))
+            take_steps(engine, rank, n, range(1))
         with as_they_are():
             assert bool(engine.module.embedding.weight.isnan().all())
-        steps(engine, rank, n, range(1))
+        take_steps(engine, rank, n, range(1))
     with pytest.raises(ValueError, match=r"not a result of engine\.state_dict\(\); a plain module's state goes into"):
         engine.load_state_dict(zoo.build("tied").state_dict())

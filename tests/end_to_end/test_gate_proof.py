@@ -159,36 +159,6 @@ def test_a_replanted_fault_is_caught_with_category_bytes_and_line(
     assert only_row(after)[fault.metric] - only_row(before)[fault.metric] == fault.more
 
 
-BYTES = ("peak_bytes", "growth_bytes", "states_bytes", "volume_psi", "wire_bytes", "control_bytes", "kept_bytes")
-
-
-def figures(results: zerobench.Results) -> list[Any]:
-    """All that repeats of a run: its bytes and volumes, what lived at its peak, what grew, and what was sent."""
-    row = results.runs.iloc[-1]
-    columns = [name for name in results.runs.columns if name in BYTES or name.startswith(("max_", "peak_"))]
-    tables = (results.lines, results.traffic, results.memory.query("phase != 'init'"))
-    return [row[columns].to_dict(), *(table.drop(columns="run_id").to_dict("records") for table in tables)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("runs", [5, pytest.param(100, marks=pytest.mark.thorough)])
-def test_unchanged_code_raises_no_alarm(runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [planted(tmp_path / name, project=name) for name in ("logits", "hook", "states")]
-    limits = [tmp_path / f"{file.stem}.yaml" for file in files]
-    first: list[Any] = []
-    for number in range(runs + len(files)):
-        file, limit = files[number % len(files)], limits[number % len(files)]
-        to = file.parent / f"watched{number}"
-        results = trained(file, to)
-        assert results is not None
-        if number < len(files):
-            first.append(figures(results))
-            assert budget(["record", "--file", str(limit), "--runs", str(to)]) == 0
-        else:
-            assert str(figures(results)) == str(first[number % len(files)])
-            assert check(limit, to, capsys) == (0, [])
-
-
 @pytest.mark.thorough
 def test_fresh_processes_raise_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, limits = planted(tmp_path / "logits", project="logits"), tmp_path / "limits.yaml"

@@ -57,19 +57,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_checkpoint_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
-    damage, words = DAMAGE[kind]
-    engine = engine_of(net(), strategy="zero3")
-    step(engine, 1)
-    before = state_of(engine)
-    damage(saved)
-    with pytest.raises(ValueError, match=words) as refusal:
-        engine.load(saved)
-    assert "\n" not in str(refusal.value)
-    assert same(state_of(engine), before)
-
-
 def forge(change: Callable[[dict], object]) -> Callable[[Path], object]:
     """An index with other contents, whose SHA-256 fits them."""
 
@@ -142,10 +129,10 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FORGERIES)
-def test_a_forged_index_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
-    change, words = FORGERIES[kind]
-    engine = engine_of(net(), strategy="zero2")
+@pytest.mark.parametrize("kind", [*DAMAGE, *FORGERIES])
+def test_a_damaged_or_forged_checkpoint_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
+    change, words = (DAMAGE | FORGERIES)[kind]
+    engine = engine_of(net(), strategy="zero3" if kind in DAMAGE else "zero2")
     step(engine, 1)
     before = state_of(engine)
     change(saved)

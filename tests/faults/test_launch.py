@@ -32,15 +32,6 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
     assert sorted(t["rank"] for t in told) == [0, 1, 2]
 
 
-def test_ctrl_c_in_a_terminal_is_the_commands_alone(tmp_path: Path) -> None:
-    """All processes of a command get it, the server in the midst of its imports, too."""
-    assert launch(workers.fine, [0], tmp_path, 60).status == "ok"
-    (status,) = [Path(f"/proc/{p.pid}/status") for p in psutil.Process().children() if "forkserver" in p.cmdline()[-1]]
-    blocked = next(line for line in status.read_text().splitlines() if line.startswith("SigBlk:"))
-    assert int(blocked.split()[1], 16) & 1 << (signal.SIGINT - 1)
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
 @pytest.mark.parametrize(
     ("worker", "status", "words"),
     [

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.distributed.test_bus import gathered_too_early, nobody_waits
+from tests.distributed.test_copy_streams import MISTAKES
 from tests.gpu.injected import (
     RATE,
     adam,
@@ -255,12 +255,12 @@ def test_codes_are_the_same_everywhere(bits: int, dtype: torch.dtype, device: to
 
 
 @ON_A_GPU
-@pytest.mark.parametrize("mistake", [gathered_too_early, nobody_waits])
-def test_a_planted_mistake_is_seen(mistake: Any) -> None:
+@pytest.mark.parametrize("mistake", ["gradients are read on their way", "parameters are sent on before they are up"])
+def test_a_planted_mistake_is_seen(mistake: str) -> None:
     here, dtype = torch.device("cuda"), torch.bfloat16
     right = engine_of("zero2", here, dtype, offload=Offload())
     wanted = torch.stack(train(right, range(STEPS), here, dtype))
-    with late(), mistake():
+    with late(), MISTAKES[mistake]():
         wrong = engine_of("zero2", here, dtype, offload=Offload())
         found = torch.stack(train(wrong, range(STEPS), here, dtype))
         torch.cuda.synchronize()

@@ -14,26 +14,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from . import run
-from .catalog import MUTANTS, planted_by_tests
+from .catalog import MUTANTS
 from .copies import PROJECT, copies
 from .mutant import Mutant
 
 COLORS = {run.KILLED: "green", run.SURVIVED: "bold red", run.STALE: "yellow"}
 HELP = """\
-Plants faults in a copy of this project, one at a time, and runs the tests that must catch each.
+Plants faults in a copy of this project, one at a time, and runs the tests that must catch each: first see that they
+pass without (`make test`).
 
-A fault is a row in tests/mutations/catalog/: a text of the source, another text in its place, and the tests that fail
-with it. The copy lies in a temporary folder, first in PYTHONPATH, so that ranks import the fault too; your own tree is
-only read, with what you have changed in it.
+A fault is three lines in tests/mutations/catalog/: its name and what is wrong; a file of the package, a function, and
+an expression or statement of it that has another one in its place; the tests that fail with it. The copy lies in a
+temporary folder, first in PYTHONPATH, so that ranks import the fault too; your own tree is only read, with what you
+have changed in it.
 
   killed    every test that is listed failed
   survived  a test that should catch the fault passes: it has become blind; mend it, or write another
-  stale     the fault cannot be planted any more, or its test is gone: plant it in what replaced the text
+  stale     the fault cannot be planted any more, or its test is gone: plant it in what replaced the place
 """
 EXAMPLES = """\
 examples:
-  python -m tests.mutations                              every fault; the tests run once without any first
-  python -m tests.mutations --only 'zero2-*' --trust     some of them, their tests being known to pass
+  python -m tests.mutations                              every fault
+  python -m tests.mutations --only 'zero2-*'             some of them
   python -m tests.mutations --stale                      only whether each can still be planted: a second
   python -m tests.mutations --only ddp-sum --against tests/unit   which tests of a folder catch a fault
 
@@ -48,7 +50,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="mutants by name or pattern, such as 'comm-*'")
     parser.add_argument("--list", action="store_true", help="name every mutant, its fault and its tests, and end")
     parser.add_argument("--stale", action="store_true", help="only look if every mutant can still be planted, and end")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without a fault first")
     parser.add_argument("--against", nargs="+", metavar="TEST", help="run these, and say which catch each mutant")
     cores = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=min(cores, 4), metavar="N", help="copies that run at a time")
@@ -97,19 +98,10 @@ def main(arguments: list[str]) -> int:
 
 
 def everything(options: argparse.Namespace, mutants: list[Mutant], console: Console) -> list[run.Verdict]:
-    """Runs the tests without a fault, then each mutant; a line for each as it ends."""
-    planted = [] if options.only or options.against else planted_by_tests()
-    tests = sorted({test for one in mutants for test in one.caught_by} | {one.test for one in planted})
+    """Runs each mutant; a line for each as it ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     jobs = min(options.jobs, len(mutants))
     with copies(jobs) as made, Progress(*columns, console=console, transient=True) as progress:
-        no_judges: dict[str, str] = {}
-        if not options.trust and not options.against:
-            files = {test.partition("::")[0] for test in tests}
-            first = progress.add_task(f"{len(tests)} tests without a fault, by file", total=len(files))
-            # Longer than for one mutant: a file's tests at once.
-            no_judges = run.without_faults(made, tests, 5 * options.timeout, lambda: progress.advance(first))
-            progress.remove_task(first)
         task = progress.add_task("mutants", total=len(mutants))
 
         def tell(one: run.Verdict) -> None:
@@ -121,11 +113,7 @@ def everything(options: argparse.Namespace, mutants: list[Mutant], console: Cons
                 return run.search(copy, mutant, options.against, options.timeout)
             return run.judge(copy, mutant, options.timeout)
 
-        of_tests = run.of_tests(planted, no_judges) if not options.trust else []
-        for one in of_tests:
-            if one.state != run.KILLED:
-                _tell(console, one)
-        return of_tests + run.judge_all(made, mutants, no_judges, judge, tell)
+        return run.judge_all(made, mutants, judge, tell)
 
 
 def line(one: run.Verdict) -> str:

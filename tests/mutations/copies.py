@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .mutant import Mutant, mutated, place_of
+from .mutant import Mutant, mutated
 from .preloaded import LIBRARIES
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -62,9 +62,9 @@ class Copy:
 
     @contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
-        path = place_of(mutant, self.root)
+        path, text = mutated(mutant, self.root)
         original = path.read_text()
-        self._write(path, mutated(mutant, path))
+        self._write(path, text)
         try:
             yield
         finally:
@@ -86,11 +86,6 @@ class Copy:
         if not outcome.passed and not outcome.failed and not outcome.broken:
             outcome.broken = said.strip().splitlines()[-1] if said.strip() else "pytest said nothing"
         return outcome
-
-    def collect(self, file: str, timeout_s: float) -> list[str]:
-        """Names every case of the tests in `file`, by pytest's node ids."""
-        said = self._pytest(timeout_s, "--collect-only", file)
-        return [line for line in said.splitlines() if "::" in line]
 
     def _pytest(self, timeout_s: float, *flags: str) -> str:
         """Runs pytest in the copy, and returns what it says. Raises TimeoutError."""

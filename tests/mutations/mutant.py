@@ -1,67 +1,115 @@
-"""Mutants: one fault each, as a change of text, with the tests that catch it."""
+"""Mutants: one fault each, as a change of an expression or a statement, with the tests that catch it."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 
 class Stale(Exception):
-    """The sentence for a mutant whose text, or whose test, is no longer what it was."""
+    """The sentence for a mutant whose place, or whose test, is no longer what it was."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """`old` is once in `function` (dotted; empty for all of it) of `file` (below the package): `new` replaces it.
+
+    Both are Python: an expression or a statement, found by its meaning, whatever its spaces and lines.
+    """
+
+    file: str
+    function: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True)
 class Mutant:
     """A fault that could be written by accident.
 
-    `wrong`: the fault, in one sentence. `old`: a text that the package has once, in whichever file. `new`: the text in
-    its place. `caught_by`: tests (pytest's node ids) of which each fails with the fault and passes without. `where`:
-    the file or folder of the project with the text.
+    `wrong`: the fault, in one sentence. `changes`: all in one file. `caught_by`: tests (pytest's node ids) of which
+    each fails with the fault and passes without.
     """
 
     name: str
     wrong: str
-    old: str
-    new: str
+    changes: tuple[Change, ...]
     caught_by: tuple[str, ...]
-    where: str = "zerobench"
+    package: str = "zerobench"
 
 
-@dataclass(frozen=True)
-class PlantedByTest:
-    """A fault that a test plants by itself: the fault is caught where the test passes."""
+def read_mutants(text: str) -> Iterator[Mutant]:
+    """Reads a file of the catalog: a comment, then mutants, with empty lines between. 8 spaces continue a line.
 
-    name: str
-    test: str
-
-
-def place_of(mutant: Mutant, root: Path) -> Path:
-    """Finds the one file below `root` with the mutant's text, once. Raises Stale where it is in none or in several."""
-    place = root / mutant.where
-    files = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.is_file() else []
-    if not files:
-        raise Stale(f"there is no {mutant.where}: say where the text has gone")
-    found = {path: count for path in files if (count := path.read_text().count(mutant.old))}
-    if not found:
-        raise Stale(f"{mutant.where} no longer has the text {_short(mutant.old)}: plant the fault in what replaced it")
-    if sum(found.values()) > 1:
-        names = ", ".join(str(path.relative_to(root)) for path in found)
-        raise Stale(f"the text {_short(mutant.old)} is there {sum(found.values())} times ({names}): say more of it")
-    return next(iter(found))
+    NAME: SENTENCE.
+        FILE FUNCTION: OLD => NEW
+        TEST
+    """
+    _, *blocks = text.replace("\n        ", " ").split("\n\n")
+    for block in blocks:
+        first, *rest = block.splitlines()
+        name, _, wrong = first.partition(": ")
+        tests = [line.strip() for line in rest if line.startswith("    tests/")]
+        changes = tuple(_change(line.strip()) for line in rest if not line.startswith("    tests/"))
+        yield Mutant(name, wrong, changes, tuple(tests))
 
 
-def mutated(mutant: Mutant, path: Path) -> str:
-    """The text of `path` with the fault. Raises Stale where it is Python no longer, or unchanged."""
+def _change(line: str) -> Change:
+    place, _, both = line.partition(": ")
+    file, _, function = place.partition(" ")
+    old, _, new = both.partition(" => ")
+    return Change(file, function, old, new)
+
+
+def mutated(mutant: Mutant, root: Path) -> tuple[Path, str]:
+    """The file below `root` that the fault is in, and its text with the fault. Raises Stale where it cannot be."""
+    path = root / mutant.package / mutant.changes[0].file
+    if not path.is_file():
+        raise Stale(f"there is no {mutant.package}/{mutant.changes[0].file}: say where the place has gone")
     text = path.read_text()
-    changed = text.replace(mutant.old, mutant.new)
-    if changed == text:
-        raise Stale("the new text is the old text")
-    if path.suffix == ".py":
-        try:
-            compile(changed, str(path), "exec")
-        except SyntaxError as error:
-            raise Stale(f"the new text is no Python: {error}") from error
-    return changed
+    for change in mutant.changes:
+        begin, end = _find(change, text)
+        encoded = text.encode()
+        text = (encoded[:begin] + change.new.encode() + encoded[end:]).decode()
+    try:
+        compile(text, str(path), "exec")
+    except SyntaxError as error:
+        raise Stale(f"the new text is no Python: {error}") from error
+    return path, text
+
+
+def _find(change: Change, text: str) -> tuple[int, int]:
+    """Where the one node with the meaning of `old` begins and ends in `text`, in bytes. Raises Stale."""
+    wanted = ast.parse(change.old).body[0]
+    kind, wanted = (ast.expr, wanted.value) if isinstance(wanted, ast.Expr) else (ast.stmt, wanted)
+    tree = ast.parse(text)
+    scopes = [node for name, node in _named(tree) if name == change.function] if change.function else [tree]
+    if not scopes:
+        raise Stale(f"{change.file} has no {change.function}: say where the place has gone")
+    nodes = (node for scope in scopes for node in ast.walk(scope) if isinstance(node, kind))
+    same = [node for node in nodes if type(node) is type(wanted) and ast.unparse(node) == ast.unparse(wanted)]
+    place = f"{change.file} {change.function}".strip()
+    if not same:
+        raise Stale(f"{place} no longer has {change.old!r}: plant the fault in what replaced it")
+    if len(same) > 1:
+        raise Stale(f"{place} has {change.old!r} {len(same)} times: say more of it")
+    starts = [0]
+    for line in text.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found = same[0]
+    return starts[found.lineno - 1] + found.col_offset, starts[found.end_lineno - 1] + found.end_col_offset
+
+
+def _named(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Functions and classes in `node`, by their dotted names."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield f"{within}{child.name}", child
+            yield from _named(child, f"{within}{child.name}.")
+        else:
+            yield from _named(child, within)
 
 
 def check_tests(mutant: Mutant, root: Path) -> None:
@@ -72,8 +120,3 @@ def check_tests(mutant: Mutant, root: Path) -> None:
             raise Stale(f"there is no {name}: say which test catches the fault now")
         if function and f"def {function.partition('[')[0]}(" not in (root / name).read_text():
             raise Stale(f"{name} has no {function.partition('[')[0]}: say which test catches the fault now")
-
-
-def _short(text: str) -> str:
-    first, *rest = text.strip().splitlines()
-    return repr(first + " ..." if rest else first)

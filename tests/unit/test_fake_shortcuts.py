@@ -1,4 +1,4 @@
-"""Shortcuts of fake worlds: views made directly are those of torch's own mode, and modes are as before afterwards."""
+"""Shortcuts of fake worlds: views, modes, and what DTensor asks about shapes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tests.cells import cell
 from zerobench.fake.host_values import HostValues
+from zerobench.fake.observers import StoredBytes, listening
 from zerobench.fake.shortcuts import VIEWS, modes_called_directly, view_of
+from zerobench.fake_execution import execute
+from zerobench.predict.build import build_model
 from zerobench.probes.ledger import Ledger
 
 ATEN = torch.ops.aten
@@ -59,3 +63,34 @@ def test_modes_are_called_directly_inside_the_block_alone() -> None:
         assert isinstance(tensor, FakeTensor)
         assert torch.ops.prim.device(tensor) == torch.device("cpu")
     assert {kind: vars(kind)["__torch_dispatch__"] for kind in before} == before
+
+
+class _Updates:
+    """Storages that appear while an optimizer updates."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.largest_bytes = 0
+
+    def on_growth(self, stored: StoredBytes, grown: int) -> None:
+        if self.phase == "update":
+            self.largest_bytes = max(self.largest_bytes, grown)
+
+    def on_phase(self, name: str) -> None:
+        self.phase = name
+
+    def on_begin(self) -> None:
+        pass
+
+    def on_end(self, whole: str) -> None:
+        pass
+
+
+def test_whole_tensors_that_dtensor_asks_about_are_not_counted() -> None:
+    """In the first update as in later ones nothing is larger than a shard's state."""
+    updates, n = _Updates(), 8
+    with listening(updates):
+        found = execute(cell("fsdp2", n, backend="simulated", tensors="fake").config)
+    assert not found.problem
+    largest_numel = max(parameter.numel() for parameter in build_model(found.config).parameters())
+    assert updates.largest_bytes == 4 * largest_numel // n

@@ -8,18 +8,15 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-import pandas as pd
 import pytest
 
 from tests.unit.test_status_show_prune import make
 from validation.fire.campaign import Campaign, digest
-from validation.fire.commands import COMMANDS
-from validation.fire.judge import SUMS, CampaignVerdict, _rows, judge, write
-from validation.fire.shots import HELPER, MARK, Shot, draw, send, victims
+from validation.fire.judge import CampaignVerdict, judge, write
+from validation.fire.shots import HELPER, MARK, Shot, send, victims
 from zerobench.results.folders import amend_row
 
 
@@ -78,20 +75,6 @@ def test_a_clean_campaign_is_clean_and_each_planted_fault_is_found(campaign: Cam
     assert words_of(judge(campaign, {"two": 0})).count("no run; the calm one is ok") == 2
 
 
-def test_a_draw_repeats_and_a_campaign_is_taken_up_by_its_own_code_alone(campaign: Campaign, tmp_path: Path) -> None:
-    assert asdict_of("1 local") == asdict_of("1 local")
-    assert asdict_of("1 local") != asdict_of("2 local")
-    assert Campaign(tmp_path, "local", 1, 1.0).state.campaign == campaign.state.campaign
-    (tmp_path / "state.json").write_text(json.dumps(asdict(campaign.state) | {"code": "other"}))
-    with pytest.raises(ValueError, match="begun by other code, other; remove it"):
-        Campaign(tmp_path, "local", 1, 1.0)
-    assert sum(one.cells for one in COMMANDS) == 200
-
-
-def asdict_of(seed: str) -> list[dict[str, object]]:
-    return [asdict(draw(seed, number, 4.0)) for number in range(20)]
-
-
 def test_only_processes_with_the_campaigns_mark_are_shot() -> None:
     campaign = f"test-{Random().getrandbits(48):x}"
     with (
@@ -109,16 +92,3 @@ def test_only_processes_with_the_campaigns_mark_are_shot() -> None:
         assert not send(campaign, mine.pid, signal.SIGKILL)
         assert stranger.poll() is None
         stranger.kill()
-
-
-def test_reads_of_threads_are_added_up_over_phases_and_sends_are_not() -> None:
-    def traffic(*rows: tuple[str, str, int]) -> pd.DataFrame:
-        sums = dict.fromkeys(SUMS, 0)
-        return pd.DataFrame(
-            [{"run_id": "a", "phase": phase, "kind": kind, **sums, "calls": calls} for phase, kind, calls in rows]
-        )
-
-    once, in_two_phases = traffic(("forward", "read", 2)), traffic(("forward", "read", 1), ("backward", "read", 1))
-    assert _rows(once, "a") == _rows(in_two_phases, "a")
-    assert _rows(once, "a") != _rows(traffic(("forward", "read", 3)), "a")
-    assert _rows(traffic(("forward", "send", 1)), "a") != _rows(traffic(("backward", "send", 1)), "a")

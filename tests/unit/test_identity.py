@@ -1,8 +1,7 @@
-"""The identity of a cell: ids of recorded runs are reproduced, both written forms are read, and no config is a dict."""
+"""The identity of a cell: ids of recorded runs are reproduced, and both written forms are read."""
 
 from __future__ import annotations
 
-import ast
 import pickle
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -64,38 +63,3 @@ def test_the_ids_of_recorded_runs_are_reproduced() -> None:
     assert len(recorded) > 50
     other = [row.cell_id for row in recorded.itertuples() if CellConfig.from_json(row.config).cell_id != row.cell_id]
     assert other == []
-
-
-def test_nothing_reads_a_config_by_a_string_key() -> None:
-    """Beyond Hydra's composition and the identity, which are the edges."""
-    edges = ("config/compose.py", "config/overrides.py", "config/identity.py", "config/flat.py", "config/resolve.py",
-             "config/help.py", "config/unknown_keys.py", "results/row_checks.py", "results/selection.py")  # fmt: skip
-    found = []
-    for path in (ROOT / "zerobench").rglob("*.py"):
-        if not path.as_posix().endswith(edges):
-            found += [f"{path.relative_to(ROOT)}:{line}" for line in string_reads(ast.parse(path.read_text()))]
-    assert found == []
-
-
-def test_a_planted_read_is_seen() -> None:
-    assert string_reads(ast.parse('def f(config, job):\n    return config["seed"], job.config.get("clip")')) == [2, 2]
-
-
-def string_reads(tree: ast.AST) -> list[int]:
-    """Lines in which something called config is subscripted with, or asked by `get` for, a string."""
-    lines = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            target, key = node.value, node.slice.value
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "get"
-            and node.args
-        ):
-            target, key = node.func.value, getattr(node.args[0], "value", None)
-        else:
-            continue
-        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
-        lines += [node.lineno] * (name in ("config", "plain", "cfg") and isinstance(key, str))
-    return lines

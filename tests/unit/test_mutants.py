@@ -11,7 +11,7 @@ from tests.mutations import run
 from tests.mutations.__main__ import main
 from tests.mutations.catalog import MUTANTS
 from tests.mutations.copies import PROJECT, copies
-from tests.mutations.mutant import Mutant
+from tests.mutations.mutant import Change, Mutant
 
 SOURCE = "def double(x: int) -> int:\n    y = x + x\n    return y\n"
 TESTS = """
@@ -24,29 +24,22 @@ def test_double(x):
 
 def test_nothing():
     assert double(0) == 0
-
-def test_wrong():
-    assert double(1) == 3
 """
 DOUBLE = "test_adding.py::test_double"
 
 
 def planted(name: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, "", old, new, tests, "package")
+    return Mutant(name, "", (Change("adding.py", "double", old, new),), tests, "package")
 
 
 CASES = {
     "killed": (planted("killed", "x + x", "x", DOUBLE), "test_double[1]"),
     "survived": (planted("survived", "x + x", "x", DOUBLE, "test_adding.py::test_nothing"), "test_nothing passes"),
-    "stale": (planted("stale", "x * 2", "x", DOUBLE), "no longer has the text 'x * 2'"),
-    "twice": (planted("twice", "y", "z", DOUBLE), "is there 2 times (package/adding.py)"),
+    "stale": (planted("stale", "x * 2", "x", DOUBLE), "no longer has 'x * 2'"),
+    "twice": (planted("twice", "y", "z", DOUBLE), "adding.py double has 'y' 2 times"),
     "no Python": (planted("no Python", "x + x", "x +", DOUBLE), "is no Python"),
-    "no import": (planted("no import", "def double", "def triple", DOUBLE), "cannot be imported"),
-    "no test": (
-        planted("no test", "x + x", "x", "test_adding.py::test_other"),
-        "there is no test_adding.py::test_other",
-    ),
-    "fails anyway": (planted("fails anyway", "x + x", "x", "test_adding.py::test_wrong"), "fails without the fault"),
+    "no import": (planted("no import", "return y", "return y\n1 / 0", DOUBLE), "cannot be imported"),
+    "no test": (planted("no test", "x + x", "x", "test_adding.py::test_other"), "test_adding.py has no test_other"),
 }
 
 
@@ -64,9 +57,7 @@ def test_a_fault_is_killed_or_survives_or_is_stale(tmp_path: Path, monkeypatch: 
     mutants = [mutant for mutant, _ in CASES.values()]
     told: list[run.Verdict] = []
     with copies(2, project, ["pytest"]) as made:
-        tests = sorted({test for mutant in mutants for test in mutant.caught_by})
-        no_judges = run.without_faults(made, tests, 60, lambda: None)
-        verdicts = run.judge_all(made, mutants, no_judges, lambda copy, one: run.judge(copy, one, 60), told.append)
+        verdicts = run.judge_all(made, mutants, lambda copy, one: run.judge(copy, one, 60), told.append)
     states = dict.fromkeys(CASES, run.STALE) | {"killed": run.KILLED, "survived": run.SURVIVED}
     assert {one.name: one.state for one in verdicts} == states
     assert sorted(one.name for one in told) == sorted(CASES)

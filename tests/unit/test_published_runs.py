@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from validation.__main__ import main
-from validation.published_runs.causes import GIB, ExecutedSizes, error_of, explained, is_part, trials_of
+from validation.published_runs.causes import GIB
 from validation.published_runs.plan import plan_of
-from validation.published_runs.runs import NEEDED, NotGivenError, PublishedRun
+from validation.published_runs.runs import NotGivenError, PublishedRun
 from validation.runner import run_real
 from zerobench.fake_execution.execute import settled
 
@@ -79,32 +79,6 @@ def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[st
     assert ((tmp_path / "cache" / "cells.csv").read_text(), out.read_text()) == (kept, before)
 
 
-WRONG = {
-    "empty": ("", "the file is empty"),
-    "column": (",".join(name for name in NEEDED if name != "gpus") + ",gpu\n", "no column gpus; did you mean gpu?"),
-    "number": ("{header}\na,ddp,gpt2,two,1,1,1,?\n", "row 2, gpus=two: write a whole number above 0"),
-    "part": ("{header}\na,ddp,gpt2,2.5,1,1,1,?\n", "row 2, gpus=2.5: write a whole number"),
-    "infinite": ("{header}\na,ddp,gpt2,2,1,1,inf,?\n", "row 2, peak_mem_gib=inf: write a number above 0"),
-    "kind": ("{header}\na,ddp,gpt2,2,1,1,1,peak\n", "row 2, peak_kind=peak: use one of allocated, reserved, ?"),
-    "cells": ("{header}\na,ddp,gpt2\n", "row 2: it has 3 cells, and the header 8"),
-    "twice": ("{header}\na,ddp,gpt2,2,1,1,1,?\na,ddp,gpt2,2,1,1,1,?\n", "row 3, id=a: each row needs an id of its own"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_file_of_another_kind_is_refused_in_a_sentence(
-    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text, words = WRONG[case]
-    path, out = tmp_path / "runs.csv", tmp_path / "errors.csv"
-    path.write_text(text.replace("{header}", ",".join(NEEDED)))
-    assert main(["published-runs", "--runs", str(path), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
-    assert not out.exists()
-
-
 NO_ESTIMATE = {
     "too many": ({"gpus": 10**6}, "world_size=1000000"),
     "unknown": ({"model": "Wurlitzer 7B"}, "model=Wurlitzer 7B: no architecture is known by that name"),
@@ -125,27 +99,3 @@ def test_a_run_that_cannot_be_estimated_says_why(case: str) -> None:
     with pytest.raises(NotGivenError) as refused:
         plan_of(run_of(ROWS[1] | more))
     assert words in str(refused.value)
-
-
-def test_what_a_row_leaves_open_is_assumed_aloud_and_tried_otherwise() -> None:
-    pytest.importorskip("transformers")
-    row = ROWS[2] | {"gpu": "A100", "act_ckpt": "", "precision": "", "compile": "1", "params": 10**6, "system": "fsdp1"}
-    run = run_of(row | {"peak_mem_gib": 2.0, "peak_kind": "?", "notes": "printed GB"})
-    plan = plan_of(run)
-    said = "; ".join(plan.assumed)
-    for words in ("FSDP2 in place of FSDP1", "bf16 with fp32", "no activations recomp", "eagerly", "of what the row"):
-        assert words in said
-    trials = [trial for count in (1, 2) for trial in trials_of(run, plan, count)]
-    assert len(trials) == len({trial.plan.config.cell_id for trial in trials})
-    assert all(trial.plan != plan for trial in trials)
-    assert not any("activation=checkpoint" in one.words and "activation=selective" in one.words for one in trials)
-
-    far, near = (ExecutedSizes(size, size, size) for size in (4 * GIB, 2 * GIB))
-    assert error_of(far, "?", 2.0) == 1.0
-    assert error_of(ExecutedSizes(GIB, GIB, 3 * GIB), "?", 2.0) == 0.0
-    assert explained(run, 1.0, [(trials[0], far), (trials[1], near)], far) == f"+0.0% {trials[1].words}"
-    assert explained(run, 0.07, [], ExecutedSizes(*[int(2e9)] * 3)) == "+0.0% with GB as 1e9 bytes"
-    partly = explained(run, 1.0, [(trials[0], ExecutedSizes(3 * GIB, 3 * GIB, 3 * GIB))], far)
-    assert is_part(partly)
-    assert partly.startswith("in part: ")
-    assert is_part(explained(replace(run, notes=""), 1.0, [], far))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, fields, replace
@@ -327,47 +326,3 @@ def test_the_table_is_read_without_torch() -> None:
     code = "import sys, zerobench.strategies as s; assert len(s.specs()) > 9; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
-
-
-TABLE = ("zerobench/strategies/table.py", "zerobench/strategies/options.py", "zerobench/strategies/options.py")
-
-ALLOWED = {
-    "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
-    "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
-    "zerobench/calibrate/disk.py": "measures the engine's own update, under its smallest stage",
-    "zerobench/watching/held_tensors.py": "names the wrapper and the optimizer that a user's own loop has",
-    "zerobench/commands/plan/candidates.py": "a plan's own list of what it tries, the least traffic first",
-    "zerobench/commands/plan/recommend.py": "a plan says where it recommends another engine than ours",
-    "zerobench/commands/plan/settings.py": "words of other systems, some of which name strategies here",
-    "zerobench/commands/estimate/command.py": "the question of a person who names no strategy",
-    "analysis/largest_model.py": "the order of an experiment's bars",
-    "analysis/table1.py": "the paper's table, a row per stage",
-    "tools/docs/blocks_table1.py": "cells of the paper's table that a page is about",
-    "analysis/ratios.py": "the project's goals, a ratio for each of its stages and a peer",
-    "tools/docs/blocks.py": "a page says in words what its experiment's stages cost",
-    "tools/docs/blocks_stages.py": "the paper's formulas beside its experiment's stages",
-    "tools/docs/blocks_systems.py": "a page says in words what its experiment's groups cost",
-}
-"""Files outside the table that may name a strategy, and why: they choose what to run or to show, and list no traits."""
-
-
-def named_in(path: Path, names: set[str]) -> list[str]:
-    """Strategies that a file names in strings of its own: those alone in a string, or in a list with commas."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            words = set(node.value.split(","))
-            found += [f"{path}:{node.lineno}: {node.value}"] if words <= names else []
-    return found
-
-
-def test_nothing_else_lists_strategies() -> None:
-    names = set(strategies.built_in())
-    seen = {
-        str(path.relative_to(ROOT)): found
-        for folder in ("zerobench", "analysis", "tools/docs")
-        for path in (ROOT / folder).rglob("*.py")
-        if (found := named_in(path, names))
-    }
-    assert [line for where, found in seen.items() if where not in (*TABLE, *ALLOWED) for line in found] == []
-    assert set(ALLOWED) <= set(seen), "a file that is allowed to and does not"

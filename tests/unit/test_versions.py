@@ -70,26 +70,6 @@ def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch
     assert "[3/3] nightly" in told.err
 
 
-def test_what_differs_from_launch_to_launch_is_no_step(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    made_up(monkeypatch, {
-        "a": {"peak_bytes": [MIB, MIB + 8, MIB], "states_bytes": MIB},
-        "b": {"peak_bytes": [MIB + 4, MIB + 12, MIB + 4], "states_bytes": MIB},
-        "c": {"peak_bytes": [3 * MIB, 3 * MIB, 3 * MIB + 4], "states_bytes": 2 * MIB},
-    })  # fmt: skip
-    assert main(arguments("abc", "--loops", "ddp")) == 0
-    text = capsys.readouterr().out
-    assert "| peak_bytes | 1,048,576 to 1,048,584 | 1,048,580 to 1,048,588 | **3,145,728 to 3,145,732 (at least" in text
-    assert "| states_bytes | 1,048,576 | 1,048,576 | **2,097,152 (+1.0 MiB)** |" in text
-
-
-def test_another_torch_than_the_label_names_is_no_measurement(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    made_up(monkeypatch, {"torch 2.12.1": {"torch_version": "2.13.0+cpu"}})
-    assert main(arguments(["torch 2.12.1"], "--loops", "ddp")) == 1
-    assert "torch 2.12.1, ddp: measured under torch 2.13.0+cpu" in capsys.readouterr().out
-
-
 OTHER = """\
 #!{python}
 '''A Python whose torch gives AdamW a third state.'''
@@ -118,25 +98,3 @@ def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, caps
     tensors = 4 * BLOCKS  # each with a step of four bytes
     assert optimizer == 3 * parameters + 4 * tensors
     assert values["growth_bytes"] == "0"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "name environments: --python PATH=LABEL, once for each release"),
-        (["--python", "nowhere=x"], "--python nowhere=x: nowhere is no program that can be run; write PATH=LABEL"),
-        (["--python", "sh=a", "--python", "sh=a"], "a is named twice; give each release a label of its own"),
-        (["--python", "sh=a", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
-        (["--python", "sh=a", "--world-size", "0"], "--world-size 0: must be 1 or more"),
-        (["--python", "sh=a", "--launches", "0"], "--launches 0: must be 1 or more"),
-    ],
-)
-def test_mistakes_are_one_sentence_and_exit_2(
-    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["versions", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("validation versions: ")
-    assert words in line
-    assert not list(tmp_path.iterdir())

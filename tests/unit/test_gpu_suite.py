@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -17,8 +15,8 @@ import validation.gpu_suite.largest as largest_module
 from tests.cells import MODELS, cell
 from validation.__main__ import main
 from validation.gpu_suite import SECTIONS, bus, command, probe
-from validation.gpu_suite.command import MINUTES, RESERVE_S, _failures
-from validation.gpu_suite.section import NOT_RUN, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, shorter
+from validation.gpu_suite.command import MINUTES, RESERVE_S
+from validation.gpu_suite.section import NOT_RUN, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
 from validation.gpu_suite.suite import Deadline, GpuSuite, SuiteRecord
 from zerobench.config import schema as schemas
 from zerobench.config import world
@@ -30,20 +28,6 @@ from zerobench.results import provenance
 from zerobench.sweep.cell import run_cell
 from zerobench.theory.activations import GptShape, activation_bytes, host_bytes
 from zerobench.zero.comm.base import Comm
-
-
-def test_what_nvidia_smi_says_is_read_and_its_absence_is_nothing(monkeypatch) -> None:
-    facts = probe.parse("NVIDIA H200, 570.1, 143771, 345, 1980, 3201, [N/A], 31, 5, 16\n")
-    assert facts["name"] == "NVIDIA H200"
-    assert "power_w" not in facts
-    assert probe.link_bytes_per_s(facts) == pytest.approx(63.0e9, rel=0.001)
-    assert probe.link_bytes_per_s({}) is probe.link_bytes_per_s({"pcie_gen": "9", "pcie_width": "16"}) is None
-    assert probe.parse("No devices were found\n") == {}
-    monkeypatch.setattr(probe, "name_of", lambda index: str(index))
-    monkeypatch.setenv("PATH", "/nowhere")
-    probe.card.cache_clear()
-    assert probe.card() == {}
-    probe.card.cache_clear()
 
 
 def test_a_collective_with_a_wrong_value_is_not_working() -> None:
@@ -134,13 +118,6 @@ def test_activations_are_as_the_formula_says(
     assert host_bytes(shape) == row.host_peak_bytes
 
 
-def test_names_lose_the_words_that_all_of_them_have() -> None:
-    names, notes = shorter([SuiteLaunch("ddp gpt N=8 bf16"), SuiteLaunch("zero1 gpt N=8 bf16")])
-    assert list(names.values()) == ["ddp", "zero1"]
-    assert notes == ["all: gpt N=8 bf16"]
-    assert shorter([SuiteLaunch("ddp gpt")]) == ({"ddp gpt": "ddp gpt"}, [])
-
-
 def crash(job: Any, tell: Any) -> None:
     raise ValueError(f"job {job} broke")
 
@@ -185,15 +162,6 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     assert "not reached: 7" in told
 
 
-def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
-    suite = suite_of(tmp_path, 60)
-    config = cell("fsdp2", 2).config
-    shared = replace(config, ranks_per_gpu=2)
-    suite.done["parity"] = [SuiteLaunch("a", shared, "crash", "no"), SuiteLaunch("b", config, "crash", "no")]
-    suite.done["memory"] = [SuiteLaunch("c", config, "oom", "no memory"), SuiteLaunch("d", config, "timeout", "late")]
-    assert _failures(suite) == ["parity: b: crash: no", "memory: d: timeout: late"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -211,44 +179,6 @@ def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_p
     assert told.startswith(f"validation gpu-suite: {words}")
     assert len(told.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(command.os, "access", lambda path, mode: path.name != "closed")  # root may write anywhere
-    for where, words in {"file/x": "it cannot be made: Not a directory", "closed": "it cannot be written to"}.items():
-        assert main(["gpu-suite", "--out", str(tmp_path / where), "--device", "cpu", "--small"]) == 2
-        assert capsys.readouterr().err == f"validation gpu-suite: --out {tmp_path / where}: {words}\n"
-
-
-def test_a_cuda_that_does_not_start_is_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
-    def fail(index: int) -> None:
-        raise RuntimeError("CUDA error: no kernel image\nCompile with TORCH_USE_CUDA_DSA")
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    assert main(["gpu-suite", "--out", str(tmp_path / "out")]) == 2
-    words = "--device auto: CUDA does not start: CUDA error: no kernel image"
-    assert capsys.readouterr().err == f"validation gpu-suite: {words}\n"
-
-
-def test_the_minutes_begin_with_the_process_and_leave_time_for_the_tables(tmp_path: Path, monkeypatch) -> None:
-    seen = []
-    monkeypatch.setattr(GpuSuite, "run", lambda suite, section: seen.append(suite.deadline.left_s))
-    assert 0 < command.age_s() < time.time() - psutil.boot_time()
-    for age in (0.0, 100.0):
-        monkeypatch.setattr(command, "age_s", lambda age=age: age)
-        main(["gpu-suite", "--out", str(tmp_path), "--device", "cpu", "--small", "--only", "bus"])
-    assert seen == [pytest.approx(540 - RESERVE_S - age, abs=10) for age in (0.0, 100.0)]
-
-
-def test_a_job_of_torchrun_is_refused(tmp_path: Path, capsys, monkeypatch) -> None:
-    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    for name, value in job.items():
-        monkeypatch.setenv(name, value)
-    assert main(["gpu-suite", "--out", str(tmp_path / "out"), "--small"]) == 2
-    assert "run it without torchrun" in capsys.readouterr().err
 
 
 @pytest.fixture
