@@ -32,18 +32,15 @@ class Doomed:
 def prune(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where something could not be removed, 2 where removal is refused."""
     parser = Parser(
-        prog="zerobench prune",
-        description="Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
+        "zerobench prune",
+        "Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
         "being written, what is no run and what lies behind a link stays. It asks first; where there is no terminal "
         "to ask on, it removes nothing without --yes.",
     )
     parser.add_argument("results", nargs="?", type=Path, default="results/runs", help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="show what would go, and remove nothing")
-    parser.add_argument(
-        "--older-code",
-        action="store_true",
-        help="also ok runs by older code, where their cell has an ok run by newer code",
-    )
+    words = "also ok runs by older code, where their cell has an ok run by newer code"
+    parser.add_argument("--older-code", action="store_true", help=words)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
     held = look(chosen.results)

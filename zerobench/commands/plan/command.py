@@ -33,7 +33,7 @@ from .recommend import (
     sentence,
     table_of,
 )
-from .search import PlanAxis, PlanRow, family_axis, progress, run_searches, search_row, with_least
+from .search import PlanRow, family_axis, progress, run_searches, search_row, with_least
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -70,7 +70,7 @@ def plan(arguments: list[str]) -> int:
     cells = compose(_candidates(axes, goal, capacity), words)
     _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
     target = Target(chosen.device)
-    axis = _axis(goal, chosen)
+    axis = family_axis() if chosen.family else goal.axis(chosen.gpus)
     execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
     with progress() as tell:
         rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
@@ -90,11 +90,8 @@ def plan(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench plan",
-        description="Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU.",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    words = "Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU."
+    parser = Parser("zerobench plan", words, EPILOG)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the model and its training, as `zerobench` takes them")
     add("--device-memory", required=True, metavar="SIZE", help='of one GPU, as "80 GiB"')
@@ -158,10 +155,6 @@ def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrid
         raise ValueError(f"--family {chosen.family}: its shapes are tried by --goal largest_model alone")
     if chosen.out and not chosen.settings:
         raise ValueError("--out: is for settings; say which with --settings")
-
-
-def _axis(goal: Goal, chosen: argparse.Namespace) -> PlanAxis:
-    return family_axis() if chosen.family else goal.axis(chosen.gpus)
 
 
 def _print(
