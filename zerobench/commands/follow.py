@@ -25,6 +25,7 @@ from ..results.folders import PARTIAL
 from ..results.leftovers import boards_of_orphans
 from ..sizes import printable, show_bytes
 from ..sweep.progress import table_of
+from .text_blocks import say
 
 SILENT_S = 60.0
 """Seconds after which a board that has not changed is said to be silent."""
@@ -83,7 +84,7 @@ def follow(where: Path, every_s: float) -> int:
     words = [f"{title}: killed" for title in followed.killed]
     words += [] if any_yet else ["no sweep writes here now"]
     for sentence in words:
-        console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
+        say(console, sentence)
     return int(bool(followed.killed))
 
 
@@ -141,14 +142,11 @@ class Lines:
                 self.told[board.path, number] = words
                 if words != before:
                     more = f"; {board.left}" if number == board.current else ""
-                    self._say(f"[{number + 1}/{len(board.launches)}] {launch.name}: {words}{more}")
+                    say(self.console, f"[{number + 1}/{len(board.launches)}] {launch.name}: {words}{more}")
         for name in self.followed.writing:
             if name not in self.named:
-                self._say(f"being written now: {name}")
+                say(self.console, f"being written now: {name}")
         self.named = set(self.followed.writing)
-
-    def _say(self, words: str) -> None:
-        self.console.print(printable(words), markup=False, highlight=False, soft_wrap=True)
 
 
 def in_words(launch: BoardLaunch) -> str:

@@ -15,6 +15,7 @@ from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..sizes import printable, show_bytes, show_count
 from .folder_contents import FolderContents, look, size_of
+from .text_blocks import say
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,9 @@ def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) ->
     if doomed:
         rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]
         console.print(Grid(["to be removed", "why", "size"], rows, left=2))
-        console.print(f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}", highlight=False)
+        say(console, f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}")
     outdated = held.verdicts().count("outdated")
     if outdated and not older_code:
-        console.print(
-            f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too", highlight=False
-        )
+        say(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")
     for complaint in held.unreadable:
-        console.print(printable(f"kept: {complaint}"), markup=False, highlight=False, soft_wrap=True)
+        say(console, f"kept: {complaint}")

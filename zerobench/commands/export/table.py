@@ -46,10 +46,9 @@ def select(
     if latest and "run_id" in frame:
         kept = selection.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
-    if table == "runs" and len(frame):
-        frame = frame.assign(cell=name_cells([CellConfig.from_json(config) for config in frame["config"]]))
-    elif table == "runs":
-        frame = frame.assign(cell=pd.Series(dtype="object"))
+    if table == "runs":
+        names = name_cells([CellConfig.from_json(config) for config in frame["config"]])
+        frame = frame.assign(cell=pd.Series(names, index=frame.index, dtype="object"))
     usual = short_columns(frame) if short and table == "runs" else list(frame.columns)
     wanted = columns.split(",") if columns else usual
     for column in wanted:

@@ -18,6 +18,7 @@ from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
+from ..text_blocks import say
 from .candidates import RESERVE, Candidate, Capacity, candidates, compose, words_of
 from .recommend import (
     FIRST_TO_GO,
@@ -175,7 +176,7 @@ def _print(
         lines += ["", sentence(rows, goal, capacity.usable_bytes), "", "To confirm it, one rank of it, then all:"]
         lines += [f"  {command}" for command in commands_of(best.best, best, words, goal, device)]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:
