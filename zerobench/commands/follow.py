@@ -93,35 +93,20 @@ def _display(followed: Followed, console: Console) -> Iterator[Callable[[], None
     if is_quiet() or not console.is_terminal:
         yield (lambda: None) if is_quiet() else Lines(followed, console)
         return
-    drawn = DrawnBoards(followed, console)
-    with Live(drawn.picture(), console=console, auto_refresh=False, transient=True) as live:
-        drawn.live = live
-        yield drawn
+    with Live(picture(followed, console), console=console, auto_refresh=False, transient=True) as live:
+        yield lambda: live.update(picture(followed, console), refresh=True)
 
 
-@dataclass
-class DrawnBoards:
-    """Boards, drawn in place of what was drawn before."""
-
-    followed: Followed
-    console: Console
-    live: Live | None = None
-
-    def __call__(self) -> None:
-        """Draws what was read."""
-        if self.live is not None:
-            self.live.update(self.picture(), refresh=True)
-
-    def picture(self) -> Group:
-        """Returns the boards, one below the other, in the terminal's height."""
-        boards = list(self.followed.boards.values())
-        parts = []
-        for board in boards:
-            parts.append(Text(printable(board.title), style="bold"))
-            left = board.left + self.followed.silence(board)
-            parts.append(table_of(board.launches, board.current, left, self.console.height // len(boards) - 1))  # type: ignore[arg-type]
-        parts += [Text(printable(f"being written now: {name}")) for name in self.followed.writing]
-        return Group(*parts)
+def picture(followed: Followed, console: Console) -> Group:
+    """Draws the boards, one below the other, in the terminal's height."""
+    boards = list(followed.boards.values())
+    parts = []
+    for board in boards:
+        parts.append(Text(printable(board.title), style="bold"))
+        left = board.left + followed.silence(board)
+        parts.append(table_of(board.launches, board.current, left, console.height // len(boards) - 1))  # type: ignore[arg-type]
+    parts += [Text(printable(f"being written now: {name}")) for name in followed.writing]
+    return Group(*parts)
 
 
 @dataclass
