@@ -77,7 +77,7 @@ DDP = '''\
 """{name}: every rank holds all states; there is nothing to shard."""
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+{more}from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -91,7 +91,7 @@ FSDP2 = '''\
 """{name}: build the optimizer after shard(model), on the sharded parameters."""
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+{more}from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import {imports}
 
 
@@ -124,8 +124,9 @@ def fsdp2(config: CellConfig) -> Settings:
     recompute = RECOMPUTE.format(units=units) if config.recomputes else ""
     stage, name = stage_of(config), config.strategy.name
     values = {"name": name, "ranks": config.world_size, "units": units, "recompute": recompute}
+    values["more"] = IMPORT if config.recomputes else ""
     if stage == 0:
-        return Settings({"shard.py": _with_checkpoint(DDP.format(**values), config)})
+        return Settings({"shard.py": DDP.format(**values)})
     offloads = config.offload.name != "none"
     names = ["CPUOffloadPolicy"] * offloads + ["MixedPrecisionPolicy", "fully_shard"]
     half = config.precision.name != "fp32"
@@ -136,12 +137,7 @@ def fsdp2(config: CellConfig) -> Settings:
         reduce=f"torch.{DTYPES[config.precision.wire_dtype or config.precision.name]}" if half else "None",
         offload=', "offload_policy": CPUOffloadPolicy()' * offloads, **values,
     )  # fmt: skip
-    return Settings({"shard.py": _with_checkpoint(text, config)}, _notes_fsdp2(config, stage))
-
-
-def _with_checkpoint(text: str, config: CellConfig) -> str:
-    """Returns the text with the import that recomputing needs."""
-    return text.replace("import torch\n", f"import torch\n{IMPORT}", 1) if config.recomputes else text
+    return Settings({"shard.py": text}, _notes_fsdp2(config, stage))
 
 
 def _notes_fsdp2(config: CellConfig, stage: int) -> list[str]:
