@@ -228,8 +228,12 @@ def _overlap_lines(row: Row) -> Iterator[str]:
     yield f"traced, which slows a step down: {words}"
 
 
+def _show_loss(value: float) -> str:
+    return NONE if pd.isna(value) else f"{value:.4f}"
+
+
 def _loss_lines(row: Row) -> Iterator[str]:
-    first, last = (NONE if pd.isna(row[f"loss_{at}"]) else f"{row[f'loss_{at}']:.4f}" for at in ("first", "last"))
+    first, last = (_show_loss(row[f"loss_{at}"]) for at in ("first", "last"))
     if row["backend"] == SIMULATED:
         yield "none: in a simulated world no rank sends anything to it"
         return
