@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from importlib import import_module
 
@@ -50,8 +49,7 @@ def main(arguments: list[str]) -> int:
         print(printable(f"validation {name}: no such proof{nearest(name, list(NAMES))}"), file=sys.stderr)
         return 2
     module = import_module(f".{NAMES[name][0]}", __package__)
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(f"python -m validation {name}", description=module.__doc__, formatter_class=raw)
+    parser = Parser(f"python -m validation {name}", module.__doc__)
     module.add_arguments(parser)
     chosen = parser.parse_args(rest)
     try:

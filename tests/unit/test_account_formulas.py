@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from zerobench.commands.account.other_sources import between_nodes_lines, table_of_formulas, volume_lines
+from zerobench.commands.account.account import between_nodes_lines, volume_lines
+from zerobench.commands.account.memory import table_of_formulas
 from zerobench.commands.text_blocks import print_parts
 from zerobench.records import MemoryRow
 from zerobench.theory.closed_forms import Formula, Term, from_json, to_json

@@ -15,7 +15,7 @@ from tests.cells import cell
 from zerobench import cli
 from zerobench.commands.comparison_text import passages
 from zerobench.commands.folder_contents import look
-from zerobench.commands.interleave import load_runs, load_side
+from zerobench.commands.interleave import load_side
 from zerobench.config.cell import Cell
 from zerobench.judging.comparison import compare_runs
 from zerobench.judging.paired import UNDECIDED
@@ -51,7 +51,7 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     held = look(tmp_path / "runs")
     kept = [run.row["run_id"] for run, verdict in zip(held.runs, held.verdicts(), strict=True) if not verdict]
     assert kept == [beside, made[-1]]
-    assert list(load_runs(str(tmp_path / "runs"))["run_id"]) == expected
+    assert list(load_side(str(tmp_path / "runs")).runs["run_id"]) == expected
     collect(results, tmp_path / "collection")
     assert list(load(tmp_path / "collection").runs["run_id"]) == expected
     held = look(tmp_path / "collection")

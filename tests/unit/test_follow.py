@@ -13,7 +13,7 @@ import pytest
 from tests.cells import cell
 from zerobench import cli
 from zerobench.commands.folder_contents import look
-from zerobench.commands.follow import DrawnBoards, Followed, in_words
+from zerobench.commands.follow import Followed, in_words, picture
 from zerobench.host.terminal import stdout_console
 from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
 from zerobench.results.folders import claim_folder
@@ -127,7 +127,7 @@ def test_the_drawn_boards_fit_the_terminal(width: int, tmp_path: Path, monkeypat
     followed = Followed(tmp_path)
     followed.read()
     console = stdout_console()
-    console.print(DrawnBoards(followed, console).picture())
+    console.print(picture(followed, console))
     writer.take_down()
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width

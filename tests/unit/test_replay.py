@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +19,7 @@ from zerobench import cli
 from zerobench.commands.replay import command, page
 from zerobench.commands.replay.clock import TICKS, ticks_of
 from zerobench.commands.replay.film import reels_of, write_film
-from zerobench.commands.replay.page import NUMBERS, WORDS, data_of, inflated
+from zerobench.commands.replay.page import NUMBERS, WORDS, data_of
 from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
 from zerobench.results.events import live_bytes
@@ -51,6 +55,11 @@ def test_the_largest_sums_are_those_of_the_table_of_memory(world: ReplayWorld, r
             for name in CATEGORIES:
                 assert sums[name].max() == whole.loc[(rank, name), "max_bytes"], (panel.key, rank, name)
             assert np.sum([*sums.values()], axis=0).max() == whole.loc[(rank, "total"), "max_bytes"]
+
+
+def inflated(text: str) -> dict[str, Any]:
+    """The data that a page holds, as its script reads them."""
+    return dict(json.loads(zlib.decompress(base64.b64decode(text))))
 
 
 def test_the_pages_data_are_the_tables(world: ReplayWorld) -> None:

@@ -209,15 +209,8 @@ def calibrate_rank(job: CalibrationJob, tell: Callable[[int], None]) -> list[dic
     """Returns this rank's times: via, collective, bytes, repetition, seconds. `tell` receives the number of finished
     rounds.
     """
-    surroundings = rank_environment(
-        job.rank,
-        job.world_size,
-        job.device,
-        "nccl" if job.device == "cuda" else "gloo",
-        job.rendezvous,
-        1,
-        job.timeout_s,
-    )
+    backend = BACKENDS[job.device]
+    surroundings = rank_environment(job.rank, job.world_size, job.device, backend, job.rendezvous, 1, job.timeout_s)
     rows = []
     with surroundings as device, torch.no_grad():
         comm = connect(None, device)

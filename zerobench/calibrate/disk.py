@@ -25,6 +25,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -204,36 +205,22 @@ class Raw(Way):
     def carry(self, kinds: tuple[str, ...]) -> None:
         """Moves all blocks: one thread per buffer, each takes the next block when it has finished one."""
         numbers, lock = iter(range(self._blocks)), threading.Lock()
-        errors: list[OSError] = []
-        threads = [threading.Thread(target=self._run, args=(b, kinds, numbers, lock, errors)) for b in self._buffers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(len(self._buffers)) as threads:
+            ends = [threads.submit(self._run, buffer, kinds, numbers, lock) for buffer in self._buffers]
+        for end in ends:
+            end.result()
 
-    def _run(
-        self,
-        buffer: mmap.mmap,
-        kinds: tuple[str, ...],
-        numbers: Iterator[int],
-        lock: threading.Lock,
-        errors: list[OSError],
-    ) -> None:
+    def _run(self, buffer: mmap.mmap, kinds: tuple[str, ...], numbers: Iterator[int], lock: threading.Lock) -> None:
         calls = [os.preadv if kind == "read" else os.pwritev for kind in kinds]
-        try:
-            while True:
-                with lock:
-                    number = next(numbers, None)
-                if number is None:
-                    return
-                if calls[number % len(calls)](self._fd, [buffer], number * self._block) != self._block:
-                    raise OSError(f"only a part of {self._block} bytes at {number * self._block} was moved")
-                if not self._direct:
-                    os.posix_fadvise(self._fd, number * self._block, self._block, os.POSIX_FADV_DONTNEED)
-        except OSError as error:
-            errors.append(error)
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            if calls[number % len(calls)](self._fd, [buffer], number * self._block) != self._block:
+                raise OSError(f"only a part of {self._block} bytes at {number * self._block} was moved")
+            if not self._direct:
+                os.posix_fadvise(self._fd, number * self._block, self._block, os.POSIX_FADV_DONTNEED)
 
 
 def _large_pages(nbytes: int) -> mmap.mmap:

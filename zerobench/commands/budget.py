@@ -145,26 +145,21 @@ def _write_and_tell(
 
 
 def _record_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench budget record",
-        description="Writes measured values as limits, and says of each limit that changes: before, now, what moved.",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep"
-    )
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: several values a key")
-    parser.add_argument("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
-    parser.add_argument("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
+    words = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
+    parser = Parser("zerobench budget record", words)
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
+    add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
+    add("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
+    add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
     add_options(parser)
-    parser.add_argument("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
-    parser.add_argument("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
-    parser.add_argument(
-        "--tolerance", action="append", default=[], metavar="METRIC=PERCENT",
-        help="for a metric whose launches differ, as peak_bytes=2; may be given again",
-    )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="say what would change, write no budget")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
-    parser.add_argument("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
+    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
+    add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
+    words = "for a metric whose launches differ, as peak_bytes=2; may be given again"
+    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=words)
+    add("--dry-run", action="store_true", help="say what would change, write no budget")
+    add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
+    add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
     return parser
 
 
@@ -211,28 +206,19 @@ def check(arguments: list[str]) -> int:
 
 
 def _check_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="zerobench budget check", description="Holds cells against their budgets.")
-    parser.add_argument(
-        "files",
-        nargs="*",
-        metavar="FILE",
-        help=f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs",
-    )
-    parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
+    parser = Parser("zerobench budget check", "Holds cells against their budgets.")
+    add = parser.add_argument
+    words = f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
+    add("files", nargs="*", metavar="FILE", help=words)
+    add("--runs", type=Path, help="take finished runs instead of running")
     add_options(parser)
-    parser.add_argument("--strict", action="store_true", help="an improvement fails too: record it")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
-    parser.add_argument("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
-    parser.add_argument(
-        "--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter"
-    )
-    parser.add_argument(
-        "--github",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true",
-    )
+    add("--strict", action="store_true", help="an improvement fails too: record it")
+    add("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
+    add("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
+    add("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
+    add("--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter")
+    words = "annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true"
+    add("--github", action=argparse.BooleanOptionalAction, default=None, help=words)
     return parser
 
 

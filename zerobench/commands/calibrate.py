@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from ..calibrate.collectives import (
     evenly,
     write_calibration,
 )
-from ..calibrate.disk import DiskCalibration, DiskPlan, DiskRow, measure, write_disk_calibration
+from ..calibrate.disk import DiskCalibration, DiskPlan, measure, write_disk_calibration
 from ..cluster.job import gather, machines
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
@@ -49,35 +51,42 @@ def calibrate(arguments: list[str]) -> int:
     """
     chosen = _parser().parse_args(arguments)
     _check(chosen)
-    if chosen.disk is not None:
-        return calibrate_disk(chosen)
-    sizes = _sizes(chosen.sizes, chosen.world_size)
-    gather()
     try:
-        outcome = _run(chosen, sizes)
-    except Interrupted:
+        (_calibrate_collectives if chosen.disk is None else _calibrate_disk)(chosen)
+    except (Interrupted, KeyboardInterrupt):
         print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
         return 130
-    if outcome.status != "ok":
-        print(
-            printable(f"zerobench calibrate: nothing is recorded: {outcome.status}: {outcome.reason}"), file=sys.stderr
-        )
+    except NotMeasuredError as error:
+        print(printable(f"zerobench calibrate: nothing is recorded: {error}"), file=sys.stderr)
         return 1
-    folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    where = started(machines(chosen.world_size))
-    provenance = {"date": date, **where, **machine(chosen.device, BACKENDS[chosen.device])}
-    found = write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance)
-    show(found)
-    print(f"recorded in {folder}; zerobench.load_calibration reads it")
     return 0
 
 
+class NotMeasuredError(Exception):
+    """A rank, or the disk, failed; the message says why."""
+
+
+def _calibrate_collectives(chosen: argparse.Namespace) -> None:
+    """Measures, records and shows the collectives. Raises NotMeasuredError."""
+    sizes = _sizes(chosen.sizes, chosen.world_size)
+    gather()
+    outcome = _run(chosen, sizes)
+    if outcome.status != "ok":
+        raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
+    folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
+    where = started(machines(chosen.world_size))
+    provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
+    show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
+    print(f"recorded in {folder}; zerobench.load_calibration reads it")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench calibrate",
-        description="Measures every collective by size: the engine's own, torch's, and a copy in memory, in turns.",
-    )
+    words = "Measures every collective by size: the engine's own, torch's, and a copy in memory, in turns."
+    parser = Parser("zerobench calibrate", words)
     parser.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
     parser.add_argument("--sizes", default=SIZES, help="of the full tensor, with commas (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=20, help="of every size (default: %(default)s)")
@@ -106,26 +115,25 @@ def _check(chosen: argparse.Namespace) -> None:
 
 
 def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
-    with temporary_folder() as folder, _progress() as progress:
+    words = f"{len(sizes)} sizes, N={chosen.world_size}"
+    with temporary_folder() as folder, _progress(words, chosen.repetitions + WARMUP) as tell:
         jobs = [
             CalibrationJob(
                 rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
             )
             for rank, place in enumerate(places(chosen.world_size, folder / "rendezvous"))
         ]  # fmt: skip
-        task = progress.add_task(f"{len(sizes)} sizes, N={chosen.world_size}", total=chosen.repetitions + WARMUP)
-        return launch(
-            calibrate_rank,
-            jobs,
-            folder / "logs",
-            chosen.timeout,
-            lambda done: progress.update(task, completed=done),
-        )
+        return launch(calibrate_rank, jobs, folder / "logs", chosen.timeout, tell)
 
 
-def _progress() -> Progress:
+@contextmanager
+def _progress(words: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Draws a bar of rounds; yields the function that is told how many are done."""
     rounds = TextColumn("{task.completed:.0f}/{task.total:.0f} rounds")
-    return Progress(*Progress.get_default_columns()[:2], rounds, TimeElapsedColumn(), console=progress_console())
+    columns = (*Progress.get_default_columns()[:2], rounds, TimeElapsedColumn())
+    with Progress(*columns, console=progress_console()) as progress:
+        task = progress.add_task(words, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[TransferRow]:
@@ -168,23 +176,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--buffered", action="store_true", help="through the page cache, not past it")
 
 
-def calibrate_disk(chosen: argparse.Namespace) -> int:
-    """Returns the exit code: 0 written, 1 the disk failed, 2 the command was wrong, 130 stopped."""
+def _calibrate_disk(chosen: argparse.Namespace) -> None:
+    """Measures, records and shows a disk. Raises NotMeasuredError."""
     plan = _disk_plan(chosen)
+    words = f"{len(plan.blocks) * len(plan.depths)} settings, 3 files of {show_bytes(plan.file_bytes)}"
     try:
-        rows = _measure_disk(plan)
-    except KeyboardInterrupt:
-        print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
-        return 130
+        with _progress(words, plan.rounds) as tell:
+            rows = measure(plan, tell)
     except OSError as error:
-        print(printable(f"zerobench calibrate: nothing is recorded: {error}"), file=sys.stderr)
-        return 1
+        raise NotMeasuredError(str(error)) from error
     folder = chosen.out or DISK_FOLDER
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    provenance = {"date": date, "disk": disk_of(plan.folder), **machine("cpu", "none")}
+    provenance = {"date": _now(), "disk": disk_of(plan.folder), **machine("cpu", "none")}
     show_disk(write_disk_calibration(folder, rows, provenance))
     print(f"recorded in {folder}; zerobench.load_disk_calibration reads it")
-    return 0
 
 
 def _disk_plan(chosen: argparse.Namespace) -> DiskPlan:
@@ -203,14 +207,6 @@ def _disk_plan(chosen: argparse.Namespace) -> DiskPlan:
     if problems := problems_of_path(chosen.disk):
         raise ValueError(f"--disk {problems[0]}")
     return DiskPlan(Path(chosen.disk).expanduser(), size, blocks, depths, chosen.repetitions, not chosen.buffered)
-
-
-def _measure_disk(plan: DiskPlan) -> list[DiskRow]:
-    columns = (TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), TimeElapsedColumn())
-    with Progress(*Progress.get_default_columns()[:2], *columns, console=progress_console()) as progress:
-        words = f"{len(plan.blocks) * len(plan.depths)} settings, 3 files of {show_bytes(plan.file_bytes)}"
-        task = progress.add_task(words, total=plan.rounds)
-        return measure(plan, lambda done: progress.update(task, completed=done))
 
 
 def show_disk(found: DiskCalibration) -> None:

@@ -19,6 +19,11 @@ from ..results.options import Parser, verb
 WIDEST = 120
 """Width of lines where output is not a terminal."""
 
+DESCRIPTION = """\
+Prints the columns of the tables that zerobench.load and zerobench export give, with unit and
+meaning: of all tables, or of those that are asked for. Nothing is run, and no results are needed.
+"""
+
 EXAMPLES = """\
 examples:
   zerobench columns                            every column of every table
@@ -51,16 +56,9 @@ def columns(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench columns",
-        description="Prints the columns of the tables that zerobench.load and zerobench export give, with unit and\n"
-        "meaning: of all tables, or of those that are asked for. Nothing is run, and no results are needed.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "part", nargs="*", metavar="PART", help="a column's name, or a part of it; several: any of them"
-    )
+    parser = Parser("zerobench columns", DESCRIPTION, EXAMPLES)
+    words = "a column's name, or a part of it; several: any of them"
+    parser.add_argument("part", nargs="*", metavar="PART", help=words)
     parser.add_argument("--table", metavar="TABLE", help=f"of these tables, comma-separated: {', '.join(ROWS)}")
     parser.add_argument("--unit", help="of this unit, as bytes, s, 'elements / ψ'")
     parser.add_argument("--find", metavar="TEXT", help="whose name, unit or meaning contains it")

@@ -7,23 +7,56 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from ..host.terminal import file_console, stdout_console
 from ..judging import noise_floor
-from ..judging.comparison import compare_runs
+from ..judging.comparison import Compared, Comparison, Measured, compare_cells, compare_runs
+from ..judging.noise_floor import NoiseFloor
 from ..results.grid import Grid
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
+from ..results.tables import Results
 from ..sizes import printable
 from .comparison_text import MINIMUM_EFFECT, passages
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
 from .text_blocks import Passage, print_parts, say
 
 NOISE_FOLDER = "results/noise"
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Rules that comparisons of times are held to: the least effect as a fraction, and noise floors."""
+
+    minimum_effect: float
+    floors: list[NoiseFloor]
+
+    @classmethod
+    def of(cls, chosen: argparse.Namespace) -> Judge:
+        """Returns the judge that the options of `add_judge` describe. Raises ValueError."""
+        if not chosen.minimum_effect >= 0:
+            raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
+        return cls(chosen.minimum_effect / 100, noise_floor.read(chosen.noise))
+
+    def compare_runs(self, a: Side | Results, b: Side | Results) -> Comparison:
+        """Compares the cells of two sides."""
+        return compare_runs(a.runs, b.runs, self.minimum_effect, self.floors, (a.lines, b.lines))
+
+    def compare_cells(self, a: Measured, b: Measured) -> Compared:
+        """Compares two cells."""
+        return compare_cells(a, b, self.minimum_effect, self.floors)
+
+
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    """Adds --minimum-effect and --noise."""
+    words = "times that moved by less are noise (default: %(default)s)"
+    parser.add_argument("--minimum-effect", type=float, default=MINIMUM_EFFECT, metavar="PERCENT", help=words)
+    words = "what `zerobench noise record` wrote (default: %(default)s)"
+    parser.add_argument("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help=words)
 
 
 @verb
@@ -33,13 +66,11 @@ def compare(arguments: list[str]) -> int:
     chosen = _parser().parse_args(own)
     try:
         check_sides(chosen.a, chosen.b, chosen.interleave, overrides)
-        if not chosen.minimum_effect >= 0:
-            raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
-        floors = noise_floor.read(chosen.noise)
+        judge = Judge.of(chosen)
         a, b = _sides(chosen, overrides or [])
     except KeyboardInterrupt:
         return 130
-    found = compare_runs(a.runs, b.runs, chosen.minimum_effect / 100, floors, (a.lines, b.lines))
+    found = judge.compare_runs(a, b)
     try:
         _write(passages(found), chosen.format, chosen.out)
     except OSError as error:
@@ -59,37 +90,21 @@ def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[Side, Side
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench compare",
-        description="What moved from A to B: bytes and volumes exactly, times by paired ratios of their launches.",
-    )
+    words = "What moved from A to B: bytes and volumes exactly, times by paired ratios of their launches."
+    parser = Parser("zerobench compare", words)
     where = "a run, a results folder, a collection, or a quoted pattern of those: 'results/runs/zero1-*'"
     parser.add_argument("a", metavar="A", nargs="?", help=where)
     parser.add_argument("b", metavar="B", nargs="?", help="likewise")
     add_interleave(parser)
-    parser.add_argument(
-        "--minimum-effect",
-        type=float,
-        default=MINIMUM_EFFECT,
-        metavar="PERCENT",
-        help="times that moved by less are noise (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--noise",
-        type=Path,
-        default=Path(NOISE_FOLDER),
-        metavar="DIR",
-        help="what `zerobench noise record` wrote (default: %(default)s)",
-    )
+    add_judge(parser)
     add_options(parser, attempts=False)
     parser.add_argument("--format", choices=("text", "markdown"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
-    parser.add_argument(
-        "--fail-on-change",
-        action="store_true",
-        help="exit code 1 if bytes or volumes moved, a step became slower, a cell failed in B alone, is in one side "
-        "only, or is other work; losses are told and do not count",
+    words = (
+        "exit code 1 if bytes or volumes moved, a step became slower, a cell failed in B alone, is in one side only, or"
+        " is other work; losses are told and do not count"
     )
+    parser.add_argument("--fail-on-change", action="store_true", help=words)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..judging.comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured
 from ..judging.lines import Lines, MovedLine, moved_lines
 from ..judging.paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
@@ -82,13 +84,22 @@ def _figure(value: float | None, sign: str = "") -> str:
 
 
 def _peak(pair: Compared) -> list[str]:
-    parts = [(change.metric.removeprefix("peak_").removesuffix("_bytes"), change.difference) for change in pair.at_peak]
-    words = ", ".join(f"{name} {_signed(by or 0)}" for name, by in sorted(parts, key=lambda part: -abs(part[1] or 0)))
-    made_of = f": {words} at the peak" if words else ""
+    parts = parts_of_peak(pair)
+    made_of = f": {made_up(parts)} at the peak" if parts else ""
     by = next((change.difference for change in pair.moved if change.metric == "peak_bytes"), None)
     if by:
         return [f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}{made_of}"]
     return [f"peak_bytes did not move and is made up differently{made_of}"] if parts else []
+
+
+def parts_of_peak(pair: Compared) -> list[tuple[str, float]]:
+    """Returns the categories whose part at the peak has changed, each with its difference in bytes."""
+    return [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
+
+
+def made_up(parts: Sequence[tuple[str, float]]) -> str:
+    """Formats differences by category, the largest first: "gradients +1.0 MiB, inputs −512 B"."""
+    return ", ".join(f"{name} {signed(by)}" for name, by in sorted(parts, key=lambda part: -abs(part[1])))
 
 
 def _rough(pair: Compared) -> list[str]:
@@ -131,9 +142,13 @@ def _times(pair: Compared) -> list[Part]:
 
 
 def _effect(effect: Effect) -> list[str]:
-    interval = "–" if effect.low is None or effect.high is None else f"{effect.low:.3f}–{effect.high:.3f}"
-    shown = [f"{effect.a * 1000:.2f}", f"{effect.b * 1000:.2f}", f"{effect.ratio:.3f}", interval]
+    shown = [f"{effect.a * 1000:.2f}", f"{effect.b * 1000:.2f}", f"{effect.ratio:.3f}", interval(effect) or "–"]
     return [effect.metric, *shown, f"{100 * effect.threshold:.1f} %", effect.verdict]
+
+
+def interval(effect: Effect) -> str:
+    """Formats the interval of a ratio: "0.981–1.024"; empty where there is none."""
+    return "" if effect.low is None or effect.high is None else f"{effect.low:.3f}–{effect.high:.3f}"
 
 
 def _launches(pair: Compared) -> str:
@@ -170,12 +185,12 @@ def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
     if at not in a or at not in b:
         return []
     moved = moved_lines(a[at], b[at])
-    rows = [[_words(one), show_bytes(one.before), show_bytes(one.after), _signed(one.difference)] for one in moved]
+    rows = [[_words(one), show_bytes(one.before), show_bytes(one.after), signed(one.difference)] for one in moved]
     left = moved[SHOWN:]
     if len(left) <= 1:
         return rows
     before, after = sum(one.before for one in left), sum(one.after for one in left)
-    others = [f"{len(left)} other lines", show_bytes(before), show_bytes(after), _signed(after - before)]
+    others = [f"{len(left)} other lines", show_bytes(before), show_bytes(after), signed(after - before)]
     return [*rows[:SHOWN], others]
 
 
@@ -183,5 +198,6 @@ def _words(one: MovedLine) -> str:
     return f"{one.line} ({one.about})" if one.about else one.line
 
 
-def _signed(size: float) -> str:
+def signed(size: float) -> str:
+    """Formats a difference of bytes: "+1.0 MiB", "−512 B"."""
     return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"

@@ -24,6 +24,7 @@ from ..sweep.cell import find_elsewhere, find_reusable
 from ..sweep.command import fitting
 from ..sweep.search import combinations, is_search
 from ..sweep.sweep import rounds
+from .text_blocks import say
 
 HEADER = ["cell", "plan", "ψ", "formula", "predicted states"]
 
@@ -83,7 +84,7 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     notes = [f"{name}: {one.why}" for name, one in zip(names, planned, strict=True) if one.why]
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
     for note in _notes_on_memory(planned) + one_memory + notes + by_job:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        say(console, note)
     count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
     words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
     console.print(f"{show_count(len(cells), 'cell')}: {words}; nothing was started", highlight=False)

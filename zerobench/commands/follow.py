@@ -25,6 +25,7 @@ from ..results.folders import PARTIAL
 from ..results.leftovers import boards_of_orphans
 from ..sizes import printable, show_bytes
 from ..sweep.progress import table_of
+from .text_blocks import say
 
 SILENT_S = 60.0
 """Seconds after which a board that has not changed is said to be silent."""
@@ -83,7 +84,7 @@ def follow(where: Path, every_s: float) -> int:
     words = [f"{title}: killed" for title in followed.killed]
     words += [] if any_yet else ["no sweep writes here now"]
     for sentence in words:
-        console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
+        say(console, sentence)
     return int(bool(followed.killed))
 
 
@@ -92,35 +93,20 @@ def _display(followed: Followed, console: Console) -> Iterator[Callable[[], None
     if is_quiet() or not console.is_terminal:
         yield (lambda: None) if is_quiet() else Lines(followed, console)
         return
-    drawn = DrawnBoards(followed, console)
-    with Live(drawn.picture(), console=console, auto_refresh=False, transient=True) as live:
-        drawn.live = live
-        yield drawn
+    with Live(picture(followed, console), console=console, auto_refresh=False, transient=True) as live:
+        yield lambda: live.update(picture(followed, console), refresh=True)
 
 
-@dataclass
-class DrawnBoards:
-    """Boards, drawn in place of what was drawn before."""
-
-    followed: Followed
-    console: Console
-    live: Live | None = None
-
-    def __call__(self) -> None:
-        """Draws what was read."""
-        if self.live is not None:
-            self.live.update(self.picture(), refresh=True)
-
-    def picture(self) -> Group:
-        """Returns the boards, one below the other, in the terminal's height."""
-        boards = list(self.followed.boards.values())
-        parts = []
-        for board in boards:
-            parts.append(Text(printable(board.title), style="bold"))
-            left = board.left + self.followed.silence(board)
-            parts.append(table_of(board.launches, board.current, left, self.console.height // len(boards) - 1))  # type: ignore[arg-type]
-        parts += [Text(printable(f"being written now: {name}")) for name in self.followed.writing]
-        return Group(*parts)
+def picture(followed: Followed, console: Console) -> Group:
+    """Draws the boards, one below the other, in the terminal's height."""
+    boards = list(followed.boards.values())
+    parts = []
+    for board in boards:
+        parts.append(Text(printable(board.title), style="bold"))
+        left = board.left + followed.silence(board)
+        parts.append(table_of(board.launches, board.current, left, console.height // len(boards) - 1))  # type: ignore[arg-type]
+    parts += [Text(printable(f"being written now: {name}")) for name in followed.writing]
+    return Group(*parts)
 
 
 @dataclass
@@ -141,14 +127,11 @@ class Lines:
                 self.told[board.path, number] = words
                 if words != before:
                     more = f"; {board.left}" if number == board.current else ""
-                    self._say(f"[{number + 1}/{len(board.launches)}] {launch.name}: {words}{more}")
+                    say(self.console, f"[{number + 1}/{len(board.launches)}] {launch.name}: {words}{more}")
         for name in self.followed.writing:
             if name not in self.named:
-                self._say(f"being written now: {name}")
+                say(self.console, f"being written now: {name}")
         self.named = set(self.followed.writing)
-
-    def _say(self, words: str) -> None:
-        self.console.print(printable(words), markup=False, highlight=False, soft_wrap=True)
 
 
 def in_words(launch: BoardLaunch) -> str:

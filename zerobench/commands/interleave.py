@@ -112,11 +112,6 @@ def _as_launches(found: list[Side]) -> Side:
     return Side(runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount()), whole.lines)
 
 
-def load_runs(where: str) -> pd.DataFrame:
-    """Returns the runs of a side."""
-    return load_side(where).runs
-
-
 def turns(launches: int) -> Iterator[tuple[str, int]]:
     """Yields (side, number of the launch): A B, B A, A B, ..."""
     for number in range(launches):

@@ -25,7 +25,7 @@ from ..sweep.command import check_folders
 from ..sweep.progress import Reporter
 from ..sweep.sweep import Sweep
 from .compare import NOISE_FOLDER
-from .interleave import load_runs
+from .interleave import load_side
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
 """The default cell; it is measured again, since noise is that of today, and stored apart."""
@@ -62,19 +62,14 @@ def noise(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench noise",
-        description="Records how much times differ between launches of one cell, or shows what is on record.",
-        epilog=f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}.",
-    )
-    parser.add_argument("action", choices=("record", "show"))
-    parser.add_argument(
-        "--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--launches", type=int, default=6, help=f"at least {LEAST_LAUNCHES}; more make it sharper (default: 6)"
-    )
-    parser.add_argument("--runs", metavar="PATH", help="take the launches of these runs, of one cell, and run nothing")
+    words = "Records how much times differ between launches of one cell, or shows what is on record."
+    more = f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}."
+    parser = Parser("zerobench noise", words, more)
+    add = parser.add_argument
+    add("action", choices=("record", "show"))
+    add("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)")
+    add("--launches", type=int, default=6, help=f"at least {LEAST_LAUNCHES}; more make it sharper (default: 6)")
+    add("--runs", metavar="PATH", help="take the launches of these runs, of one cell, and run nothing")
     return parser
 
 
@@ -100,7 +95,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
 
 def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], CellConfig]:
     """Returns the newest launches of the only cell there, and its config. Raises ValueError for several cells."""
-    runs = latest(load_runs(where))
+    runs = latest(load_side(where).runs)
     runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
     if runs["cell_id"].nunique() != 1:
         count = runs["cell_id"].nunique()

@@ -15,6 +15,7 @@ from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..sizes import printable, show_bytes, show_count
 from .folder_contents import FolderContents, look, size_of
+from .text_blocks import say
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,15 @@ class Doomed:
 def prune(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where something could not be removed, 2 where removal is refused."""
     parser = Parser(
-        prog="zerobench prune",
-        description="Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
+        "zerobench prune",
+        "Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
         "being written, what is no run and what lies behind a link stays. It asks first; where there is no terminal "
         "to ask on, it removes nothing without --yes.",
     )
     parser.add_argument("results", nargs="?", type=Path, default="results/runs", help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="show what would go, and remove nothing")
-    parser.add_argument(
-        "--older-code",
-        action="store_true",
-        help="also ok runs by older code, where their cell has an ok run by newer code",
-    )
+    words = "also ok runs by older code, where their cell has an ok run by newer code"
+    parser.add_argument("--older-code", action="store_true", help=words)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
     held = look(chosen.results)
@@ -126,11 +124,9 @@ def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) ->
     if doomed:
         rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]
         console.print(Grid(["to be removed", "why", "size"], rows, left=2))
-        console.print(f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}", highlight=False)
+        say(console, f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}")
     outdated = held.verdicts().count("outdated")
     if outdated and not older_code:
-        console.print(
-            f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too", highlight=False
-        )
+        say(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")
     for complaint in held.unreadable:
-        console.print(printable(f"kept: {complaint}"), markup=False, highlight=False, soft_wrap=True)
+        say(console, f"kept: {complaint}")

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 from ..results import selection as rows
-from ..results.options import Parser, verb
+from ..results.options import RESULTS, Parser, verb
 from ..results.tables import Results, load
 from .account.account import print_account
 from .folder_contents import FolderContents, RunInFolder, look
@@ -18,19 +18,15 @@ from .folder_contents import FolderContents, RunInFolder, look
 @verb
 def show(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
-    parser = Parser(
-        prog="zerobench show",
-        description="What was run, its memory, traffic, times and losses; for a failed run its reason and logs.",
+    words = "What was run, its memory, traffic, times and losses; for a failed run its reason and logs."
+    parser = Parser("zerobench show", words)
+    words = (
+        "its folder, or a results folder of one run, its run_id or a part that fits one run, or, quoted, a cell's name"
+        " as status prints it"
     )
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="its folder, or a results folder of one run, its run_id or a part that fits one run, or, quoted, a cell's"
-        " name as status prints it",
-    )
-    parser.add_argument(
-        "--results", type=Path, default="results/runs", help="where to look for a run_id (default: %(default)s)"
-    )
+    parser.add_argument("run", metavar="RUN", help=words)
+    words = "where to look for a run_id (default: %(default)s)"
+    parser.add_argument("--results", type=Path, default=RESULTS, help=words)
     chosen = parser.parse_args(arguments)
     run, results = find(chosen.run, chosen.results)
     print_account(run.row, results, run.folder)

@@ -25,12 +25,8 @@ def status(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where a sweep that was followed was killed, 2 where there is no such
     folder.
     """
-    parser = Parser(
-        prog="zerobench status",
-        description="What a results folder or a collection holds: a line per cell with its newest launches.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    words = "What a results folder or a collection holds: a line per cell with its newest launches."
+    parser = Parser("zerobench status", words, EPILOG)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s")
     words = "first follow the sweeps that run into this folder, in any process or machine, until they have ended"
     parser.add_argument("--follow", action="store_true", help=words)

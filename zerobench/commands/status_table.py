@@ -15,9 +15,10 @@ from ..results.grid import Grid
 from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
 from ..results.selection import matching
-from ..sizes import printable, show_bytes, show_count, show_ms
+from ..sizes import show_bytes, show_count, show_ms
 from .folder_contents import FolderContents, code_of, size_of
 from .follow import name_of
+from .text_blocks import say
 
 FIRST_TO_GO = ("code", "ago", "step", "peak")
 
@@ -42,7 +43,7 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
         lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
     for line in lines + ([] if is_quiet() else next_steps(held, cells)):
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:

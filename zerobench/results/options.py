@@ -92,7 +92,14 @@ def _named(word: str, known: Sequence[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose error messages repeat words of the command line without control of the terminal."""
+    """A parser whose error messages repeat words of the command line without control of the terminal, and whose help
+    keeps the lines of a description or an epilog that has several.
+    """
+
+    def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
+        has_lines = "\n" in f"{description}{epilog}"
+        kind = argparse.RawDescriptionHelpFormatter if has_lines else argparse.HelpFormatter
+        super().__init__(prog, None, description, epilog, formatter_class=kind)
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the message, and exits with code 2."""

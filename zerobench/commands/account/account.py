@@ -24,8 +24,7 @@ from ...results.tables import Results
 from ...sizes import show_bytes, show_count
 from ..folder_contents import code_of
 from ..text_blocks import Passage, print_parts, say
-from .memory import passages_of_memory, passages_of_tiers
-from .other_sources import between_nodes_lines, gpu_lines, unexplained_lines, volume_lines, wire_lines
+from .memory import formulas_of, numbers_in, passages_of_memory, passages_of_tiers
 
 Row = dict[str, Any]
 
@@ -58,10 +57,12 @@ def passages_of(row: Row, results: Results, folder: Path | None) -> list[Passage
     found = [*passages_of_memory(row, results)]
     if found and folder is not None:
         found[-1].parts.extend(f"for torch's memory viewer: {folder}/{name}" for name in snapshot.written(folder))
-    found += [*passages_of_tiers(row, results.memory), _traffic(row, results), _time(row), _loss(row)]
-    if lines := unexplained_lines(row):
+    found += [*passages_of_tiers(row, results.memory), _traffic(row, results)]
+    found += [Passage("Time, the slowest rank of each step, medians", [*_time_lines(row)])]
+    found += [Passage("Loss", [*_loss_lines(row)])]
+    if isinstance(said := row["unexplained"], str) and said:  # predict/unexplained.py
         title = "Unexplained: a bug, or what kernels, a model of your own or its data hold"
-        found.append(Passage(title, [*lines]))
+        found.append(Passage(title, [*said.split("; ")]))
     return found
 
 
@@ -132,8 +133,53 @@ def _node_lines(row: Row) -> Iterator[str]:
         yield "quantized: gathers of {:.1%} of ψ, reductions of {:.1%}".format(*shares)
 
 
-def _time(row: Row) -> Passage:
-    return Passage("Time, the slowest rank of each step, medians", [*_time_lines(row)])
+def volume_lines(row: Row) -> list[str]:
+    """The formula of the volume, and what was moved besides, in ψ."""
+    try:
+        formula = formulas_of(row).get("volume")
+    except ValueError:
+        return []  # said above, beside the states
+    if formula is None or not row["psi"]:
+        return []
+    terms = [f"{term.name} {term.size / row['psi']:+.3f} ψ" for term in formula.beyond]
+    numbers = numbers_in({"volume": formula}, without=("ψ", "N"))
+    said = f"formula {formula.equation} = {formula.value / row['psi']:.3f} ψ"
+    return [said + (f", with {numbers}" if numbers else ""), *([f"besides: {'; '.join(terms)}"] if terms else [])]
+
+
+def between_nodes_lines(row: Row) -> list[str]:
+    """The formula of the bytes that a rank sends to other nodes."""
+    try:
+        formula = formulas_of(row).get("between nodes")
+    except ValueError:
+        return []
+    return [f"between nodes by formula {formula.equation} = {show_bytes(formula.value)}"] if formula else []
+
+
+def wire_lines(row: Row) -> list[str]:
+    """Lines on a rank's wire bytes, by the ring optimum, and its control traffic, each against its prediction."""
+    lines = [f"a rank sends {show_bytes(row['wire_bytes'])} in the mean{_next_to(row, 'wire')}"]
+    if pd.notna(row["control_bytes"]):
+        lines.append(f"control traffic {show_bytes(row['control_bytes'])}{_next_to(row, 'control')}")
+    if pd.notna(row["loopback_bytes"]) and row["wire_bytes"]:
+        lines.append(_loopback(row))
+    return lines
+
+
+def _loopback(row: Row) -> str:
+    """A line on the bytes over the loopback interface, and the reasons why they exceed the ring optimum."""
+    words = f"loopback {show_bytes(row['loopback_bytes'])}, {row['loopback_bytes'] / row['wire_bytes']:.2f} of it"
+    sent = row["predicted_loopback_bytes"]
+    if pd.notna(sent) and sent > 1.1 * row["wire_bytes"]:
+        words += f": gloo carries a reduce-scatter as an all-reduce, {show_bytes(sent)} in all"
+    return words
+
+
+def _next_to(row: Row, name: str) -> str:
+    measured, predicted = row[f"{name}_bytes"], row[f"predicted_{name}_bytes"]
+    if pd.isna(predicted):
+        return ""
+    return f", predicted {show_bytes(predicted)}, residual {show_bytes(measured - predicted)}"
 
 
 def _time_lines(row: Row) -> Iterator[str]:
@@ -158,6 +204,21 @@ def _time_lines(row: Row) -> Iterator[str]:
     yield from _overlap_lines(row)
 
 
+GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
+"""Columns of a run, and their units."""
+
+
+def gpu_lines(row: Row) -> list[str]:
+    """The GPU as it was before or after the steps, as far as nvidia-smi told."""
+    said: list[str] = []
+    if pd.notna(row["sm_clock_mhz"]):
+        of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
+        said.append(f"SM clock {row['sm_clock_mhz']}{of} MHz")
+    said += [f"{row[key]:.0f} {unit}" for key, unit in GPU.items() if pd.notna(row[key])]
+    held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
+    return [f"{', '.join(said)} before or after the steps; held down by: {held}"] if said else []
+
+
 def _overlap_lines(row: Row) -> Iterator[str]:
     if pd.isna(row["communication_s"]):
         return
@@ -169,10 +230,6 @@ def _overlap_lines(row: Row) -> Iterator[str]:
 
 def _show_loss(value: float) -> str:
     return NONE if pd.isna(value) else f"{value:.4f}"
-
-
-def _loss(row: Row) -> Passage:
-    return Passage("Loss", [*_loss_lines(row)])
 
 
 def _loss_lines(row: Row) -> Iterator[str]:

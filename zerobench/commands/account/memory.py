@@ -4,6 +4,9 @@ The *fullest rank* is the one whose peak is the run's peak_bytes. A *residual* i
 predicted. Figures of another tier are of the rank that has most in it, next to the prediction of the states; of host
 memory there is the sum of the ranks' peaks on the fullest node, too. Bytes moved between tiers are of one step over all
 ranks, next to the formula (theory/replay/link_traffic.py).
+
+A formula of the paper has no schedule. The replay's prediction knows the schedule, and is to be met to the byte: what
+it has beyond the formula is *in flight*, and is listed by name.
 """
 
 from __future__ import annotations
@@ -19,13 +22,32 @@ from ...results.grid import Grid
 from ...results.printed_table import ONE_MEMORY
 from ...results.tables import Results
 from ...sizes import show_bytes
+from ...theory.closed_forms import Formula, from_json
 from ..text_blocks import Passage
-from .other_sources import process_lines, table_of_formulas
 
 Row = dict[str, Any]
 
 TENSORS = 10
 NONE = "–"
+
+PROCESS = {
+    "allocator_peak": "torch's allocator at its peak",
+    "timed_allocator_peak": "the same in the timed pass",
+    "outside_ledger": "outside the ledger",
+    "heap": "the heap beyond torch",
+    "kept": "kept from step to step",
+    "resident": "resident set",
+    "allocated": "allocated on the GPU",
+    "reserved": "reserved on the GPU",
+    "fragmentation": "reserved beyond allocated",
+    "largest_free_block": "largest free block",
+    "device_used": "in use on the device",
+    "pinned_requested": "pinned host memory in use",
+    "pinned": "pinned host memory held",
+}
+"""Columns of a run, less `_bytes`, in words."""
+
+A_LINE = 3
 
 BESIDE = {
     "allocated": "allocated",
@@ -65,6 +87,17 @@ def passages_of_memory(row: Row, results: Results) -> Iterator[Passage]:
     rows = [[*map(str, t[:4]), show_bytes(t[4])] for t in tensors[columns].itertuples(index=False)]
     largest = Grid(["category", "name", "made in module", "phase", "size"], rows, left=4)
     yield Passage(f"Largest tensors at the peak, rank {fullest}", [largest])
+
+
+def process_lines(row: Row) -> list[str]:
+    """Lines on a process's memory from the available sources, the maximum over all ranks."""
+    seen = [f"{words} {show_bytes(row[f'{name}_bytes'])}" for name, words in PROCESS.items()
+            if pd.notna(row[f"{name}_bytes"])]  # fmt: skip
+    if pd.notna(row["alloc_retries"]):
+        seen.append(f"retries of the allocator {row['alloc_retries']}")
+    if pd.notna(row["allocator_witness"]) and row["allocator_witness"] in ("profiler", "none"):
+        seen.append(f"the allocator's witness: {row['allocator_witness']}")
+    return ["; ".join(seen[place : place + A_LINE]) for place in range(0, len(seen), A_LINE)]
 
 
 def _formulas(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
@@ -108,10 +141,7 @@ def _whole_step(mine: pd.DataFrame) -> dict[str, Row]:
 
 def _against(one: Row) -> list[str]:
     """At most, predicted, residual."""
-    measured, predicted = one["max_bytes"], one["predicted_bytes"]
-    if pd.isna(predicted):
-        return [show_bytes(measured), NONE, NONE]
-    return [show_bytes(measured), show_bytes(predicted), show_bytes(measured - predicted)]
+    return [show_bytes(one["max_bytes"]), *_beside(one["max_bytes"], one["predicted_bytes"])]
 
 
 ELSEWHERE = {"host": "predicted_host_states_bytes", "nvme": "predicted_nvme_bytes"}
@@ -176,6 +206,73 @@ def _moved_between(row: Row) -> list[list[str]]:
 
 
 def _beside(measured: int, predicted: Any) -> list[str]:
+    """Predicted, residual."""
     if predicted is None or pd.isna(predicted):
         return [NONE, NONE]
     return [show_bytes(predicted), show_bytes(measured - predicted)]
+
+
+# -- the paper's formulas ---------------------------------------------------------------------------
+
+
+SYMBOLS = {
+    "ψ": "trained parameters",
+    "φ": "frozen parameters",
+    "N": "ranks that share the states",
+    "k": "ranks that share a shard",
+    "K": "bytes of the optimizer per parameter, masters included",
+    "P": "bytes of parameters",
+    "G": "bytes of gradients",
+    "O": "bytes of the optimizer",
+    "f": "of it leaves the device",
+    "r": "reductions of a gradient",
+    "m": "micro-batches",
+}
+"""Symbol of an equation, in words."""
+
+FORMULA_COLUMNS = ["category", "formula", "in bytes", "in flight", "replayed", "measured"]
+
+
+def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list[str]]:
+    """The table, and lines below it; no table where theory does not cover the run, or an older zerobench made it."""
+    try:
+        formulas = formulas_of(row)
+    except ValueError as error:
+        return None, [str(error)]
+    whole = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
+    most = whole.groupby("category")["max_bytes"].max()
+    predicted = whole.groupby("category")["predicted_bytes"].max()
+    states = {name: formula for name, formula in formulas.items() if name in most}
+    if not states:
+        return None, []
+    rows = [
+        [name, one.equation, show_bytes(one.value), _size(predicted[name] - one.value), _size(predicted[name]),
+         show_bytes(int(most[name]))]
+        for name, one in states.items()
+    ]  # fmt: skip
+    lines = [numbers_in(states), *(_in_flight(name, one) for name, one in states.items() if name != "states")]
+    return Grid(FORMULA_COLUMNS, rows, left=2), [line for line in lines if line]
+
+
+def formulas_of(row: Row) -> dict[str, Formula]:
+    """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError where
+    they are damaged.
+    """
+    text = row["formulas"]
+    return from_json(text) if isinstance(text, str) else {}
+
+
+def numbers_in(formulas: dict[str, Formula], without: tuple[str, ...] = ()) -> str:
+    """Lists the numbers that these formulas are of, each with its symbol and the words for it."""
+    numbers = {symbol: value for one in formulas.values() for symbol, value in one.numbers.items()}
+    known = [f"{s} = {value:,.10g} {SYMBOLS.get(s, '')}".rstrip() for s, value in numbers.items() if s not in without]
+    return ", ".join(known)
+
+
+def _in_flight(name: str, formula: Formula) -> str:
+    terms = [f"{term.name} {show_bytes(term.size)}" for term in formula.beyond]
+    return f"in flight, {name}: {', '.join(terms)}" if terms else ""
+
+
+def _size(size: Any) -> str:
+    return NONE if pd.isna(size) else show_bytes(int(size))

@@ -150,8 +150,7 @@ def _progress(steps: Sequence[int]) -> Iterator[Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser("zerobench estimate", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
+    parser = Parser("zerobench estimate", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
     add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")

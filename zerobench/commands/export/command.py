@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...results import tables
-from ...results.options import Parser, add_options, verb
+from ...results.options import RESULTS, Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
 from ...sizes import printable, show_count
@@ -70,13 +70,12 @@ def _text_of(results: tables.Results, chosen: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="zerobench export",
-        description="Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
+        "zerobench export",
+        "Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
         " zerobench export results/runs --where strategy=zero3 --format perfetto --out step.json",
     )
-    parser.add_argument(
-        "runs", nargs="?", default="results/runs", help="a results folder or a run (default: %(default)s)"
-    )
+    words = "a results folder or a run (default: %(default)s)"
+    parser.add_argument("runs", nargs="?", default=RESULTS, help=words)
     parser.add_argument(
         "--format",
         choices=(*TEXTS, LATEX, *FILES),
@@ -92,9 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
     add_options(parser, attempts=False)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="a file (default: standard output; for perfetto also .json.gz); for parquet, tensorboard, wandb a folder",
-    )
+    words = "a file (default: standard output; for perfetto also .json.gz); for parquet, tensorboard, wandb a folder"
+    parser.add_argument("--out", type=Path, help=words)
     return parser

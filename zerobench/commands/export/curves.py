@@ -54,7 +54,22 @@ class Scalar:
 
 def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
     """Yields the curves of a run, a row of `results.runs`, in the order of their steps."""
-    began = datetime.fromisoformat(run["started"]).timestamp()
+    yield from scalars_of_steps(results, run)
+    began = _began(run)
+    timeline = results.timeline[results.timeline["run_id"] == run["run_id"]]
+    for instant in timeline.to_dict("records"):
+        for name in (f"{category}_bytes" for category in CATEGORIES):
+            tag = f"memory/rank{instant['rank']}/{name}"
+            yield Scalar(tag, int(instant["instant"]), began + float(instant["seconds"]), float(instant[name]))
+
+
+def _began(run: dict[str, Any]) -> float:
+    return datetime.fromisoformat(run["started"]).timestamp()
+
+
+def scalars_of_steps(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
+    """Yields the curves of a run but for those of memory, whose axis is the instants of one step."""
+    began = _began(run)
     steps = results.steps[results.steps["run_id"] == run["run_id"]].rename(columns={"seconds": "step_s"})
     for mode, of_pass in steps.groupby("mode", sort=False):
         ranks = of_pass.groupby("step")
@@ -65,11 +80,6 @@ def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
             for name, value in row.items():
                 if math.isfinite(value):
                     yield Scalar(f"{mode}/{name}", int(number), float(time), float(value))
-    timeline = results.timeline[results.timeline["run_id"] == run["run_id"]]
-    for instant in timeline.to_dict("records"):
-        for name in (f"{category}_bytes" for category in CATEGORIES):
-            tag = f"memory/rank{instant['rank']}/{name}"
-            yield Scalar(tag, int(instant["instant"]), began + float(instant["seconds"]), float(instant[name]))
 
 
 def summary_of(run: dict[str, Any]) -> dict[str, int | float]:
@@ -163,15 +173,12 @@ def write_wandb(results: Results, out: Path) -> str:
 
 
 def history_of(results: Results, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a line per step. Memory within a step is left out: it has another axis."""
-    lines: dict[int, dict[str, Any]] = {}
-    began = None
-    for one in scalars_of(results, run):
-        if one.tag.startswith("memory/"):
-            continue
-        began = one.time if began is None else min(began, one.time)
-        line = lines.setdefault(one.step, {"_step": one.step, "_timestamp": one.time})
-        line["_timestamp"] = max(line["_timestamp"], one.time)
-        line[one.tag] = one.value
-    for number in sorted(lines):
-        yield lines[number] | {"_runtime": lines[number]["_timestamp"] - (began or 0.0)}
+    """Yields a line per step, timed by its last value. Memory within a step is left out."""
+    lines: dict[int, list[Scalar]] = {}
+    for one in scalars_of_steps(results, run):
+        lines.setdefault(one.step, []).append(one)
+    began = min((one.time for line in lines.values() for one in line), default=0.0)
+    for number, line in sorted(lines.items()):
+        time = max(one.time for one in line)
+        times = {"_step": number, "_timestamp": time}
+        yield times | {one.tag: one.value for one in line} | {"_runtime": time - began}

@@ -76,15 +76,14 @@ def write_perfetto(results: Results, out: Path) -> str:
 def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
     """Returns the entries of one rank: its names, spans and counters. `events`: of one run and rank, in order."""
     rows = list(events.itertuples(index=False))
-    order: Entry = {**_named("process_sort_index", number, 0, ""), "args": {"sort_index": number}}
-    entries = [_named("process_name", number, 0, name), order]
+    entries = [_told("process_name", number, 0, name=name), _told("process_sort_index", number, 0, sort_index=number)]
     for place, track in enumerate(TRACKS):
         spans = sorted((one for one in spans_of(rows) if one.track == track), key=lambda one: (one.begin, -one.end))
         nested = track in ("forward", "backward")
         for lane, mine in enumerate([spans] if nested else lanes(spans)):
             thread = (place + 1) * LANES + min(lane, LANES - 1)
-            entries.append(_named("thread_name", number, thread, track if not lane else f"{track} {lane + 1}"))
-            entries.append({**_named("thread_sort_index", number, thread, ""), "args": {"sort_index": thread}})
+            entries.append(_told("thread_name", number, thread, name=track if not lane else f"{track} {lane + 1}"))
+            entries.append(_told("thread_sort_index", number, thread, sort_index=thread))
             entries += [_complete(number, thread, one) for one in mine]
     return entries + list(counters(number, events))
 
@@ -193,8 +192,8 @@ def _complete(number: int, thread: int, span: TraceSpan) -> Entry:
     return entry | {"cat": span.track, "args": span.facts}
 
 
-def _named(what: str, number: int, thread: int, name: str) -> Entry:
-    return {"ph": "M", "pid": number, "tid": thread, "name": what, "args": {"name": name}}
+def _told(what: str, number: int, thread: int, **facts: str | int) -> Entry:
+    return {"ph": "M", "pid": number, "tid": thread, "name": what, "args": facts}
 
 
 def _plain(number: Any) -> Any:

@@ -8,6 +8,7 @@ number that has an interval carries it: 83.6 [77.1, 90.2]. A cell that is not ok
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -46,10 +47,9 @@ def select(
     if latest and "run_id" in frame:
         kept = selection.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
-    if table == "runs" and len(frame):
-        frame = frame.assign(cell=name_cells([CellConfig.from_json(config) for config in frame["config"]]))
-    elif table == "runs":
-        frame = frame.assign(cell=pd.Series(dtype="object"))
+    if table == "runs":
+        names = name_cells([CellConfig.from_json(config) for config in frame["config"]])
+        frame = frame.assign(cell=pd.Series(names, index=frame.index, dtype="object"))
     usual = short_columns(frame) if short and table == "runs" else list(frame.columns)
     wanted = columns.split(",") if columns else usual
     for column in wanted:
@@ -129,8 +129,12 @@ SIGNS = {
 }  # fmt: skip
 """Signs that mean something to LaTeX, or that pdfLaTeX lacks."""
 
-SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-TIMES = (("s", 1.0), ("ms", 1e-3), ("$\\mu$s", 1e-6))
+STEPS = {
+    "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)),
+    "s": (("s", 1.0), ("ms", 1e-3), ("$\\mu$s", 1e-6)),
+}
+"""Unit of a column -> the units of a scale, as LaTeX, with their size in it, the largest first."""
+
 SAYS_NOTHING = ("loss", "norm", "norm²", "number", "factor")
 """Units that repeat the column's name."""
 
@@ -169,27 +173,18 @@ def escaped(text: object) -> str:
 
 def scale_of(name: str, values: pd.Series) -> Scale:
     """Returns the scale in which the largest value of a column reads well."""
-    unit = unit_of(name)
-    if not _is_numeric(values):
-        return Scale(escaped(_words(name)), "")
-    largest = float(values.astype("float64").abs().max())
-    largest = 0.0 if math.isnan(largest) else largest
-    for kind, steps in (("bytes", SIZES), ("s", TIMES)):
-        if unit == kind:
-            word, by = next(((word, by) for word, by in steps if largest >= by), steps[-1])
-            return Scale(escaped(_words(name)), word, by)
-    if unit == "elements / ψ":
-        return Scale(escaped(_words(name)), r"$\psi$")
-    return Scale(escaped(_words(name)), "" if unit in SAYS_NOTHING else escaped(unit))
+    words, unit = escaped(_words(name)), unit_of(name)
+    if not _is_numeric(values) or unit in SAYS_NOTHING:
+        return Scale(words, "")
+    if unit in STEPS:
+        largest = float(values.astype("float64").abs().max())  # NaN, of a column without a number, is above no step
+        return Scale(words, *next((step for step in STEPS[unit] if largest >= step[1]), STEPS[unit][-1]))
+    return Scale(words, r"$\psi$" if unit == "elements / ψ" else escaped(unit))
 
 
 def _words(name: str) -> str:
     """A column's name without the unit at its end: "predicted_states_bytes" -> "predicted states"."""
-    for end in ("_per_s", "_bytes", "_psi", "_s"):
-        if name.endswith(end) and name != end:
-            name = name.removesuffix(end)
-            break
-    return name.replace("_", " ")
+    return re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
 
 
 def _is_numeric(values: pd.Series) -> bool:

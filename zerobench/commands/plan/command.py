@@ -18,6 +18,7 @@ from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
+from ..text_blocks import say
 from .candidates import RESERVE, Candidate, Capacity, candidates, compose, words_of
 from .recommend import (
     FIRST_TO_GO,
@@ -33,7 +34,7 @@ from .recommend import (
     sentence,
     table_of,
 )
-from .search import PlanAxis, PlanRow, family_axis, progress, run_searches, search_row, with_least
+from .search import PlanRow, family_axis, progress, run_searches, search_row, with_least
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -70,7 +71,7 @@ def plan(arguments: list[str]) -> int:
     cells = compose(_candidates(axes, goal, capacity), words)
     _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
     target = Target(chosen.device)
-    axis = _axis(goal, chosen)
+    axis = family_axis() if chosen.family else goal.axis(chosen.gpus)
     execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
     with progress() as tell:
         rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
@@ -90,11 +91,8 @@ def plan(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench plan",
-        description="Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU.",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    words = "Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU."
+    parser = Parser("zerobench plan", words, EPILOG)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the model and its training, as `zerobench` takes them")
     add("--device-memory", required=True, metavar="SIZE", help='of one GPU, as "80 GiB"')
@@ -160,10 +158,6 @@ def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrid
         raise ValueError("--out: is for settings; say which with --settings")
 
 
-def _axis(goal: Goal, chosen: argparse.Namespace) -> PlanAxis:
-    return family_axis() if chosen.family else goal.axis(chosen.gpus)
-
-
 def _print(
     rows: list[PlanRow], capacity: Capacity, goal: Goal, words: list[str], device: str, columns: Sequence[str] | None
 ) -> None:
@@ -182,7 +176,7 @@ def _print(
         lines += ["", sentence(rows, goal, capacity.usable_bytes), "", "To confirm it, one rank of it, then all:"]
         lines += [f"  {command}" for command in commands_of(best.best, best, words, goal, device)]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:

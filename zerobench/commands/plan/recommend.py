@@ -38,10 +38,6 @@ class Goal:
     short: Callable[[ExecutedCell], str] = lambda _: "yes"
 
 
-def _layers(config: CellConfig) -> int:
-    return config.model.layers if isinstance(config.model, Gpt) else 0
-
-
 def shape_words(config: CellConfig) -> str:
     """Names a GPT's shape: "48 x 1600"; empty for another model."""
     return f"{config.model.layers} x {config.model.hidden}" if isinstance(config.model, Gpt) else ""
@@ -79,8 +75,7 @@ def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
     """Returns what a row that fits costs; rows are compared by it in order."""
     assert row.best is not None
     one = row.candidate
-    place = STRATEGIES.index(one.strategy) if one.strategy in STRATEGIES else len(STRATEGIES)
-    return one.offloads, round(row.best.used.volume_psi, 1), one.recomputes, place
+    return one.offloads, round(row.best.used.volume_psi, 1), one.recomputes, _place(row)
 
 
 def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:

@@ -65,6 +65,11 @@ def nodes_of(config: CellConfig) -> int:
     return max(1, -(-config.world_size // (config.node_size or PER_NODE)))
 
 
+def _notes(*told: tuple[bool, str]) -> list[str]:
+    """Returns the sentences that apply."""
+    return [words for applies, words in told if applies]
+
+
 # -- FSDP2 -----------------------------------------------------------------------------------------
 
 
@@ -72,7 +77,7 @@ DDP = '''\
 """{name}: every rank holds all states; there is nothing to shard."""
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+{more}from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -86,7 +91,7 @@ FSDP2 = '''\
 """{name}: build the optimizer after shard(model), on the sharded parameters."""
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+{more}from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import {imports}
 
 
@@ -119,8 +124,9 @@ def fsdp2(config: CellConfig) -> Settings:
     recompute = RECOMPUTE.format(units=units) if config.recomputes else ""
     stage, name = stage_of(config), config.strategy.name
     values = {"name": name, "ranks": config.world_size, "units": units, "recompute": recompute}
+    values["more"] = IMPORT if config.recomputes else ""
     if stage == 0:
-        return Settings({"shard.py": _with_checkpoint(DDP.format(**values), config)})
+        return Settings({"shard.py": DDP.format(**values)})
     offloads = config.offload.name != "none"
     names = ["CPUOffloadPolicy"] * offloads + ["MixedPrecisionPolicy", "fully_shard"]
     half = config.precision.name != "fp32"
@@ -131,23 +137,16 @@ def fsdp2(config: CellConfig) -> Settings:
         reduce=f"torch.{DTYPES[config.precision.wire_dtype or config.precision.name]}" if half else "None",
         offload=', "offload_policy": CPUOffloadPolicy()' * offloads, **values,
     )  # fmt: skip
-    return Settings({"shard.py": _with_checkpoint(text, config)}, _notes_fsdp2(config, stage))
-
-
-def _with_checkpoint(text: str, config: CellConfig) -> str:
-    """Returns the text with the import that recomputing needs."""
-    return text.replace("import torch\n", f"import torch\n{IMPORT}", 1) if config.recomputes else text
+    return Settings({"shard.py": text}, _notes_fsdp2(config, stage))
 
 
 def _notes_fsdp2(config: CellConfig, stage: int) -> list[str]:
-    notes = []
-    if stage in (1, 2):
-        words = "FSDP2 has no such stage; reshard_after_forward=False comes closest, look at the row fsdp2_no_reshard"
-        notes.append(f"{config.strategy.name}: {words}")
-    if config.offload.name != "none":
-        words = "CPUOffloadPolicy keeps parameters, gradients and optimizer in host memory"
-        notes.append(f"offload={config.offload.name}: {words}, and FSDP2 has no files")
-    return notes
+    own = "FSDP2 has no such stage; reshard_after_forward=False comes closest, look at the row fsdp2_no_reshard"
+    held = "CPUOffloadPolicy keeps parameters, gradients and optimizer in host memory, and FSDP2 has no files"
+    return _notes(
+        (stage in (1, 2), f"{config.strategy.name}: {own}"),
+        (config.offload.name != "none", f"offload={config.offload.name}: {held}"),
+    )
 
 
 # -- DeepSpeed -------------------------------------------------------------------------------------
@@ -218,16 +217,16 @@ def _unit_numel(config: CellConfig) -> int:
 
 
 def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
-    notes = []
-    if config.strategy.name == "fsdp2_no_reshard":
-        notes.append("fsdp2_no_reshard: DeepSpeed's stage 3 gives parameters back after forward; its traffic is 3 ψ")
-    if config.strategy.name == "megatron":
-        notes.append("megatron: gradients are fp32 in one buffer there; DeepSpeed's stage 1 keeps them in buckets")
-    if config.recomputes:
-        notes.append("recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block")
-    if config.offload.name == "nvme":
-        notes.append("offload=nvme: set nvme_path to a folder on the disk")
-    return notes if stage else [*notes, "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank"]
+    reshards = "fsdp2_no_reshard: DeepSpeed's stage 3 gives parameters back after forward; its traffic is 3 ψ"
+    buckets = "megatron: gradients are fp32 in one buffer there; DeepSpeed's stage 1 keeps them in buckets"
+    recomputes = "recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block"
+    return _notes(
+        (config.strategy.name == "fsdp2_no_reshard", reshards),
+        (config.strategy.name == "megatron", buckets),
+        (config.recomputes, recomputes),
+        (config.offload.name == "nvme", "offload=nvme: set nvme_path to a folder on the disk"),
+        (stage == 0, "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank"),
+    )
 
 
 # -- Megatron --------------------------------------------------------------------------------------
@@ -287,17 +286,12 @@ def _fraction(config: CellConfig) -> float:
 
 
 def _notes_megatron(config: CellConfig) -> list[str]:
-    notes = []
-    if config.strategy.name not in ("megatron", "ddp"):
-        words = (
-            "Megatron accumulates gradients in fp32; the row `megatron` was executed as its distributed optimizer is"
-        )
-        notes.append(f"{config.strategy.name}: {words}")
-    if config.offload.name == "nvme":
-        notes.append("offload=nvme: Megatron's optimizer goes to host memory, not to files")
-    if not isinstance(config.model, Gpt):
-        notes.append(f"model={config.model_name}: its shape is yours to add")
-    return notes
+    own = "Megatron accumulates gradients in fp32; the row `megatron` was executed as its distributed optimizer is"
+    return _notes(
+        (config.strategy.name not in ("megatron", "ddp"), f"{config.strategy.name}: {own}"),
+        (config.offload.name == "nvme", "offload=nvme: Megatron's optimizer goes to host memory, not to files"),
+        (not isinstance(config.model, Gpt), f"model={config.model_name}: its shape is yours to add"),
+    )
 
 
 # -- accelerate ------------------------------------------------------------------------------------
@@ -350,14 +344,13 @@ def _deepspeed(config: CellConfig, stage: int) -> dict[str, Any]:
 
 
 def _notes_accelerate(config: CellConfig, stage: int) -> list[str]:
-    notes = []
-    if stage in (1, 2):
-        notes.append(
-            f"{config.strategy.name}: accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
-        )
-    if config.recomputes and not (stage == 3 and config.offload.name != "nvme"):
-        notes.append("recomputing: call model.gradient_checkpointing_enable() in the script")
-    return [*notes, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"]
+    by_hand = config.recomputes and not (stage == 3 and config.offload.name != "nvme")
+    through = "accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
+    return _notes(
+        (stage in (1, 2), f"{config.strategy.name}: {through}"),
+        (by_hand, "recomputing: call model.gradient_checkpointing_enable() in the script"),
+        (True, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"),
+    )
 
 
 # -- all systems -----------------------------------------------------------------------------------

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...launch import fork_server
+from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, verb
-
-if TYPE_CHECKING:
-    from .worlds import ReplayWorld
+from ...results.selection import chosen as chosen_runs
+from ...sizes import show_bytes, show_count
+from .page import write_page
+from .worlds import ReplayWorld, executed_worlds, recorded_worlds, with_ranks
 
 MOST = 1024
 EVERY, NONE = "all", "none"
@@ -41,23 +43,18 @@ def replay(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if not (chosen.out or chosen.gif or chosen.mp4):
         chosen.out = Path("step.html")
-    from ...launch import fork_server
-    from ...results import tables
-    from ...results.selection import chosen as chosen_runs
-
     try:
         films = _films(chosen)
         wanted = _worlds(chosen.worlds)
         if wanted != []:
             fork_server.start()
         results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
-        from .worlds import recorded_worlds
-
-        worlds = [_with_ranks(world, _ranks(chosen.ranks)) for world in recorded_worlds(results)]
+        ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
+        worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
         if chosen.out is not None:
             _write_page(chosen.out, worlds, wanted, chosen.jobs)
         for path in films:
-            from .film import write_film
+            from .film import write_film  # matplotlib takes a second
 
             write_film(path, worlds[0], chosen.seconds)
             print(f"film: {path}")
@@ -68,8 +65,7 @@ def replay(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser("zerobench replay", None, DESCRIPTION, EPILOG, formatter_class=raw)
+    parser = Parser("zerobench replay", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
     add("--out", type=Path, metavar="FILE", help="the page (default, where no film is asked for: step.html)")
@@ -88,8 +84,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _films(chosen: argparse.Namespace) -> list[Path]:
     """Returns the films that are asked for. Raises ValueError where one cannot be written."""
-    import shutil
-
     if chosen.seconds <= 0:
         raise ValueError(f"--seconds {chosen.seconds:g}: must be above 0")
     if chosen.mp4 is not None and shutil.which("ffmpeg") is None:
@@ -107,10 +101,6 @@ def _worlds(text: str) -> list[int] | None:
     return [] if text == NONE else _numbers("--worlds", text, 2, MOST)
 
 
-def _ranks(text: str) -> list[int] | None:
-    return None if text == EVERY else _numbers("--ranks", text, 0, MOST - 1)
-
-
 def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
     found = []
     for word in text.split(","):
@@ -120,28 +110,7 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
     return sorted(set(found))
 
 
-def _with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
-    """Returns the world with these of its recorded ranks."""
-    from dataclasses import replace
-
-    from .worlds import MEASURED
-
-    if ranks is None or world.how != MEASURED:
-        return world
-    kept = []
-    for panel in world.panels:
-        if absent := [rank for rank in ranks if rank not in panel.streams]:
-            there = ", ".join(map(str, panel.streams))
-            raise ValueError(f"--ranks {absent[0]}: {panel.label} at N={world.ranks} has recorded ranks {there}")
-        kept.append(replace(panel, streams={rank: panel.streams[rank] for rank in ranks}))
-    return replace(world, panels=tuple(kept))
-
-
 def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, jobs: int | None) -> None:
-    from ...sizes import show_bytes, show_count
-    from .page import write_page
-    from .worlds import executed_worlds
-
     there = {world.ranks for world in worlds}
     powers = [2**power for power in range(1, MOST.bit_length())]
     ranks = [n for n in (powers if wanted is None else wanted) if n not in there]

@@ -52,7 +52,7 @@ def page_of(worlds: list[ReplayWorld]) -> str:
         "setting": escape(setting_words(panels)),
         "style": part("step.css"),
         "script": "\n".join(part(name) for name in SCRIPTS),
-        "data": packed(worlds, {"scale_words": _scale_words(worlds)}),
+        "data": deflated(data_of(worlds, {"scale_words": _scale_words(worlds)})),
     }
     return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
 
@@ -109,24 +109,14 @@ class Strings:
         return list(self._numbers)
 
 
-def packed(worlds: list[ReplayWorld], beside: dict[str, Any]) -> str:
-    """Returns the page's data, base64 of deflated JSON. `beside`: what else the page is told."""
-    return deflated(data_of(worlds, beside))
-
-
 def deflated(data: dict[str, Any]) -> str:
     """Returns base64 of deflated JSON."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def inflated(text: str) -> dict[str, Any]:
-    """Returns the data that `deflated` has packed."""
-    return dict(json.loads(zlib.decompress(base64.b64decode(text))))
-
-
 def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
-    """Returns the page's data."""
+    """Returns the page's data. `beside`: what else the page is told."""
     strings = Strings()
     found = [_world(world, strings) for world in worlds]
     categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]

@@ -116,6 +116,19 @@ def recorded_worlds(results: Results) -> list[ReplayWorld]:
     return worlds
 
 
+def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
+    """Returns a measured world with these of its recorded ranks; None: all. Raises ValueError for one it lacks."""
+    if ranks is None or world.how != MEASURED:
+        return world
+    kept = []
+    for panel in world.panels:
+        if absent := [rank for rank in ranks if rank not in panel.streams]:
+            there = ", ".join(map(str, panel.streams))
+            raise ValueError(f"--ranks {absent[0]}: {panel.label} at N={world.ranks} has recorded ranks {there}")
+        kept.append(replace(panel, streams={rank: panel.streams[rank] for rank in ranks}))
+    return replace(world, panels=tuple(kept))
+
+
 def how_to_record(runs: pd.DataFrame) -> str:
     """Returns a sentence with the command that records a step: that of the last finished run, if there is one."""
     finished = runs[runs["status"] == "ok"]

@@ -15,20 +15,23 @@ import pandas as pd
 
 from ...host.installed import installed_version
 from ...host.terminal import progress_bar
-from ...judging import noise_floor
-from ...judging.comparison import compare_runs
 from ...results.markup import Html, details, grid, h, join
 from ...results.options import Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import printable, show_bytes, show_count
-from ..compare import NOISE_FOLDER
-from ..comparison_text import MINIMUM_EFFECT
+from ..compare import Judge, add_judge
 from . import compared
 from .figures import figures_of
 from .page import PagePart, answers, page, runs_table
 from .runs import LIGHT, ReportedRun, accounts, columns_of_runs, commands, differing, failures, origin, runs_of, told_of
-from .settings import Judge, Setting, costs, overall, settings_of, verdict_of
+from .settings import Setting, costs, overall, settings_of, verdict_of
+
+DESCRIPTION = """\
+Writes finished runs as one page of HTML: the verdict in words, the table of runs, figures,
+accounts with predictions and residuals, failures with their logs, provenance, commands.
+Of two folders: what moved.
+"""
 
 EXAMPLES = """\
 examples:
@@ -48,11 +51,9 @@ def report(arguments: list[str]) -> int:
     if len(chosen.runs) > 2:
         given = show_count(len(chosen.runs), "folder")
         raise ValueError(f"RUNS: {given} given; name one, or two to compare, or a folder of collections")
-    if not chosen.minimum_effect >= 0:
-        raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
     if chosen.out.is_dir():
         raise ValueError(f"--out {chosen.out}: is a folder; name a file, as {chosen.out / 'report.html'}")
-    judge = Judge(chosen.minimum_effect / 100, noise_floor.read(chosen.noise))
+    judge = Judge.of(chosen)
     sides = [_load(where, chosen) for where in chosen.runs]
     own = shlex.join(["zerobench", "report", *arguments])
     make = of_two if len(sides) == 2 else of_runs
@@ -86,28 +87,13 @@ def _why_none(where: Path, caught: Sequence[warnings.WarningMessage]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="zerobench report",
-        description="Writes finished runs as one page of HTML: the verdict in words, the table of runs, figures,\n"
-        "accounts with predictions and residuals, failures with their logs, provenance, commands.\n"
-        "Of two folders: what moved.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("zerobench report", DESCRIPTION, EXAMPLES)
     words = "a results folder, a run or a collection; two of them, before and after, are compared"
     parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=words)
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s, here"
-    )
+    out = Path("report.html")
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
     parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")
-    parser.add_argument(
-        "--minimum-effect", type=float, default=MINIMUM_EFFECT, metavar="PERCENT",
-        help="times that differ by less are noise (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR",
-        help="what `zerobench noise record` wrote (default: %(default)s)",
-    )  # fmt: skip
+    add_judge(parser)
     add_options(parser, attempts=False)
     return parser
 
@@ -131,7 +117,7 @@ def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, tit
 def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
     """Builds the page on what moved from one folder to another. Raises ValueError where they have no cell in common."""
     a, b = sides
-    found = compare_runs(a.runs, b.runs, judge.minimum_effect, list(judge.floors), (a.lines, b.lines))
+    found = judge.compare_runs(a, b)
     if not found.pairs:
         raise ValueError(
             f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each tells what is there"

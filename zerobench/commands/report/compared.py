@@ -14,7 +14,7 @@ from ...records import CATEGORIES
 from ...results.grid import Grid
 from ...results.markup import Bar, BarPart, Html, deltas, details, h, join, legend, parts
 from ...sizes import show_bytes
-from ..comparison_text import NOT_COMPARABLE, passages, percent, title
+from ..comparison_text import NOT_COMPARABLE, interval, made_up, parts_of_peak, passages, percent, signed, title
 from .figures import MOST, exactly, key_to
 from .settings import NAMED
 
@@ -79,16 +79,8 @@ def _by(pair: Compared, change: Change) -> str:
     share = "" if change.relative is None else f" ({percent(change.relative)})"
     if not change.metric.endswith("_bytes"):
         return f"{change.difference or 0:+.6f}{share}"
-    parts_of = [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
-    made_of = ", ".join(f"{name} {signed(by)}" for name, by in sorted(parts_of, key=lambda part: -abs(part[1])))
-    return (
-        signed(change.difference or 0) + share + (f"; {made_of}" if made_of and change.metric == "peak_bytes" else "")
-    )
-
-
-def signed(size: float) -> str:
-    """Formats a difference of bytes: "+1.0 MiB", "−512 B"."""
-    return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"
+    parts_of = parts_of_peak(pair) if change.metric == "peak_bytes" else []
+    return signed(change.difference or 0) + share + (f"; {made_up(parts_of)}" if parts_of else "")
 
 
 def _times(pairs: Sequence[Compared]) -> str:
@@ -96,9 +88,7 @@ def _times(pairs: Sequence[Compared]) -> str:
     for pair in pairs:
         if pair.effects:
             step = pair.effects[0]
-            known = step.low is not None and step.high is not None
-            interval = f" ({step.low:.3f}–{step.high:.3f})" if known else ""
-            told = f"{title(pair)} × {step.ratio:.3f}{interval}"
+            told = f"{title(pair)} × {step.ratio:.3f}" + (f" ({interval(step)})" if interval(step) else "")
             groups.setdefault(WHY.get(step.verdict, step.verdict), []).append(told)
         else:
             groups.setdefault(f"{NOT_COMPARABLE}: {'; '.join(pair.time_refused)}", []).append(title(pair))
@@ -140,8 +130,7 @@ def _cells(pair: Compared) -> list[str]:
     if not pair.effects:
         return [*shown, NONE, NONE, f"{NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"]
     step = pair.effects[0]
-    interval = NONE if step.low is None or step.high is None else f"{step.low:.3f}–{step.high:.3f}"
-    return [*shown, f"{step.ratio:.3f}", interval, step.verdict]
+    return [*shown, f"{step.ratio:.3f}", interval(step) or NONE, step.verdict]
 
 
 def _moved(pair: Compared, metric: str) -> str:
@@ -176,14 +165,14 @@ def _figure(name: str, said: str, rows: Sequence[Bar], count: int, names: Sequen
 def _ratio(pair: Compared) -> Bar:
     step = pair.effects[0]
     reach = None if step.low is None or step.high is None else (step.low - 1, step.high - 1)
-    interval = f"95 % interval {step.low:.3f}–{step.high:.3f}" if reach else "too few launches for an interval"
-    told = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{interval}\n{step.verdict}"
+    known = f"95 % interval {interval(step)}" if reach else "too few launches for an interval"
+    told = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{known}\n{step.verdict}"
     text = f"× {step.ratio:.3f}, {step.verdict.split(':')[0]}"
     return Bar(title(pair), text, told, [BarPart("step", step.ratio - 1, told)], reach=reach)
 
 
 def _delta(pair: Compared) -> Bar:
-    sizes = [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
+    sizes = parts_of_peak(pair)
     pieces = [BarPart(name, by, f"{title(pair)}\n{name} {_exactly(by)}") for name, by in sizes if by]
     total = sum(by for _, by in sizes)
     lines = [title(pair), f"at the peak {_exactly(total)}", *(f"{name} {_exactly(by)}" for name, by in sizes)]

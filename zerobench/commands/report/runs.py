@@ -195,7 +195,8 @@ def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> lis
         found.append(PageColumn("side", "A before, B after", False, True, list(sides), list(sides)))
     status = [str(row["status"]) for row in rows]
     found.append(PageColumn("status", "How the run ended", False, True, status, status))
-    found += [_of_sweep(name, rows) for name, one in COLUMNS.items() if any(map(one.there, _ok(rows)))]
+    ok = [row for row in rows if row["status"] == "ok"]
+    found += [_of_sweep(name, rows) for name, one in COLUMNS.items() if any(map(one.there, ok))]
     found += _swept(results, {one.name for one in found})
     meant = {column.name: column for column in columns_of("runs")}
     for key, column in meant.items():
@@ -205,10 +206,6 @@ def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> lis
             texts = [_shown(value, column.unit) for value in values]
             found.append(PageColumn(key, column.meaning + unit, column.kind in ("int", "float"), False, texts, values))
     return found
-
-
-def _ok(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["status"] == "ok"]
 
 
 def _of_sweep(name: str, rows: list[Row]) -> PageColumn:
@@ -246,11 +243,9 @@ def _shown(value: Any, unit: str) -> str:
         return "–"
     if unit == "bytes":
         return show_bytes(value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _short(value)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def as_json(columns: Sequence[PageColumn]) -> str:

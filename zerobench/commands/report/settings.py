@@ -15,15 +15,15 @@ from typing import Any
 import pandas as pd
 
 from ...config.flat import name_strategies
-from ...judging.comparison import Compared, Measured, compare_cells, measured
-from ...judging.noise_floor import NoiseFloor
+from ...judging.comparison import Compared, Measured, measured
 from ...judging.paired import FASTER, NOISE, SLOWER, Effect
 from ...results.grid import Grid
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_ms
 from ...strategies import find
-from ..comparison_text import percent
+from ..compare import Judge
+from ..comparison_text import interval, percent
 
 Row = dict[str, Any]
 
@@ -102,18 +102,6 @@ NAMED = 5
 """Cells that a sentence names."""
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Rules that comparisons of times are held to: the least effect as a fraction, and noise floors."""
-
-    minimum_effect: float
-    floors: Sequence[NoiseFloor]
-
-    def compare(self, a: Measured, b: Measured) -> Compared:
-        """Compares two cells, as `zerobench compare` does."""
-        return compare_cells(a, b, self.minimum_effect, list(self.floors))
-
-
 def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
     """Yields (question, answer): memory, time, training, predictions, and what is absent."""
     if setting.ok:
@@ -174,12 +162,11 @@ def _price(setting: Setting, judge: Judge) -> str:
         against = f"({ours:.3f} ψ against {theirs:.3f} ψ)" if f"{ours:.3f}" != f"{theirs:.3f}" else f"({ours:.3f} ψ)"
         times = "as much traffic as" if ours == theirs else f"{ours / theirs:.3g} times the traffic of"
         words.append(f"{times} {name} {against}")
-    pair = judge.compare(base, cell)
+    pair = judge.compare_cells(base, cell)
     if pair.effects:
         step = pair.effects[0]
-        known = step.low is not None and step.high is not None
-        interval = f"95 % interval {step.low:.3f}–{step.high:.3f}, " if known else ""
-        words.append(f"{step.ratio:.3f} times the step of {name} ({interval}{step.verdict})")
+        known = f"95 % interval {interval(step)}, " if interval(step) else ""
+        words.append(f"{step.ratio:.3f} times the step of {name} ({known}{step.verdict})")
     refused = (
         f"; times are not comparable: {_refused(pair, name, setting.labels[places[0]])}" if pair.time_refused else ""
     )
@@ -218,7 +205,7 @@ SLOWER_THAN_IT = "slower"
 
 def _against(first: Measured, other: Measured, judge: Judge) -> str:
     """Returns the words on a cell beside the fastest."""
-    pair = judge.compare(first, other)
+    pair = judge.compare_cells(first, other)
     return _beside(pair.effects[0], first.row, other.row) if pair.effects else "not comparable in time"
 
 
@@ -303,7 +290,7 @@ def costs(setting: Setting, judge: Judge) -> Grid | None:
     header = ["", "peak", f"against {name}", "states", f"against {name}", "volume ψ", "step ms", "95 % interval",
               "ratio of steps", "95 % interval", "verdict"]  # fmt: skip
     rows = [
-        [setting.labels[place], *_cost(setting.cells[place], judge.compare(beside, setting.cells[place]))]
+        [setting.labels[place], *_cost(setting.cells[place], judge.compare_cells(beside, setting.cells[place]))]
         for place in setting.ok
     ]
     return Grid(header, rows)
@@ -319,8 +306,7 @@ def _cost(cell: Measured, pair: Compared) -> list[str]:
     if pair.a is pair.b or not pair.effects:
         return [*shown, NONE, NONE, "is the reference" if pair.a is pair.b else _refused(pair, "the reference", "it")]
     step = pair.effects[0]
-    interval = NONE if step.low is None or step.high is None else f"{step.low:.3f}–{step.high:.3f}"
-    return [*shown, f"{step.ratio:.3f}", interval, step.verdict]
+    return [*shown, f"{step.ratio:.3f}", interval(step) or NONE, step.verdict]
 
 
 def overall(settings: Sequence[Setting], judge: Judge) -> Iterator[str]:
