@@ -72,7 +72,6 @@ class OwnBatches:
         self._source: Callable[[int, int], Any] = source if callable(source) else _Repeated(name, source)
 
     def batch(self, step: int, micro: int = 0) -> Any:
-        """Returns the batch of one micro-batch, on the device."""
         with _blamed_on(self.name):
             return self._place(self._source(step, micro))
 
@@ -111,7 +110,6 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """Returns the tensors in a batch, at any depth."""
     if isinstance(batch, torch.Tensor):
         return [batch]
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
@@ -150,7 +148,6 @@ class Batching:
 
 
 def build_batches(source: Batching, rank: int, device: torch.device) -> Batches | OwnBatches:
-    """The batches of one rank."""
     if source.name not in DATA.own:
         return OwnBatches(source.name, _build_own(source, rank), device, source.dtype)
     text = read_text(source.path, source.sequence) if source.name == "text" else None

@@ -46,10 +46,7 @@ def steps_of(
 def schedule_of(
     order: EventOrder | None, shapes: list[ParameterShape], accumulation: int, options: Mapping[str, Any]
 ) -> Schedule:
-    """The order of events that a pass saw in its last step; the expected one where it looks at none.
-
-    `options`: further fields of the Schedule, the same for both.
-    """
+    """The order of events in a pass's last step, or the expected one. `options`: further fields of the Schedule."""
     if order is None:
         return replace(Schedule.sequential(shapes, accumulation), **options)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}

@@ -26,9 +26,7 @@ def check_name(function: str, name: str, build: Builder) -> None:
 
 
 def check_leading(function: str, name: str, build: Builder, leading: int) -> list[inspect.Parameter]:
-    """Returns a builder's parameters after the `leading` positional ones. Raises ValueError where it does not take so
-    many.
-    """
+    """Returns a builder's parameters after the `leading` positional ones. Raises ValueError for one with fewer."""
     parameters = list(inspect.signature(build).parameters.values())
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if len(positional) < leading:
@@ -66,7 +64,6 @@ def options_of(
 
 
 def source_of(build: Builder) -> bytes:
-    """Returns the file that defines a builder; empty where there is none."""
     where = inspect.getsourcefile(build if inspect.isroutine(build) or inspect.isclass(build) else type(build))
     if where is None:
         return b""

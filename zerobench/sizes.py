@@ -28,9 +28,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def show_bytes(size: float | None) -> str:
-    """Formats bytes in the largest binary unit that keeps them above 1: "1.50 GiB", "96.0 MiB", "512 B"; None as a
-    dash.
-    """
+    """Formats bytes in the largest binary unit below them: "1.50 GiB", "96.0 MiB", "512 B"; None as a dash."""
     if not isinstance(size, Real) or size != size:
         return "–"
     for unit, digits in (("tib", 2), ("gib", 2), ("mib", 1), ("kib", 1)):
@@ -40,7 +38,6 @@ def show_bytes(size: float | None) -> str:
 
 
 def show_ms(seconds: float | None) -> str:
-    """Formats "205.3 ms", or a dash for NaN or None."""
     return "–" if seconds is None or seconds != seconds else f"{seconds * 1000:.1f} ms"
 
 

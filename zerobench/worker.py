@@ -55,11 +55,6 @@ class RankJob:
         return self.config.offload.files_in(self.folder)
 
     @property
-    def is_foreign(self) -> bool:
-        """True where the strategy is neither DDP nor ours."""
-        return not strategies.predicts(self.config.strategy.values())
-
-    @property
     def records_history(self) -> bool:
         """True where a snapshot is asked for; the timed pass carries nothing."""
         return self.mode == "accounted" and self.config.measure.snapshot
@@ -76,7 +71,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         world_of_tensors(config.tensors == FAKE) as world,
         snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
         make_pass(
-            job.mode, device, config.node_size, history, world.is_fake, job.is_foreign, measure.events
+            job.mode, device, config.node_size, history, world.is_fake,
+            not strategies.predicts(config.strategy.values()), measure.events,
         ) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
@@ -133,7 +129,6 @@ def _accumulate(
     number: int,
     config: CellConfig,
 ) -> torch.Tensor:
-    """Forward and backward of a step's micro-batches; the mean of their losses."""
     micro_batches, accumulate = config.accumulation, config.strategy.reduces
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
@@ -167,7 +162,6 @@ def _look(
 
 
 def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:
-    """Clips the gradients where the run asks for it; their norm before."""
     if config.clip is None:
         return None
     return engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm])

@@ -287,7 +287,7 @@ def test_fail_fast_takes_jobs_from_the_queue_that_wait_there(monkeypatch, tmp_pa
         if launch.cell.config.strategy.name != "zero1":
             folder.write_rows([row(launch, "crash" if fails else "ok")])
 
-    monkeypatch.setattr(dispatched_sweep, "watch_of", Queue)
+    monkeypatch.setattr(dispatched_sweep, "JobWatch", Queue)
     sweep, plugin = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", "zero2", "zero3", fail_fast=True), end, 3)
     assert sorted(plugin.jobs) == [["ddp 0"], ["zero1 0"], ["zero2 0"]]
     assert [one["status"] for one in sweep.rows] == ["crash", "ok"]

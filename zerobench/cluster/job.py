@@ -21,9 +21,10 @@ from functools import cached_property
 from typing import Any
 
 from . import secret
-from .agreement import agree_on_seal
 from .interface import reachable
 from .launchers import Ask, ask, launcher_of
+from .munge import socket_of_slurm
+from .seal import Seal
 from .serialize import rebuild, to_plain
 from .store import JOIN_S, Greeter, Heartbeat, HeartbeatMonitor, JobStore, LostError, enter
 
@@ -170,14 +171,14 @@ class JobContext:
         self.prefix = f"zerobench/{job.run}"
         self._greeter: Greeter | None = None
         if job.agent:
-            self._enter_round(JobStore(*where, self.prefix))
+            rounds = JobStore(*where, self.prefix)
+            self._greeter = Greeter(rounds, job.world_size) if job.rank == 0 else None
+            self.prefix += f"/{self._greeter.number if self._greeter else enter(rounds, job.rank)}"
         self.store = JobStore(*where, self.prefix, host=job.rank == 0 and not job.agent)
         if self.store.increment(f"came/{job.rank}", 1) > 1:
             words = f"another process of the job at {self.store.address} has that rank, or an earlier command of it had"
             raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
-        seal, self._session = agree_on_seal(
-            self.store, job.rank == 0, job.launched_by == "srun", self.prefix, lambda key: self._wait_for(key, 0)
-        )
+        seal = self._agree_on_seal()
         self.store.post(f"info/{job.rank}", to_plain(_rank_info(job, code)))
         self.monitor = HeartbeatMonitor(self.store)
         own = JobStore(*where, self.prefix)
@@ -186,10 +187,25 @@ class JobContext:
         self.passes = 0
         self.lost: dict[int, str] = {}
 
-    def _enter_round(self, store: JobStore) -> None:
-        if self.job.rank == 0:
-            self._greeter = Greeter(store, self.job.world_size)
-        self.prefix += f"/{self._greeter.number if self._greeter else enter(store, self.job.rank)}"
+    def _agree_on_seal(self) -> Seal:
+        """Seals the store from here on, before any of the job's values is in it. Rank 0 offers a secret, the others
+        take it and see that rank 0 has it. Raises SecretError, or JobError where rank 0 does not come.
+        """
+        socket_of_munge = socket_of_slurm(ask) if self.job.launched_by == "srun" else None
+        is_first = self.job.rank == 0
+        if is_first:
+            offer, shared = secret.offer(os.environ, socket_of_munge)
+            self.store.post("offer", to_plain(offer))
+        else:
+            offer = secret.Offer.from_plain(self._wait_for("offer", 0))
+            shared = secret.take(offer, os.environ, socket_of_munge)
+        seal = self.store.seal = Seal(shared, f"{self.prefix} {offer.session}")
+        self._session = offer.session
+        if is_first:
+            self.store.post("proof", offer.session)
+        else:
+            self._wait_for("proof", 0)
+        return seal
 
     def _wait_for(self, key: str, rank: int, patience_s: float = JOIN_S) -> Any:
         """Returns the value that a rank posts when it joins. Raises JobError where it does not come."""
@@ -213,7 +229,6 @@ class JobContext:
 
     @property
     def living(self) -> Membership:
-        """The infos of the ranks that are not lost."""
         return Membership(tuple(one for one in self.membership.members if one.rank not in self.lost))
 
     def look(self, ranks: Iterable[int] | None = None) -> None:
@@ -234,13 +249,11 @@ class JobContext:
         self.store.post(f"left/{self.job.rank}", reason)
 
     def _why_absent(self, rank: int) -> str | None:
-        """Returns the reason that a rank's process gave when it left, or that it is lost; None while it is present."""
         left: str | None = self.store.read(f"left/{rank}")
         return "is lost: its process says nothing" if left is None and self.monitor.silent(rank) else left
 
 
 def too_many(ranks: int, world_size: int) -> str:
-    """Returns the sentence for a world that is larger than the job."""
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
 
 
@@ -269,7 +282,6 @@ def machines(ranks: int) -> int:
 
 
 def current_job() -> JobContext | None:
-    """Returns this process's job context, or None where it has joined no job."""
     return _contexts[-1] if _contexts else None
 
 

@@ -49,7 +49,6 @@ class Launcher:
     address: Callable[[Mapping[str, str], Ask], str]
 
     def describes(self, environment: Mapping[str, str]) -> bool:
-        """Returns True for a process of a job of several."""
         size = environment.get(self.size, "")
         return bool(environment.get(self.rank)) and size.isdecimal() and int(size) > 1
 
@@ -66,9 +65,7 @@ class Launcher:
 
 
 def of_slurm(environment: Mapping[str, str], ask: Ask) -> str:
-    """Returns the address of the step's first node: SLURM's NodeAddr where scontrol tells it, else the node's name; the
-    loopback address where it is the only one.
-    """
+    """Returns SLURM's address of the step's first node, or the node's name; loopback where it is the only one."""
     if environment.get("SLURM_STEP_NUM_NODES") == "1":
         return LOOPBACK
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -99,7 +96,6 @@ LAUNCHERS = (
 
 
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
-    """Returns the launcher that describes the process; None where none does."""
     return next((one for one in LAUNCHERS if one.describes(environment)), None)
 
 
@@ -110,10 +106,7 @@ _by: list[tuple[str, Callable[[], bool]]] = [(LOCAL, lambda: True)]
 
 @contextmanager
 def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Records the plugin that has started this process, for the duration of the context.
-
-    `is_stopped`: True where the user, not the launcher, ends the launches of this process.
-    """
+    """Names the plugin that started this process. `is_stopped`: True where the user, not it, ends its launches."""
     _by.append((launcher, is_stopped))
     try:
         yield
@@ -122,7 +115,6 @@ def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator
 
 
 def launcher() -> str:
-    """Returns the launcher's name."""
     return _by[-1][0]
 
 

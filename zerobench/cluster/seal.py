@@ -31,7 +31,6 @@ class Seal:
         )
 
     def close(self, name: str, data: bytes) -> bytes:
-        """Returns `data` sealed as the value called `name`."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         hidden = nonce + self._masked(nonce, data)
         return hidden + self._tag(name, hidden)

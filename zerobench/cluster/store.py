@@ -29,8 +29,8 @@ import threading
 import time
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from errno import EADDRNOTAVAIL
@@ -90,7 +90,6 @@ class JobStore:
             self._store.check([key])
 
     def has(self, key: str) -> bool:
-        """Returns True where there is a value under `key`."""
         with self._asking():
             return bool(self._store.check([key]))
 
@@ -112,10 +111,9 @@ class JobStore:
 
     def take(self, key: str) -> Any:
         """Returns the value under `key`, or None, and removes it: for a key that a single process reads."""
-        if not self.has(key):
-            return None
         value = self.read(key)
-        self.drop(key)
+        if value is not None:
+            self.drop(key)
         return value
 
     def drop(self, key: str) -> None:
@@ -142,9 +140,7 @@ class JobStore:
 
 
 def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
-    """Connects with many short attempts, because torch's own does not return before its timeout, and would hold up
-    signals.
-    """
+    """Connects with short attempts: torch's own returns only after its timeout, and would hold up signals."""
     from torch.distributed import DistError, TCPStore
 
     if host:
@@ -184,12 +180,12 @@ def _host(address: str, port: int) -> Any:
         raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
 
 
-class Heartbeat:
-    """Posts one rank's beats from a thread, on a connection of its own, until it is stopped."""
+class _Repeated:
+    """Calls `act` from a thread every `interval_s` seconds, until it is stopped or the store is lost."""
 
-    def __init__(self, store: JobStore, rank: int) -> None:
-        self._store, self._key, self._over = store, f"heartbeat/{rank}", threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+    def __init__(self, act: Callable[[], None], interval_s: float) -> None:
+        self._act, self._interval_s, self._over = act, interval_s, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -197,13 +193,18 @@ class Heartbeat:
         self._over.set()
         self._thread.join(2 * BEAT_S)
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
+        with suppress(LostError):  # the thread that uses the store gets the error there
+            while not self._over.wait(self._interval_s):
+                self._act()
+
+
+class Heartbeat(_Repeated):
+    """Posts one rank's beats, on a connection of its own."""
+
+    def __init__(self, store: JobStore, rank: int) -> None:
         beats = count(1)
-        try:
-            while not self._over.wait(BEAT_S):
-                self._store.post(self._key, next(beats))
-        except LostError:
-            return  # the thread that uses the store gets the error there
+        super().__init__(lambda: store.post(f"heartbeat/{rank}", next(beats)), BEAT_S)
 
 
 @dataclass
@@ -236,32 +237,22 @@ class HeartbeatMonitor:
 POLL_S = 0.1
 
 
-class Greeter:
-    """Rank 0's side: a new round, into which a thread takes the others until it is stopped. `number`: the round's."""
+class Greeter(_Repeated):
+    """Rank 0's side: a new round, into which it takes the others until it is stopped. `number`: the round's."""
 
     def __init__(self, store: JobStore, world_size: int) -> None:
-        self._store, self._world_size, self._over = store, world_size, threading.Event()
+        self._store, self._world_size = store, world_size
         self.number = store.increment("rounds", 1)
-        self._thread = threading.Thread(target=self._greet, name="greeter", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread, once all have come or the command is over."""
-        self._over.set()
-        self._thread.join()
+        self._greeted: set[str] = set()
+        super().__init__(self._greet, POLL_S)
 
     def _greet(self) -> None:
         """Takes in whichever process says hello; one of an earlier round will not hear it."""
-        greeted: set[str] = set()
-        try:
-            while not self._over.wait(POLL_S):
-                for rank in range(1, self._world_size):
-                    name = self._store.read(f"hello/{rank}")
-                    if isinstance(name, str) and name not in greeted:
-                        greeted.add(name)
-                        self._store.post(f"welcome/{name}", self.number)
-        except LostError:
-            return  # the thread that uses the store gets the error there
+        for rank in range(1, self._world_size):
+            name = self._store.read(f"hello/{rank}")
+            if isinstance(name, str) and name not in self._greeted:
+                self._greeted.add(name)
+                self._store.post(f"welcome/{name}", self.number)
 
 
 def enter(store: JobStore, rank: int) -> int:

@@ -7,7 +7,7 @@ shard groups, which hold a whole model each.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..sections import Section
 from ..strategies import names_with, spec_of
@@ -35,6 +35,19 @@ class Axis(Section):
     def label(self) -> str:
         """Words for a cell's name; empty at the default."""
         return ""
+
+
+class Choice(Axis):
+    """An axis that is a group of the command line, whose choice `usual` changes nothing."""
+
+    group: ClassVar[str]
+    usual: ClassVar[str] = "none"
+    name: str
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "offload=cpu"."""
+        return "" if self.name == self.usual else f"{self.group}={self.name}"
 
 
 @dataclass
@@ -65,12 +78,10 @@ class Topology(Axis):
         return problems
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-        """The groups' sizes, where there are groups."""
         sizes = {"node_size": self.node_size, "shard_group": self.shard_group}
         return {key: size for key, size in sizes.items() if size is not None}
 
     def theory_shape(self, cell: CellConfig) -> GroupShape:
-        """Returns the groups with the codecs of what travels in them."""
         return GroupShape(self.world_size, self.node_size, self.shard_group, *cell.zeropp.theory_shape())
 
     @property
@@ -80,6 +91,5 @@ class Topology(Axis):
 
     @property
     def label(self) -> str:
-        """The sizes as on a command line: "node_size=2 shard_group=2"."""
         sizes = {"node_size": self.node_size, "shard_group": self.shard_group}
         return " ".join(f"{key}={size}" for key, size in sizes.items() if size is not None)

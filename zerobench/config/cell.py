@@ -81,7 +81,6 @@ class CellConfig(Config):
 
     @property
     def topology(self) -> Topology:
-        """The ranks and their groups."""
         return Topology(self.world_size, self.node_size, self.shard_group, self.nodes)
 
     @property
@@ -106,7 +105,6 @@ class CellConfig(Config):
 
     @property
     def called(self) -> Called:
-        """Which model is called on which data."""
         return Called(self.model.kind, self.model_name, self.data.name)
 
     @property
@@ -116,7 +114,6 @@ class CellConfig(Config):
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """Keyword arguments for the model's builder."""
         return self.model.options if self.huggingface is None else self.huggingface.values()
 
     @property
@@ -144,7 +141,6 @@ class Cell:
 
     @property
     def cell_id(self) -> str:
-        """Hash of the config less what is volatile: 12 hex digits."""
         return self.config.cell_id
 
     def changed(self, **changes: Any) -> Cell:

@@ -1,35 +1,39 @@
 """A command line -> cells. Hydra composes every job of a sweep before the first rank starts, and runs none of them.
 
 So an override that does not compose refuses the whole sweep, a dry run is the same thing without what follows, and
-the order of the runs is ours (sweep/sweep.py).
+the order of the runs is ours (sweep/sweep.py). Hydra's private modules are used here alone.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import random
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.resolvers import oc
 
 from ..cluster import job
 from ..host.signals import insist
 from ..registry import GROUPS
 from ..sizes import printable
 from .cell import Cell
-from .environment_values import named_alone
 from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
 from .hydra_keys import not_composed, problem_of_missing, quoted, reason, sentence_of
@@ -143,9 +147,7 @@ def compose_trial(check: Overrides, overrides: list[str]) -> Cell:
 
 
 def _compose_one(check: Overrides, overrides: list[str], without: tuple[str, ...] = ()) -> Cell:
-    """The cell of a command line that is no sweep. Hydra's own app composes twice for it. `without`: keys that become
-    null.
-    """
+    """The cell of no sweep, for which Hydra's own app composes twice. `without`: keys that become null."""
     try:
         config = check.compose_whole(overrides)
     except Exception as error:
@@ -157,6 +159,16 @@ def _compose_one(check: Overrides, overrides: list[str], without: tuple[str, ...
     for key in without:
         OmegaConf.update(config, key, None)
     return _cell_of(config, model, check.elsewhere)
+
+
+UNLOGGED = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
+"""Overrides with which Hydra writes no log and no config of its own."""
+
+
+def compose_plugin(check: Overrides, words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
+    """Returns a config with the plugin of Hydra's that `words` choose, and what Hydra makes plugins with."""
+    config = check.compose_whole([*words, *UNLOGGED])
+    return config, HydraContext(check.loader, Callbacks())
 
 
 def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None) -> None:
@@ -185,9 +197,7 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
 
 @contextmanager
 def _hydra_untouched() -> Iterator[None]:
-    """Gives Hydra's globals and Python's random numbers back as they were: the caller may be an app of Hydra's itself,
-    in the middle of its job.
-    """
+    """Restores Hydra's globals and Python's random numbers: the caller may be a job of a Hydra app's."""
     hydra, config = GlobalHydra.instance(), HydraConfig.instance()
     before, drawn = (hydra.hydra, config.cfg), random.getstate()  # shuffle() draws
     try:
@@ -195,6 +205,35 @@ def _hydra_untouched() -> Iterator[None]:
     finally:
         hydra.hydra, config.cfg = before
         random.setstate(drawn)
+
+
+_NAMED = re.compile(r"\$\{oc\.env:\s*(\w+)")
+
+
+@contextmanager
+def named_alone(words: Iterable[str]) -> Iterator[None]:
+    """Lets configs read the environment variables that `words` of a command line name, `${oc.env:NAME}`, and no others.
+
+    A config folder from others could have any value of the environment, a password too, printed and written into runs.
+    The resolver itself refuses: a file can make its name of parts.
+    """
+    named = {name for word in words for name in _NAMED.findall(word)}
+
+    def env(name: str, *default: Any) -> str | None:
+        if name not in named:
+            raise ValueError(
+                f"a config reads the environment variable {name}; only a command line may, "
+                f"as in KEY='${{oc.env:{name}}}'"
+            )
+        if name not in os.environ and not default:
+            raise ValueError(f"the environment variable {name} is not set")
+        return oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", env, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 @contextmanager

@@ -11,9 +11,7 @@ from ..host.environment import SIMULATED
 from .cell import CellConfig
 from .identity import DEFAULTS, LOCAL, VOLATILE
 from .schema import Gpt
-
-IDENTITY = ("name", "kind")
-"""Keys that say which choice of a group a section is."""
+from .unknown_keys import IDENTITY
 
 LEFT_OUT = {key.removesuffix(".name"): name for key, name in DEFAULTS.items() if key.endswith(".name")}
 """Group -> the choice that an identity does not name."""
@@ -109,7 +107,6 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
 
 
 def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
-    """Keys of two cells with different values, less what is volatile: key -> (one's, the other's)."""
     mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
@@ -121,9 +118,7 @@ def show_value(value: Any) -> str:
 
 
 def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
-    """The strategy of each, where cells stand side by side that have all else in common; those of one strategy get the
-    keys in which they differ.
-    """
+    """The strategy of each of cells that have all else in common, with the keys in which those of one differ."""
     flat = [by_key(cell.as_dict()) for cell in cells]
     chosen = [key for key in LEFT_OUT if len({one.get(key) for one in flat}) > 1]
     names = [cell.strategy.name + " tuned" * cell.strategy.is_tuned for cell in cells]

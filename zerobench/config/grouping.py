@@ -23,9 +23,7 @@ def keys_of(group_by: str) -> list[str]:
 
 
 def group_of(cell: Cell) -> Hashable:
-    """Returns that in which the cells of one job agree, with the results folder: without `launch.group_by` the cell
-    itself.
-    """
+    """Returns the results folder and the values in which a job's cells agree; without `launch.group_by` the cell."""
     group_by, where = cell.config.launch.group_by, cell.config.results_dir
     if group_by is None:
         return id(cell)

@@ -27,7 +27,6 @@ WIDEST = 120
 
 
 def of_groups(check: Overrides) -> str:
-    """A line for each group, and its choices."""
     lines = []
     for group, choices in check.choices.items():
         lines += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]
@@ -120,7 +119,6 @@ def _width() -> int:
 
 
 def _line_of(group: str, choice: str, check: Overrides) -> str:
-    """The first sentence of what a choice is."""
     text = _text_of(group, choice, check)
     return text.split(". ")[0].rstrip(".")
 

@@ -47,7 +47,6 @@ NO_EFFECT = "it has no effect: Hydra composes here, and zerobench runs, writes a
 
 
 def launching(words: list[str]) -> tuple[str, ...]:
-    """Returns the overrides that choose a launcher and its settings."""
     return tuple(word for word in words if word.lstrip("+").startswith((launcher.GROUP, f"{launcher.SETTINGS}.")))
 
 
@@ -98,7 +97,6 @@ def problem_of_code(hydra: DictConfig) -> str:
 
 
 def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yields key and value of everything below `node` that has no parts."""
     if not isinstance(node, dict | list) or not node:
         yield where, node
         return
@@ -148,7 +146,6 @@ _NAME_ALONE = re.compile(r"\w*(Error|Exception|Interrupt|Exit)")
 
 
 def first_line(error: BaseException) -> str:
-    """Returns an error's message, in one line."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

@@ -134,14 +134,10 @@ def _field(name: str, written: dict[str, Any], default: Any) -> Any:
         return written.get(name, default)
     choices = SCHEMAS[name]
     chosen = values.get("kind" if name == "model" else "name")
-    if name in ("strategy", "optimizer") and _kind_of_model(written) == WATCHED:
+    model = written.get("model")
+    if name in ("strategy", "optimizer") and isinstance(model, dict) and model.get("kind") == WATCHED:
         return _section(BASES[name], values)
     return _section(choices.get(str(chosen)) or BASES.get(name) or next(iter(choices.values())), values)
-
-
-def _kind_of_model(written: dict[str, Any]) -> Any:
-    model = written.get("model")
-    return model.get("kind") if isinstance(model, dict) else None
 
 
 def _section(kind: Any, values: dict[str, Any]) -> Section:

@@ -19,7 +19,6 @@ GROUPS: dict[str, Key] = {
 
 
 def _fields() -> Iterator[tuple[str, Field[Any]]]:
-    """Yields the fields of all schemas that declare a key, with the key's name."""
     schemas: list[tuple[str, type]] = [("", Config)]
     schemas += [(f"{group}.", schema) for group, choices in SCHEMAS.items() for schema in choices.values()]
     schemas += [(f"{section}.", schema) for section, schema in SECTIONS.items()]
@@ -47,7 +46,6 @@ AUTO = "auto"
 
 
 def problems_of(cell: Config) -> list[str]:
-    """Returns error messages for values of a cell that are out of their limits."""
     problems = []
     for key, (least, most), value in _limited(cell):
         if isinstance(value, str):
@@ -60,9 +58,7 @@ def problems_of(cell: Config) -> list[str]:
 
 
 def _limited(cell: Config) -> Iterator[tuple[str, tuple[float, float], Any]]:
-    """Yields the keys of a cell that have limits and a value; of a user's strategy none, whose option of the same name
-    may be another thing.
-    """
+    """Yields keys with limits and a value; none of a user's strategy, whose option of the name may be another."""
     holders: dict[str, Any] = {"": cell} | {name: one for name, one in vars(cell).items() if isinstance(one, Section)}
     if spec_of(cell.strategy.name).of_user:
         del holders["strategy"]

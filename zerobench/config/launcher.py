@@ -56,7 +56,6 @@ class LauncherChoice:
         return self.name in HERE
 
     def wants_gpus(self) -> bool:
-        """Returns True where GPUs are asked for."""
         remote = (self.settings.get("ray") or {}).get("remote") or {}
         return bool(remote.get("num_gpus")) or any(
             self.asked.get(key) for key in ("gpus_per_node", "gpus_per_task", "gres")
@@ -98,7 +97,6 @@ def resources_of(
 
 
 def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
-    """Returns the number of nodes of a cell's job."""
     if choice.is_here or "nodes" not in choice.settings:
         return 1
     most = node_size or most_per_node(choice) or world_size
@@ -106,9 +104,7 @@ def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> 
 
 
 def most_per_node(choice: LauncherChoice) -> int | None:
-    """Returns the most ranks that a job has on one node: its GPUs, or tasks where those are several; None for no
-    bound.
-    """
+    """Returns the most ranks that a job has on one node: its GPUs, or several tasks; None for no bound."""
     tasks = int(choice.asked.get("tasks_per_node") or 1)
     return int(choice.asked.get("gpus_per_node") or 0) or (tasks if tasks > 1 else None)
 
@@ -149,7 +145,6 @@ def problem_of_setting(word: str, usual: DictConfig) -> str:
 
 
 def chosen_launcher(hydra: DictConfig, words: tuple[str, ...]) -> LauncherChoice | None:
-    """Returns the plugin of a composed config; None for ours."""
     name = hydra.runtime.choices.get(GROUP, BASIC)
     if name == BASIC:
         return None

@@ -80,13 +80,10 @@ class Composer:
         self.loader: Any = None
 
     def config_of(self, overrides: list[str]) -> DictConfig:
-        """Composes the config of a command line of these overrides."""
-        return self._compose(overrides)
+        return self._compose(overrides)[0]
 
     def hydra_of(self, overrides: list[str]) -> DictConfig:
-        """Composes Hydra's own part of it."""
-        hydra: DictConfig = self._compose(overrides, with_hydra=True).hydra
-        return hydra
+        return self._compose(overrides)[1]
 
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""
@@ -98,16 +95,16 @@ class Composer:
                 "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=True
             )
 
-    def _compose(self, overrides: list[str], with_hydra: bool = False) -> DictConfig:
-        """The config of `overrides`. Both forms are composed at once: Hydra takes a quarter of a second each time."""
+    def _compose(self, overrides: list[str]) -> tuple[DictConfig, DictConfig]:
+        """The config of `overrides`, and Hydra's part of it: at once, since Hydra takes a quarter of a second."""
         where = tuple(overrides)
         if where not in self._composed:
             whole = self.compose_whole(overrides)
             plain = whole.copy()
             with open_dict(plain):
                 del plain["hydra"]
-            self._composed[where] = (plain, whole)
-        return self._composed[where][with_hydra]
+            self._composed[where] = (plain, whole.hydra)
+        return self._composed[where]
 
     def _found_choices(self, group: str) -> list[str]:
         found = {
@@ -116,8 +113,7 @@ class Composer:
         return sorted(found)
 
     def _lacks(self, key: str, overrides: list[str]) -> str:
-        """Returns a sentence where the composed config has no such key, or ""."""
-        node: Any = self._compose(overrides)
+        node: Any = self.config_of(overrides)
         path: list[str] = []
         for part in key.split("."):
             if path == ["huggingface", "options"]:
@@ -140,7 +136,7 @@ class Composer:
 
     def _problems_of_values(self, key: str, values: list[Any], overrides: list[str]) -> list[str]:
         """Returns a sentence for each of the values that does not fit in the key's place, the extremes of many."""
-        config = self._compose(overrides)
+        config = self.config_of(overrides)
         *path, last = key.split(".")
         parent = OmegaConf.select(config, ".".join(path)) if path else config
         if path[:2] == ["huggingface", "options"]:
@@ -193,7 +189,8 @@ class Overrides(Composer):
         parsed = [o for o in parsed if not (o.key_or_group == "experiment" and self._values(o) == [None])]
         given = {o.key_or_group: self._values(o) for o in parsed}
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
-        self._check_mode(picked)
+        if len(picked.get("experiment", [])) > 1:
+            self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
         hydra = self._check_composed(picked)
         self._choose_plugins(parsed, self._study(picked), given)
         if self.problems:
@@ -239,10 +236,9 @@ class Overrides(Composer):
         return self.hydra_of(study)
 
     def _choose_plugins(self, parsed: list[Override], study: list[str], given: dict[str, list[Any]]) -> None:
-        """Fills `launcher` and `proposed`."""
         self.launcher = choose_launcher(self.hydra_of, parsed, study, self.problems)
         named = [str(one) for one in given.get(OBJECTIVE, []) if one is not None]
-        objective = ",".join(named) if OBJECTIVE in given else self._compose(study).get(OBJECTIVE)
+        objective = ",".join(named) if OBJECTIVE in given else self.config_of(study).get(OBJECTIVE)
         if not self.problems:
             self.proposed = choose_sweeper(self.hydra_of, parsed, study, objective or None, self.problems)
 
@@ -255,7 +251,6 @@ class Overrides(Composer):
         self.proposed = with_axes(self.proposed, overrides, self.problems)
 
     def _study(self, picked: dict[str, list[Any]]) -> list[str]:
-        """The experiment, as an override."""
         return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self.choices["experiment"]]
 
     def _of_users(self, picked: dict[str, list[Any]]) -> list[list[str]]:
@@ -281,7 +276,7 @@ class Overrides(Composer):
             if key not in seen:
                 continue
             configs = self._configs(key.split(".")[0], picked)
-            values = seen.get(other) or [OmegaConf.select(self._compose(one), other) for one in configs]
+            values = seen.get(other) or [OmegaConf.select(self.config_of(one), other) for one in configs]
             if wanted not in values:
                 self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
 
@@ -290,11 +285,6 @@ class Overrides(Composer):
         params = {key: value for key, value in (hydra.sweeper.get("params") or {}).items() if key not in given}
         parsed = [self._parse(f"{key}={value!s}", []) for key, value in params.items()]
         return [override for override in parsed if override]
-
-    def _check_mode(self, picked: dict[str, list[Any]]) -> None:
-        """An experiment sets the stage for a whole sweep; several of them would each want their own."""
-        if len(picked.get("experiment", [])) > 1:
-            self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         if problem := size_limits.problem_of(argument):

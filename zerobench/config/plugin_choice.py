@@ -42,9 +42,7 @@ def choose_launcher(
 def choose_sweeper(
     compose: Compose, parsed: Sequence[Override], study: list[str], objective: str | None, problems: list[str]
 ) -> Proposed | None:
-    """Returns the sweeper that the command line or the experiment names, with its objectives; None for Hydra's basic
-    one.
-    """
+    """Returns the sweeper that the command line or the experiment names, with its objectives; None for Hydra's own."""
     own = [one for one in parsed if sweeper.sweeping([one.input_line or ""])]
     problems += [problem for one in own if (problem := sweeper.problem_of_override(one))]
     if problems:
@@ -76,7 +74,6 @@ def _without_sweeper(words: list[str], objective: str | None) -> list[str]:
 
 
 def _set(compose: Compose, words: list[str], objective: str, problems: list[str]) -> Proposed | None:
-    """Returns the sweeper with its settings and objectives."""
     found = sweeper.chosen(_checked(compose, words, problems), words)
     problems += [problem] if found and (problem := sweeper.problem_of_settings(found, [])) else []
     return None if found is None or problems else sweeper.with_objectives(found, objectives_of(objective))

@@ -27,9 +27,11 @@ BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
 
 
 def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
-    """Derives what is left open and checks the rest. `stray`: sentences about keys that do not belong."""
+    """Derives what is left open and checks the rest. `stray`: sentences about keys that do not belong. Raises
+    omegaconf's ValidationError for a value that is not of its schema's type.
+    """
     problems = list(stray)
-    draft = _copied(config)
+    draft: Config = OmegaConf.to_object(OmegaConf.structured(config))  # type: ignore[assignment]
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
     problems += _problems_of_words(draft)
@@ -49,12 +51,6 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
     return Cell(cell, tuple(problems or combinations.problems_of_units(cell)))
-
-
-def _copied(config: Config) -> Config:
-    """Returns a copy. Raises omegaconf's ValidationError for a value that is not of its schema's type."""
-    draft: Config = OmegaConf.to_object(OmegaConf.structured(config))  # type: ignore[assignment]
-    return draft
 
 
 def _problems_of_words(draft: Config) -> list[str]:
@@ -153,7 +149,9 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's has fields of its own
     if isinstance(shape, Huggingface) and shape.config is not None:
         try:
-            _take_shape(shape, huggingface_config.read_config(shape.config, shape.options))
+            found = huggingface_config.read_config(shape.config, shape.options)
+            for name, value in found._asdict().items():  # the cell has it all, and needs the file no more
+                setattr(shape, name, value)
         except ValueError as error:
             problems.append(str(error))
             return
@@ -174,14 +172,7 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
         shape.sequence = draft.sequence
 
 
-def _take_shape(section: Huggingface, found: huggingface_config.Shape) -> None:
-    """Fills in the shape that a file describes: the cell has it all, and needs the file no more."""
-    for name, value in found._asdict().items():
-        setattr(section, name, value)
-
-
 def _problems_of_shape(where: str, shape: Any) -> list[str]:
-    """Returns sentences on sizes that one of our models cannot have."""
     sizes = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "vocabulary") if hasattr(shape, key)}
     problems = [f"{where}.{key}={size}: must be at least 1" for key, size in sizes.items() if size < 1]
     if isinstance(shape, Huggingface) and shape.config is not None:
@@ -223,7 +214,6 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
 
 
 def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
-    """Returns sentences where what the strategy needs is not installed, or it cannot do what is asked."""
     problems = []
     if not spec.installed:
         how = f"; {spec.install}" if spec.install else ""
@@ -235,7 +225,6 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
 
 
 def _left_open(draft: Config) -> frozenset[str]:
-    """Returns the keys of BY_DEVICE that were not given."""
     given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
     return frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
 

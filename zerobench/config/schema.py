@@ -34,12 +34,10 @@ class Model(Section):
 
     @property
     def checkpoints(self) -> bool:
-        """True for a model that does so."""
         return bool(getattr(self, "checkpointing", False))
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments for its builder."""
         return {key: value for key, value in self.values().items() if key != "kind"}
 
 
@@ -93,10 +91,9 @@ class HuggingfaceModel(Model):
 
 @dataclass
 class Huggingface(Section):
-    """The shape for model=huggingface. `options` go to the architecture's own config. `config`: a local config.json
-    that the whole shape comes from; `options` then replace what it says. `loss`: plain, the cross-entropy of logits in
-    fp32; kept: the same, with these logits alive until the next forward, as in a loop that holds on to what the model
-    returned; fused: a kernel that keeps the model's own logits alone.
+    """The shape for model=huggingface. Where `config` names a file, `options` replace what it says. `loss`: plain, the
+    cross-entropy of logits in fp32; kept: as in a loop that holds on to what the model returned; fused: a kernel that
+    keeps the model's own logits alone.
     """
 
     architecture: str = Key(
@@ -149,15 +146,7 @@ class Synthetic(Data):
 
 @dataclass
 class Measure(Section):
-    """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
-
-    `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
-    half the time: timed (no bytes, no volumes) or accounted (no times). `trace`: one more under torch.profiler tells
-    how much communication is hidden behind computation. `snapshot`: allocations of the accounted pass with labels, for
-    torch's viewer. `events`: the accounted pass's last step, event by event. `check_training`: losses
-    and gradient norms are held against DDP's of the same training, auto: where the sweep or the results folder has such
-    a run; true: else one is made, hidden; false: not at all.
-    """
+    """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist."""
 
     steps: int = Key("measured in each pass", unit="steps", limits=(1, 1e7), transformers="`max_steps`")(10)
     warmup: int = Key(
@@ -196,12 +185,7 @@ RETRIED = ("crash", "timeout", "oom")
 
 @dataclass
 class Launch(Section):
-    """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out. `group_by`: under
-    a launcher of Hydra's, the keys in which the cells of one job agree, as "model,world_size", since times are paired
-    on one machine only; all: one job; null: a job per cell. `retry`: statuses with which a launch is run again, at
-    most `retries` times. `check_memory`: a cell whose states alone are predicted to be larger than the memory of this
-    machine, or of a GPU of it, is refused.
-    """
+    """How ranks are run. `group_by`: times are paired on one machine only, so that cells to be compared share a job."""
 
     timeout_s: float = Key("longest that a pass may take", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
     threads: int | None = Key(

@@ -10,7 +10,7 @@ Each is a group of its own, with an axis per choice (axis.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import zero
 from ..sections import Key
@@ -19,7 +19,7 @@ from ..theory.tiers import NOWHERE, TierShape
 from ..zero.activations.policies import POLICIES, ActivationPolicy
 from ..zero.comm.zeropp import Zeropp
 from ..zero.offload.disk import problems_of_path
-from .axis import Axis
+from .axis import Choice
 
 if TYPE_CHECKING:
     from .cell import CellConfig
@@ -40,9 +40,10 @@ FRACTION = Key(
 
 
 @dataclass
-class OffloadConfig(Axis):
+class OffloadConfig(Choice):
     """Which part of the model states lives in another tier than the device: none."""
 
+    group: ClassVar = "offload"
     name: str = "none"
 
     def resolved(self, strategy: str) -> OffloadConfig:
@@ -60,7 +61,7 @@ class OffloadConfig(Axis):
     @property
     def updates_on_host(self) -> bool:
         """True where the CPU updates the optimizer's shard."""
-        return False
+        return bool(getattr(self, "optimizer", False))
 
     @property
     def exact_steps(self) -> int | None:
@@ -73,11 +74,6 @@ class OffloadConfig(Axis):
         none: its gradients are kept for the next.
         """
         return 0 if self.exact_steps is None else self.exact_steps + 1
-
-    @property
-    def label(self) -> str:
-        """The choice as on a command line: "offload=cpu"."""
-        return "" if self.name == "none" else f"offload={self.name}"
 
     def _refused(self, cell: CellConfig) -> list[str]:
         strategy = cell.strategy.name
@@ -104,7 +100,6 @@ class CpuOffload(OffloadConfig):
     delayed_after: int = Key("after which updates are late", unit="steps", limits=(0, 1e6))(40)
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns sentences on tiers that the strategy or the precision rules out."""
         if refused := self._refused(cell) or _whole_parameters(cell.strategy.name, self.parameters):
             return refused
         problems = []
@@ -113,11 +108,9 @@ class CpuOffload(OffloadConfig):
         return problems + _problems_of_policy(self.policy(), cell.strategy.name)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-        """The engine's placement policy."""
         return {"offload": self.policy()}
 
     def policy(self) -> zero.Offload:
-        """Returns the engine's policy."""
         delayed_after = self.delayed_after if self.delayed else None
         return zero.Offload(
             optimizer=self.optimizer, gradients=self.gradients, parameters=self.parameters, fraction=self.fraction,
@@ -125,17 +118,10 @@ class CpuOffload(OffloadConfig):
         )  # fmt: skip
 
     def theory_shape(self) -> TierShape:
-        """Returns the tier of each of the model states."""
         return TierShape("host", self.optimizer, self.gradients, self.parameters, self.fraction, delayed=self.delayed)
 
     @property
-    def updates_on_host(self) -> bool:
-        """True where the CPU updates the optimizer's shard."""
-        return self.optimizer
-
-    @property
     def exact_steps(self) -> int | None:
-        """Number of steps whose updates are on time; None where all are."""
         return self.delayed_after if self.delayed else None
 
 
@@ -170,12 +156,10 @@ class NvmeOffloadConfig(OffloadConfig):
     checksums: bool = Key("blocks are checked as they are read")(True)
 
     def resolved(self, strategy: str) -> OffloadConfig:
-        """Returns the section with `parameters` filled in, under a strategy that offloads."""
         leave = spec_of(strategy).composes.offload
         return replace(self, parameters="parameters" in leave) if self.parameters is None and leave else self
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns sentences on tiers that the strategy or the file system rules out."""
         strategy = cell.strategy.name
         if refused := self._refused(cell) or _whole_parameters(strategy, bool(self.parameters)):
             return refused
@@ -184,11 +168,9 @@ class NvmeOffloadConfig(OffloadConfig):
         return problems + _problems_of_policy(self.policy(strategy), strategy)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-        """The engine's placement policy; its files lie in `folder` where the config names no path."""
         return {"offload": self.policy(cell.strategy.name, folder)}
 
     def policy(self, strategy: str, folder: str | None = None) -> zero.NvmeOffload:
-        """Returns the engine's policy."""
         return zero.NvmeOffload(
             path=self.path or folder or "(the run's own folder)", optimizer=self.optimizer, gradients=self.gradients,
             parameters=_parameters_leave(strategy) if self.parameters is None else self.parameters,
@@ -198,20 +180,13 @@ class NvmeOffloadConfig(OffloadConfig):
         )  # fmt: skip
 
     def theory_shape(self) -> TierShape:
-        """Returns the tier of each of the model states."""
         return TierShape(
             "nvme", self.optimizer, self.gradients, bool(self.parameters), self.fraction,
             block_bytes=self.block_bytes, buffers=self.buffers, direct=self.direct,
         )  # fmt: skip
 
     def files_in(self, folder: str) -> str | None:
-        """Returns where ranks make folders for the states: `path`, or the run's `folder`."""
         return self.path or folder
-
-    @property
-    def updates_on_host(self) -> bool:
-        """True where the CPU updates the optimizer's shard."""
-        return self.optimizer
 
 
 def _whole_parameters(strategy: str, parameters: bool) -> list[str]:
@@ -234,13 +209,13 @@ def _problems_of_policy(policy: zero.Offload | zero.NvmeOffload, strategy: str) 
 
 
 @dataclass
-class Activation(Axis):
+class Activation(Choice):
     """Activations between forward and backward: they stay on the device."""
 
+    group: ClassVar = "activation"
     name: str = "none"
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns sentences on a policy beside the model's own checkpointing, and beside a search."""
         problems, searched = [], cell.search.checkpointing
         if self.name == "offload" and cell.model.checkpoints:
             words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
@@ -257,11 +232,6 @@ class Activation(Axis):
     def policy(self) -> ActivationPolicy:
         """Returns the policy of the blocks, whatever the model does itself."""
         return POLICIES[self.name]
-
-    @property
-    def label(self) -> str:
-        """The choice as on a command line: "activation=checkpoint"."""
-        return "" if self.name == "none" else f"activation={self.name}"
 
 
 @dataclass
@@ -290,7 +260,6 @@ class OffloadActivations(Activation):
     least_bytes: int = Key("smallest tensor that leaves the device", unit="bytes", limits=(0, 2**40))(64 * 1024)
 
     def policy(self) -> ActivationPolicy:
-        """Returns the policy of the blocks, whatever the model does itself."""
         return replace(POLICIES[self.name], least_bytes=self.least_bytes)
 
 
@@ -302,15 +271,12 @@ class CheckpointOffloadActivations(OffloadActivations):
 
 
 @dataclass
-class Buffers(Axis):
+class Buffers(Choice):
     """Constant-size buffers (C_B, ZeRO section 6.2), or one fused buffer that grows with the model."""
 
+    group: ClassVar = "buffers"
+    usual: ClassVar = "constant"
     name: str = "constant"
-
-    @property
-    def label(self) -> str:
-        """The choice as on a command line: "buffers=fused"."""
-        return "" if self.name == "constant" else f"buffers={self.name}"
 
 
 @dataclass
@@ -320,7 +286,6 @@ class FusedBuffers(Buffers):
     name: str = "fused"
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns a sentence where the strategy has no buffer to fuse."""
         strategy = cell.strategy
         if not spec_of(strategy.name).composes.fused_buffers:
             others = ", ".join(names_with("fused_buffers"))
@@ -340,21 +305,15 @@ QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed
 
 
 @dataclass
-class ZeroppConfig(Axis):
+class ZeroppConfig(Choice):
     """ZeRO++ (arXiv 2306.10209) on zero3: nothing of it."""
 
+    group: ClassVar = "zeropp"
     name: str = "none"
 
     def theory_shape(self) -> tuple[int | None, int | None, bool]:
-        """Returns elements per block of coded weights and gradients, None where exact; whether there are secondary
-        shards.
-        """
+        """Returns elements per block of coded weights and gradients (None: exact), and if shards are secondary."""
         return None, None, False
-
-    @property
-    def label(self) -> str:
-        """The choice as on a command line: "zeropp=qwz"."""
-        return "" if self.name == "none" else f"zeropp={self.name}"
 
 
 @dataclass
@@ -370,7 +329,6 @@ class PartsOfZeropp(ZeroppConfig):
     gradient_block: int = Key("how many share a scale in gradients' codes", unit="elements", limits=(8, 2**20))(256)
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns a sentence where there is nothing that ZeRO++ could shorten."""
         words, name = f"zeropp={self.name}", cell.strategy.name
         if not spec_of(name).composes.zeropp:
             why = f"it is for {' or '.join(names_with('zeropp'))}, whose gathers and reductions it shortens"
@@ -380,11 +338,9 @@ class PartsOfZeropp(ZeroppConfig):
         return self._parts_missing() or self._one_node(cell)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-        """The engine's policy."""
         return {"zeropp": self.policy()}
 
     def policy(self) -> Zeropp:
-        """Returns the engine's policy."""
         return Zeropp(
             quantize_weights=self.quantize_weights, secondary_shards=self.secondary_shards,
             quantize_gradients=self.quantize_gradients, weight_block=self.weight_block,
@@ -392,9 +348,6 @@ class PartsOfZeropp(ZeroppConfig):
         )  # fmt: skip
 
     def theory_shape(self) -> tuple[int | None, int | None, bool]:
-        """Returns elements per block of coded weights and gradients, None where exact; whether there are secondary
-        shards.
-        """
         weights = self.weight_block if self.quantize_weights else None
         return weights, self.gradient_block if self.quantize_gradients else None, self.secondary_shards
 

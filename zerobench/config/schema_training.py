@@ -38,28 +38,30 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimizer of torch. `counts`: 4-byte scalars that it keeps of each tensor; `fused`: whether torch has a fused
-    implementation; `fused_on_cuda`: whether the oldest torch that we support has it there, too.
+    """An optimizer of torch. `states`: tensors of the parameter's size that it keeps, as the options have it; `counts`:
+    4-byte scalars that it keeps of each tensor; `fused`: whether torch has a fused implementation; `fused_on_cuda`:
+    whether the oldest torch that we support has it there, too.
     """
 
     make: Callable[..., optim.Optimizer]
+    states: Callable[[Any], int]
     counts: int
     fused: bool = False
     fused_on_cuda: bool = True
 
 
 KINDS: dict[str, Kind] = {
-    "sgd": Kind(optim.SGD, 0, fused=True),
-    "adam": Kind(optim.Adam, 1, fused=True),
-    "adamw": Kind(optim.AdamW, 1, fused=True),
-    "adamax": Kind(optim.Adamax, 1),
-    "nadam": Kind(optim.NAdam, 2),
-    "radam": Kind(optim.RAdam, 1),
-    "adagrad": Kind(optim.Adagrad, 1, fused=True, fused_on_cuda=False),
-    "adadelta": Kind(optim.Adadelta, 1),
-    "rmsprop": Kind(optim.RMSprop, 1),
-    "rprop": Kind(optim.Rprop, 1),
-    "asgd": Kind(optim.ASGD, 3),
+    "sgd": Kind(optim.SGD, lambda chosen: int(chosen.momentum > 0), 0, fused=True),
+    "adam": Kind(optim.Adam, lambda chosen: 2 + chosen.amsgrad, 1, fused=True),
+    "adamw": Kind(optim.AdamW, lambda chosen: 2 + chosen.amsgrad, 1, fused=True),
+    "adamax": Kind(optim.Adamax, lambda _: 2, 1),
+    "nadam": Kind(optim.NAdam, lambda _: 2, 2),
+    "radam": Kind(optim.RAdam, lambda _: 2, 1),
+    "adagrad": Kind(optim.Adagrad, lambda _: 1, 1, fused=True, fused_on_cuda=False),
+    "adadelta": Kind(optim.Adadelta, lambda _: 2, 1),
+    "rmsprop": Kind(optim.RMSprop, lambda chosen: 1 + chosen.centered + (chosen.momentum > 0), 1),
+    "rprop": Kind(optim.Rprop, lambda _: 2, 1),
+    "asgd": Kind(optim.ASGD, lambda _: 1, 3),
 }
 
 
@@ -95,10 +97,9 @@ class Optimizer(Axis):
     @property
     def states(self) -> int:
         """Tensors of the parameter's size that it keeps."""
-        return 1
+        return KINDS[self.name].states(self)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-        """Returns the optimizer over `parameters`."""
         section = self.values()
         parts = {part for pair in PAIRS.values() for part in pair}
         options = {key: value for key, value in section.items() if key not in ("name", "implementation", *parts)}
@@ -106,13 +107,10 @@ class Optimizer(Axis):
         return KINDS[self.name].make(parameters, **options, **IMPLEMENTATIONS[self.implementation])
 
     def theory_shape(self) -> OptimizerShape:
-        """Returns what it keeps of each parameter."""
         return OptimizerShape(self.states, KINDS[self.name].counts, self.implementation == "fused")
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns a sentence where torch cannot update what the strategy has for parameters; `implementation` is
-        resolved.
-        """
+        """Returns a sentence where torch cannot update, with this `implementation`, the strategy's parameters."""
         strategy, kind = cell.strategy.name, KINDS[self.name]
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
         if self.implementation not in refused:
@@ -134,7 +132,6 @@ class Optimizer(Axis):
 
     @property
     def label(self) -> str:
-        """Its name and implementation: "adamw/fused"."""
         return f"{self.name}/{self.implementation}"
 
 
@@ -163,13 +160,7 @@ class Sgd(Decaying):
     dampening: float = Key("torch's dampening of momentum", limits=(0, 1))(0.0)
     nesterov: bool = Key("Nesterov's momentum")(False)
 
-    @property
-    def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
-        return int(self.momentum > 0)
-
     def problems(self) -> list[str]:
-        """Returns sentences on options that torch would refuse."""
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             words = "it needs optimizer.momentum above 0 and optimizer.dampening=0"
             return [*super().problems(), f"optimizer.nesterov=true: {words}"]
@@ -190,11 +181,6 @@ class Betas(Decaying):
     )(0.999)  # fmt: skip
     eps: float = EPS(1e-8)
 
-    @property
-    def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
-        return 2
-
 
 @dataclass
 class Adam(Betas):
@@ -202,11 +188,6 @@ class Adam(Betas):
 
     name: str = "adam"
     amsgrad: bool = Key("keep the largest second moment, a third tensor of states")(False)
-
-    @property
-    def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
-        return 2 + self.amsgrad
 
 
 @dataclass
@@ -264,11 +245,6 @@ class Adadelta(Decaying):
     rho: float = Key("Adadelta's decay of averages", limits=(0, 1))(0.9)
     eps: float = EPS(1e-6)
 
-    @property
-    def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
-        return 2
-
 
 @dataclass
 class RMSprop(Decaying):
@@ -280,11 +256,6 @@ class RMSprop(Decaying):
     eps: float = EPS(1e-8)
     momentum: float = MOMENTUM(0.0)
     centered: bool = Key("RMSprop subtracts the mean gradient, one more tensor of states")(False)
-
-    @property
-    def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
-        return 1 + self.centered + (self.momentum > 0)
 
 
 @dataclass
@@ -298,13 +269,7 @@ class Rprop(Optimizer):
     step_min: float = Key("Rprop's least step", limits=(0, 1e6))(1e-6)
     step_max: float = Key("Rprop's largest step", limits=(0, 1e6))(50.0)
 
-    @property
-    def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
-        return 2
-
     def problems(self) -> list[str]:
-        """Returns sentences on options that torch would refuse."""
         problems = super().problems()
         pairs = ("eta_minus", self.eta_minus, "eta_plus", self.eta_plus), (
             "step_min", self.step_min, "step_max", self.step_max,
@@ -361,21 +326,15 @@ class Precision(Axis):
     )(True)
 
     def resolved(self, strategy: str, updated_by: str) -> Precision:
-        """Returns the section with what was left open filled in as the strategy has it. `updated_by`: cpu or cuda,
-        where the optimizer runs.
-        """
+        """Fills in what the strategy determines. `updated_by`: cpu or cuda, where the optimizer runs."""
         usual: dict[str, Any] = {"gradient_dtype": self.name, "tile_bytes": TILE_BYTES[updated_by]}
         defaults = {**usual, **spec_of(strategy).precision_defaults}
         gradients = self.gradient_dtype or defaults["gradient_dtype"]
         wire, tile = self.wire_dtype or gradients, self.tile_bytes or defaults["tile_bytes"]
         return replace(self, gradient_dtype=gradients, wire_dtype=wire, tile_bytes=tile)
 
-    def validate(self, cell: CellConfig) -> list[str]:
-        """Returns sentences on dtypes that make no sense, or are not to be had under the strategy."""
-        return self.problems(cell.strategy.name)
-
     def problems(self, strategy: str) -> list[str]:
-        """Returns the sentences of `validate`, which depend on the strategy alone."""
+        """Returns sentences on dtypes that make no sense, or are not to be had under the strategy."""
         chosen = {"gradient_dtype": self.gradient_dtype, "wire_dtype": self.wire_dtype}
         unknown = {key: dtype for key, dtype in chosen.items() if dtype not in DTYPES}
         if unknown:
@@ -429,11 +388,9 @@ class Precision(Axis):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's dtype."""
         return DTYPES[self.name]
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-        """Keyword arguments for the engine of the strategy: what differs from its defaults."""
         return self.options_of(cell.strategy.name)
 
     def options_of(self, strategy: str) -> dict[str, Any]:
@@ -464,11 +421,9 @@ class Precision(Axis):
 
     @property
     def scales(self) -> bool:
-        """True where the loss is scaled."""
         return False
 
     def scale_problems(self) -> list[str]:
-        """Returns sentences on the loss scale, where there is one."""
         return []
 
     @property
@@ -526,7 +481,6 @@ class Fp16(Bf16):
         return True
 
     def scale_problems(self) -> list[str]:
-        """Returns a sentence on a scale that is missing or below its least."""
         if self.initial_scale is None:
             words = "fp16 needs loss scaling, for gradients below 6e-8 would be lost; name a scale, as 65536"
             return [f"precision.initial_scale=null: {words}"]
@@ -536,7 +490,6 @@ class Fp16(Bf16):
         return []
 
     def options_of(self, strategy: str) -> dict[str, Any]:
-        """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
         options = super().options_of(strategy)
         if spec_of(strategy).half == "masters":
             options["loss_scaling"] = LossScaling(

@@ -81,7 +81,6 @@ class Proposed:
 
     @property
     def chosen(self) -> str:
-        """The override that chooses it."""
         return f"{GROUP}={self.name}"
 
     @property
@@ -113,29 +112,16 @@ class Proposed:
 
 
 def sweeping(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the overrides that choose a sweeper and its settings."""
     named = (GROUP, f"{SETTINGS}.")
     return tuple(word for word in words if word.lstrip("+").startswith(named))
 
 
-def known_sweepers() -> list[str]:
-    """Returns the sweepers that are installed."""
-    Plugins.instance()  # which looks for them
-    return _stored(GROUP)
-
-
 def _stored(group: str) -> list[str]:
-    store = ConfigStore.instance()
-    if not _has_group(store.repo, group):
+    try:
+        names = ConfigStore.instance().list(group)
+    except OSError:  # there is no such group
         return []
-    return sorted(name.removesuffix(".yaml") for name in store.list(group) if name.endswith(".yaml"))
-
-
-def _has_group(repo: dict[str, Any], group: str) -> bool:
-    node: Any = repo
-    for part in group.split("/"):
-        node = node.get(part) if isinstance(node, dict) else None
-    return isinstance(node, dict)
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def problem_of_override(override: Override) -> str:
@@ -154,7 +140,7 @@ def problem_of_override(override: Override) -> str:
 
 
 def _problem_of_choice(group: str, name: str, install: Mapping[str, str]) -> str:
-    Plugins.instance()
+    Plugins.instance()  # which looks for them
     known = _stored(group)
     if name in known:
         return ""
@@ -166,19 +152,18 @@ def _problem_of_choice(group: str, name: str, install: Mapping[str, str]) -> str
 
 
 def chosen(hydra: DictConfig, words: Sequence[str]) -> Proposed | None:
-    """Returns the plugin of a composed config; None for Hydra's basic sweeper."""
     name = hydra.runtime.choices.get(GROUP, BASIC)
     if name == BASIC:
         return None
     settings = _flat(OmegaConf.to_container(hydra.sweeper, resolve=False))
-    defaults = _flat(OmegaConf.to_container(OmegaConf.structured(_default(name)), resolve=False))
+    defaults = _flat(
+        OmegaConf.to_container(
+            OmegaConf.structured(ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node), resolve=False
+        )
+    )
     named = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in words}
     asked = {key for key, value in settings.items() if key in named or (key in defaults and value != defaults[key])}
     return Proposed(name, tuple(words), settings, frozenset(asked))
-
-
-def _default(name: str) -> Any:
-    return ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node
 
 
 def _flat(node: Any, where: str = "") -> Settings:
@@ -240,7 +225,6 @@ def _how_to_say(setting: str) -> str:
 
 
 def _directed(objective: Objective, told: Any, setting: str) -> Objective:
-    """The objective in the direction that the plugin was told."""
     smaller, larger = DIRECTIONS[setting]
     if told not in (smaller, larger):
         raise ValueError(f"{SETTINGS}.{setting}={told}: use {smaller} or {larger}".lower())
@@ -307,13 +291,11 @@ class Objective:
     larger: bool | None
 
     def better(self, one: float, other: float) -> bool:
-        """Returns True where the value `one` is better than `other`. Its direction must be known."""
         return one > other if self.larger else one < other
 
 
 @cache
 def _numbers() -> dict[str, Column]:
-    """Columns of the table of runs that hold a number, by name."""
     found = [one for one in columns_of("runs") if one.kind in ("int", "float") and one.name not in NO_OBJECTIVE]
     return {one.name: one for one in found}
 

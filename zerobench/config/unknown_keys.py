@@ -9,7 +9,8 @@ from typing import Any, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
-from .schema import SCHEMAS, Config
+from .keys import GROUPS, KEYS
+from .schema import Config
 
 IDENTITY = ("name", "kind")
 """Keys that say which choice of a group a section is: the group chooses it."""
@@ -93,7 +94,7 @@ def meant(key: str, known: Collection[str], prefix: str = "") -> str:
     last = key.split(".")[-1]
     if ours := OTHER_WORDS.get(key) or OTHER_WORDS.get(last):
         return f"; did you mean {ours}?"
-    elsewhere = [one for one in _keys_by_group() if one.split(".")[-1] == last]
+    elsewhere = [one for one in KEYS if "." in one and one.split(".")[-1] == last]
     if elsewhere and not get_close_matches(last, known, n=1, cutoff=0.8):
         return f"; did you mean {' or '.join(elsewhere[:2])}?"
     settable = [one for one in known if one not in IDENTITY]
@@ -101,9 +102,7 @@ def meant(key: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def meant_flag(flag: str, flags: Collection[str]) -> str:
-    """Suggests words for a flag that does not exist, to follow an error message: a key, which has no dashes, or the
-    nearest flag.
-    """
+    """Suggests a key, which has no dashes, or the nearest flag, to follow an error message."""
     key = flag.lstrip("-").partition("=")[0].replace("-", "_")
     if is_key(key):
         return f"; a key has no dashes: {key}=VALUE"
@@ -113,8 +112,7 @@ def meant_flag(flag: str, flags: Collection[str]) -> str:
 
 
 def is_key(word: str) -> bool:
-    """Returns True for a group, or a key of any choice."""
-    return word in {*SCHEMAS, "experiment", *(one.name for one in fields(Config)), *_keys_by_group()}
+    return word in GROUPS or word in KEYS
 
 
 def spaced(words: Sequence[str]) -> str:
@@ -132,19 +130,7 @@ def meant_verb(word: str, verbs: Collection[str]) -> str:
     return nearest(OTHER_VERBS.get(word, word), verbs)
 
 
-def _keys_by_group() -> list[str]:
-    """Every key of every choice and section below the top: "optimizer.lr" once, however many optimizers have it."""
-    sections: dict[str, Any] = {one.name: one.default_factory for one in fields(Config)}
-    schemas: list[tuple[str, Any]] = [
-        (group, schema) for group, choices in SCHEMAS.items() for schema in choices.values()
-    ]
-    schemas += [(name, schema) for name, schema in sections.items() if is_dataclass(schema) and name not in SCHEMAS]
-    found = [f"{group}.{one.name}" for group, schema in schemas for one in fields(schema) if one.name not in IDENTITY]
-    return list(dict.fromkeys(found))
-
-
 def type_name(node: Any) -> str:
-    """The type that a config's node wants, in words."""
     kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
     names: dict[Any, str] = {
         int: "an integer", float: "a number", bool: "true or false", str: "text",

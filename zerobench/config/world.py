@@ -90,7 +90,8 @@ def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems:
         problems.append(f"device=cuda: {where} no GPU that torch can use")
     elif draft.device == "cuda" and sharing > 1:
         _refuse_search(draft, "a world whose ranks share a GPU", problems)
-        if draft.backend == "nccl" and not _nccl_shares():
+        shares = os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
+        if draft.backend == "nccl" and not shares:
             ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
             problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
 
@@ -103,10 +104,6 @@ def _too_crowded(ranks: int) -> list[str]:
     return [f"world_size={ranks}: {ranks} processes would take turns on {show_count(cores, 'core')}; {few}"]
 
 
-def _nccl_shares() -> bool:
-    return os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
-
-
 def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problems: list[str]) -> tuple[int, int]:
     """Returns the most of the joined job's first ranks on one machine, and on one GPU."""
     if ranks > len(membership.members):
@@ -115,9 +112,7 @@ def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problem
 
 
 def has_times(cell: CellConfig) -> bool:
-    """True where a step's time is taken and means something: not in a simulated world, nor where ranks take turns on a
-    GPU.
-    """
+    """True where times mean something: not in a simulated world, nor where ranks take turns on a GPU."""
     return cell.measure.passes != "accounted" and cell.backend != SIMULATED and cell.ranks_per_gpu == 1
 
 
@@ -167,7 +162,6 @@ def _nodes_in_job(draft: Config, away: LauncherChoice, ranks: int, problems: lis
 
 
 def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
-    """Resolves a simulated world, of which one rank is run, on one device."""
     if draft.device == "cuda" and not gpus:
         problems.append("device=cuda: this machine has no GPU; a simulated world needs one, or device=cpu")
     draft.device = "cuda" if gpus else "cpu"

@@ -23,16 +23,13 @@ from .task import JOB
 
 
 def run_in_job(extra_dirs: list[Path]) -> int:
-    """Runs the launches of the job that this command was started in. Returns the exit code: 0 all ok, 1 one failed,
-    130 stopped.
-    """
+    """Runs the launches of this command's job. Returns the exit code: 0 all ok, 1 one failed, 130 stopped."""
     fork_server.start()
     checker(extra_dirs)  # users' registered models are known from here on
     return run_launches(JobFolder(Path(os.environ.pop(JOB))))
 
 
 def run_launches(folder: JobFolder) -> int:
-    """Runs the launches of a job's folder. Returns the exit code."""
     gather()
     rows: list[dict[str, Any] | None] = folder.rows()
     launches = folder.launches()

@@ -60,10 +60,7 @@ class JobFolder:
     def make(
         cls, results_dir: Path, number: int, launches: Sequence[CellLaunch], launcher: str, board: str = ""
     ) -> JobFolder:
-        """Makes the folder of a new job with its order. Raises OSError where it cannot be written.
-
-        `board`: name of the composing process's board in `results_dir`.
-        """
+        """Makes the folder of a new job. `board`: name of the composing process's board. Raises OSError."""
         name = f"{number}-{uuid.uuid4().hex[:8]}"
         jobs = (results_dir / JOBS).absolute()
         aside = cls(jobs / f".{name}")  # until it has its lease and its order: no other process takes it for abandoned
@@ -71,10 +68,10 @@ class JobFolder:
             aside.path.mkdir(parents=True)
         aside.path.mkdir(parents=True, exist_ok=True)
         lease = lease_in(aside.path, COMPOSER)
-        told = [
+        told = [  # without launch.retry: another attempt is another job's
             {
                 "name": one.name,
-                "config": _without_retry(one.cell).config.as_dict(),
+                "config": one.cell.changed(launch=replace(one.cell.config.launch, retry=[])).config.as_dict(),
                 "problems": one.cell.problems,
                 "repeat": one.repeat,
             }
@@ -86,7 +83,6 @@ class JobFolder:
 
     @property
     def name(self) -> str:
-        """The job's name at the launcher; no other job has it."""
         return f"zerobench-{self.path.name}"
 
     def order(self) -> dict[str, Any]:
@@ -130,7 +126,6 @@ class JobFolder:
         self._replace("unwritten.json", told)
 
     def unwritten(self) -> list[Unwritten]:
-        """Returns them."""
         try:
             told: Any = json.loads(read_text(self.path / "unwritten.json"))
             return [Unwritten(Path(where), str(error), Path(kept) if kept else None) for where, error, kept in told]
@@ -143,16 +138,13 @@ class JobFolder:
         return boards[-1].launches if boards else []
 
     def ask_to_stop(self) -> None:
-        """Asks the job to end."""
         (self.path / "stop").touch()
 
     @property
     def is_to_stop(self) -> bool:
-        """True once the composing process has asked for it."""
         return (self.path / "stop").exists()
 
     def log(self, task: str) -> Path:
-        """The file for the output of one of the job's tasks."""
         return self.path / f"log-{task}.txt"
 
     def last_words(self) -> str:
@@ -176,15 +168,8 @@ class JobFolder:
         replace_text(self.path / name, json.dumps(value))
 
 
-def _without_retry(cell: Cell) -> Cell:
-    """Returns the cell as a job runs it: another attempt is another job's."""
-    return cell.changed(launch=replace(cell.config.launch, retry=[]))
-
-
 def own_command() -> list[str]:
-    """Returns the command by which this process was started, for a job to start it again: a user's script registers
-    models.
-    """
+    """Returns the command that started this process; a user's script, for a job starts it again to know its models."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None:
         module = spec.name.removesuffix(".__main__")
@@ -218,7 +203,6 @@ class LauncherJob:
 
     @property
     def has_ended(self) -> bool:
-        """True once the plugin says so."""
         return self.ended.is_set()
 
     @property

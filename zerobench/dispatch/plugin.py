@@ -1,7 +1,7 @@
 """Hydra's plugin that launches a job: instantiated with the job's resources, and called with one job.
 
 `launch` of a plugin returns when the job is over, and raises where it was lost; so each job is launched from a thread
-of its own. Hydra's private modules are used here, and in config/compose.py, alone.
+of its own.
 
 The plan of a sweep by a launcher: which launches a job runs, and the resources that it asks the launcher for.
 
@@ -17,12 +17,11 @@ from collections.abc import Hashable, Sequence
 from functools import partial, reduce
 from importlib import import_module
 
-from hydra._internal.callbacks import Callbacks
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
-from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ..config.compose import compose_plugin
 from ..config.grouping import group_of
 from ..config.hydra_keys import quoted
 from ..config.launcher import LauncherChoice, Resources, resources_of
@@ -31,9 +30,6 @@ from ..sections import known
 from ..sweep.sweep import CellLaunch
 from .job_folder import JobFolder
 from .task import run_job
-
-QUIET = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
-"""Overrides with which Hydra writes no log and no config of its own."""
 
 SUBMITIT = "submitit_folder"
 """Setting of submitit's plugins: the folder of its files, whose names begin with the job's id.
@@ -48,8 +44,7 @@ class Plugin:
 
     def __init__(self, choice: LauncherChoice, check: Overrides) -> None:
         self.choice = choice
-        self._config = check.compose_whole([*choice.words, *QUIET])
-        self._context = HydraContext(check.loader, Callbacks())
+        self._config, self._context = compose_plugin(check, choice.words)
         self._starting = threading.Lock()
 
     def launch(self, folder: JobFolder, resources: Resources) -> int | None:
@@ -73,9 +68,7 @@ class Plugin:
         return next((code for code in codes if isinstance(code, int)), None)
 
     def _start_ray(self) -> None:
-        """Starts Ray, or joins a cluster, before the first job: its plugin does so in each, and jobs are launched from
-        threads.
-        """
+        """Starts or joins Ray before the first job: its plugin does so in each, and jobs are launched from threads."""
         with self._starting:
             start = import_module("hydra_plugins.hydra_ray_launcher._launcher_util").start_ray
             start(self._config.hydra.launcher.ray.init)
@@ -109,7 +102,6 @@ RAY = "ray"
 
 
 def groups_of(launches: Sequence[CellLaunch]) -> list[list[CellLaunch]]:
-    """Returns the launches of each job, in the order of the first."""
     groups: dict[Hashable, list[CellLaunch]] = {}
     for launch in launches:
         groups.setdefault(group_of(launch.cell), []).append(launch)
@@ -117,16 +109,13 @@ def groups_of(launches: Sequence[CellLaunch]) -> list[list[CellLaunch]]:
 
 
 def resources_for(launches: Sequence[CellLaunch], choice: LauncherChoice) -> Resources:
-    """Returns the resources that are enough for each of a job's launches."""
     configs = [launch.cell.config for launch in launches]
     wanted = [resources_of(choice, c.world_size, c.node_size, known(c.launch.threads), c.device) for c in configs]
     return reduce(Resources.together, wanted)
 
 
 def settings_for(resources: Resources, choice: LauncherChoice) -> dict[str, int]:
-    """Returns resources as settings of the plugin, key below hydra.launcher -> value; none of one that knows no
-    resources.
-    """
+    """Returns resources as settings of the plugin, by key below hydra.launcher; {} for one without resources."""
     if RAY in choice.settings:
         remote = choice.settings[RAY].get("remote") or {}
         cores = resources.cpus_per_task * resources.tasks_per_node

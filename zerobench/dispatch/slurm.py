@@ -29,7 +29,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +136,6 @@ class SlurmWatch(JobWatch):
         answer_submitit(self.queue)
 
     def problems(self, wanted: Sequence[Resources]) -> list[str]:
-        """Returns what SLURM would refuse."""
         return problems_of(self.choice, wanted)
 
     def ids(self, folder: JobFolder, jobs: dict[str, Seen]) -> list[str]:
@@ -146,7 +145,6 @@ class SlurmWatch(JobWatch):
         return sorted(submitted | {one for one, seen in jobs.items() if seen.name == folder.name}, key=int)
 
     def waiting(self, folders: Sequence[JobFolder]) -> str:
-        """Returns how many jobs run, how many wait, and SLURM's reasons."""
         jobs = self.queue.jobs()
         mine = [jobs[one] for folder in folders for one in self.ids(folder, jobs)[-1:] if one in jobs]
         why = Counter(seen.why for seen in mine if seen.state == "PENDING")
@@ -159,7 +157,6 @@ class SlurmWatch(JobWatch):
         return f"SLURM: {show_count(why.total(), 'job')} waiting{reasons and f' ({reasons})'}, {runs} running"
 
     def fate(self, folder: JobFolder, error: BaseException | None, code: int | None) -> Fate:
-        """Returns the end of a job that is over, by its state."""
         if error is not None and TIMED_OUT in str(error):
             early = "submitit ends jobs hydra.launcher.signal_delay_s earlier"
             return Fate("timeout", f"{self._named(folder)} reached its time limit ({early})")
@@ -181,7 +178,8 @@ class SlurmWatch(JobWatch):
             only = [] if whole else ["--state=PENDING"]  # one may begin meanwhile
             subprocess.run(["scancel", "--quiet", *only, *cancel], capture_output=True, timeout=ANSWER_S)
             jobs = self.queue.jobs(at_once=True)
-        return [one for one in folders if (ids := self.ids(one, jobs)) and _all_over(ids, jobs)]
+        known = ((folder, self.ids(folder, jobs)) for folder in folders)
+        return [one for one, ids in known if ids and all(jobs.get(job, Seen(GONE)).state in OVER for job in ids)]
 
     def _settled(self, folder: JobFolder) -> Seen | None:
         """Returns the folder's job, once SLURM has an end for it too; None where none was submitted."""
@@ -199,10 +197,6 @@ class SlurmWatch(JobWatch):
         ids = self.ids(folder, jobs)
         where = jobs[ids[-1]].nodes if ids and ids[-1] in jobs else ""
         return f"SLURM job {ids[-1] if ids else '?'}" + (f" on {where}" if where else "")
-
-
-def _all_over(ids: Iterable[str], jobs: dict[str, Seen]) -> bool:
-    return all(jobs.get(one, Seen(GONE)).state in OVER for one in ids)
 
 
 def answer_submitit(queue: Queue) -> None:

@@ -32,9 +32,9 @@ from ..sweep.cell import find_elsewhere, write_lost
 from ..sweep.sweep import CellLaunch, Sweep, rounds, runs_again
 from .job_folder import JobFolder, LauncherJob
 from .plugin import NOTE_HERE, Plugin, at_once, groups_of, resources_for
+from .slurm import SlurmWatch
 from .threads import THREADS
 from .watch import Fate, JobWatch
-from .watches import watch_of
 
 POLL_S = 0.5
 
@@ -59,25 +59,21 @@ class DispatchedSweep(Sweep):
     _said: tuple[str, float] = ("", 0.0)
 
     def __post_init__(self) -> None:
-        self.watch = watch_of(self.plugin.choice)
+        choice = self.plugin.choice
+        self.watch = SlurmWatch(choice) if choice.name == "submitit_slurm" else JobWatch(choice)
 
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
-        """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
         launches = list(rounds(cells, first, names))
         found = {launch: self._find(launch) for launch in launches}
         self.reporter.expect(launches, lambda one: found[one] is not None)
         self.run_all(launches, found)
 
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
-        """Returns the row of one launch; None where the user stopped it before it had one."""
         before = len(self.rows)
         self.run_all([launch], {launch: self._find(launch)})
         return self.rows[before] if len(self.rows) > before else None
 
     def run_apart(self, cell: Cell) -> dict[str, Any]:
-        """Returns the row of a cell that is no part of the sweep, by a job of its own. Raises KeyboardInterrupt where
-        the user stopped it.
-        """
         launch = CellLaunch(f"{base_name(cell.config)}, for a check", cell, 0)
         self.reporter.expect([launch])
         row = replace(self, check=None, rows=[]).run_one(launch)
@@ -167,7 +163,6 @@ class DispatchedSweep(Sweep):
             job.ended.set()
 
     def _listen(self, job: LauncherJob) -> None:
-        """Shows what the job's board shows, and takes its new rows."""
         if job.folder is None:
             return
         for place, seen in enumerate(job.folder.board()):
@@ -256,9 +251,7 @@ class DispatchedSweep(Sweep):
                 folder.remove()
 
     def _stop(self, under_way: list[LauncherJob]) -> None:
-        """Asks all jobs to end, takes those that have not begun from the queue, and takes what the others still
-        write.
-        """
+        """Asks all jobs to end, withdraws those that have not begun, and takes what the others still write."""
         folders = [job.folder for job in under_way if job.folder is not None]
         for folder in folders:
             folder.ask_to_stop()

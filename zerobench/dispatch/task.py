@@ -86,9 +86,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def leave_signals_to_task() -> None:
-    """Ends the command with the task that started it, which a launcher may kill alone, and leaves launchers' warning
-    signals to that.
-    """
+    """Ends the command with its task, which a launcher may kill alone; warning signals are the task's."""
     end_with_parent()
     for warning in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(warning, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """The watch over a launcher's jobs, from outside of them: a launcher with a queue tells why a job waits, or is lost.
 
-Fate       the status and the reason of the launches that a job has lost
-JobWatch      of a launcher that tells nothing; the others are in WATCHES of dispatch/watches.py
+Fate        the status and the reason of the launches that a job has lost
+JobWatch    of a launcher that tells nothing; SLURM's is in dispatch/slurm.py
 """
 
 from __future__ import annotations
@@ -47,7 +47,5 @@ class JobWatch:
         return Fate("crash", f"{job} ended without a row for it; logs/job.log has its output")
 
     def withdraw(self, folders: Sequence[JobFolder], whole: bool = False) -> list[JobFolder]:
-        """Takes jobs that have not begun from the queue, or all where `whole`. Returns those that do not run now, nor
-        will.
-        """
+        """Takes jobs that wait from the queue, or all where `whole`. Returns those that do not run, nor will."""
         return []

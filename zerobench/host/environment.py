@@ -35,10 +35,7 @@ MEETING_S = 60.0
 
 @dataclass(frozen=True)
 class JobRendezvous:
-    """The meeting point of a joined job's ranks in one pass: the job's store, below a prefix per pass.
-
-    `one_machine`: all ranks are on one machine.
-    """
+    """The meeting point of a joined job's ranks in one pass: the job's store, below a prefix per pass."""
 
     address: str
     port: int
@@ -140,7 +137,6 @@ def make_deterministic() -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python's and torch's generators."""
     random.seed(seed)
     torch.manual_seed(seed)
 
@@ -169,14 +165,9 @@ def reset_resident_peak() -> None:
 
 
 def loopback_bytes() -> int | None:
-    """Returns the bytes over the loopback interface so far, of all processes; None where the system does not report
-    them.
-    """
-    try:
-        lines = Path("/proc/net/dev").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.strip().startswith("lo:")), None)
+    """Returns the bytes over the loopback interface so far, of all processes; None where the system has no "lo"."""
+    found = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
+    return None if found is None else found.bytes_recv
 
 
 def usable_cores() -> int:
@@ -188,9 +179,7 @@ def usable_cores() -> int:
 
 
 def machine_bytes() -> int:
-    """Returns the memory of this machine, or what control groups of this process leave of it, as in a container or a
-    job of SLURM.
-    """
+    """Returns this machine's memory, or what control groups (containers, SLURM) leave of it to this process."""
     return min([psutil.virtual_memory().total, *_limits_of_groups()])
 
 
@@ -211,7 +200,6 @@ def _limits_of_groups() -> Iterator[int]:
 
 
 def gpu_bytes() -> int:
-    """Returns the memory of this machine's smallest GPU."""
     return min(torch.cuda.get_device_properties(one).total_memory for one in range(torch.cuda.device_count()))
 
 

@@ -71,7 +71,6 @@ class Lease:
     lock: int
 
     def beat(self) -> None:
-        """Renews the lease, by the file system's clock."""
         os.utime(self.name, dir_fd=self.folder)
 
     def release(self) -> None:
@@ -319,7 +318,6 @@ class Owner:
 
     @staticmethod
     def me() -> Owner:
-        """Returns this process."""
         return Owner(platform.node(), *machine(), os.getpid(), _started(os.getpid()))
 
     @classmethod

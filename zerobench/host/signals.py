@@ -31,7 +31,6 @@ _pending = threading.Event()
 
 
 def heed() -> None:
-    """Raises KeyboardInterrupt in a command that a signal has interrupted."""
     if _pending.is_set():
         raise KeyboardInterrupt
 
@@ -63,13 +62,27 @@ def insist() -> Iterator[None]:
 def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
     """Lets the first signal of `numbers` raise KeyboardInterrupt in this block. In a thread it does nothing."""
     numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
-    before = {one: signal.signal(one, _interrupter(numbers)) for one in numbers}
+
+    def interrupt(_signal: int, _frame: object) -> NoReturn:
+        ignore(numbers)
+        _pending.set()
+        raise KeyboardInterrupt
+
+    try:
+        with _handled(numbers, interrupt):
+            yield
+    finally:
+        _pending.clear()
+
+
+@contextlib.contextmanager
+def _handled(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], NoReturn]) -> Iterator[None]:
+    before = {one: signal.signal(one, handler) for one in numbers}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        _pending.clear()
+        for one, earlier in before.items():
+            signal.signal(one, earlier)
 
 
 def ignore(numbers: Iterable[signal.Signals]) -> None:
@@ -90,14 +103,8 @@ def exit_when_interrupted(cleanup: Callable[[], None]) -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     here = threading.current_thread() is threading.main_thread()
-    before = {one: signal.getsignal(one) for one in ENDING if here and _raises(one)}
-    for one in before:
-        signal.signal(one, leave)
-    try:
+    with _handled([one for one in ENDING if here and _raises(one)], leave):
         yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _raises(number: signal.Signals) -> bool:
@@ -107,9 +114,7 @@ def _raises(number: signal.Signals) -> bool:
 
 
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Returns those of `numbers` that are neither ignored, as under nohup, nor handled by others, as in a job's
-    process.
-    """
+    """Returns those of `numbers` that are neither ignored, as under nohup, nor handled by others."""
     return [one for one in numbers if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler)]
 
 
@@ -118,12 +123,3 @@ def end_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _interrupter(numbers: list[signal.Signals]) -> Callable[[int, Any], NoReturn]:
-    def interrupt(_signal: int, _frame: object) -> NoReturn:
-        ignore(numbers)
-        _pending.set()
-        raise KeyboardInterrupt
-
-    return interrupt

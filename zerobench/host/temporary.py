@@ -43,9 +43,7 @@ class Aside:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Creates a folder among the system's temporary files and removes it at the end; first removes those of killed
-    commands.
-    """
+    """Yields a temporary folder, removed at the end; first removes those of killed commands."""
     mine = os.getpid()
     aside = claim(Path(tempfile.gettempdir()), ".zerobench-claim-", TEMPORARY, str(mine))
     try:

@@ -66,6 +66,13 @@ def start() -> ForkServerContext:
     return found
 
 
+def process_id() -> int | None:
+    """Returns the server's process id; None where none was started."""
+    server: Any = forkserver._forkserver
+    found: int | None = server._forkserver_pid
+    return found
+
+
 def end() -> None:
     """Ends the server with the command, even during its imports, which it would otherwise complete first."""
     server: Any = forkserver._forkserver

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..cluster.job import Job, JobContext, JobError, RankInfo, current_job, too_many
+from ..cluster.job import Job, JobContext, JobError, current_job, too_many
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import LostError
 from ..config.cell import Cell, CellConfig
@@ -97,9 +97,7 @@ def _dismiss(mine: JobContext) -> None:
 
 
 class _Pass:
-    """One pass as rank 0 runs it. `others`: the crew without rank 0, by rank in the pass; `ends`: their ends that
-    are known.
-    """
+    """One pass as rank 0 runs it. `others`: the crew without rank 0, by rank; `ends`: their known ends."""
 
     def __init__(
         self, mine: JobContext, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
@@ -156,7 +154,8 @@ class _Pass:
             if found is not None:
                 self.ends[rank] = rebuild(End, found)
             elif info.rank in self.context.lost:
-                self.ends[rank] = End((Failure(rank, "crash", why_lost(self.context, info)),), [], "")
+                words = f"{self.context.lost[info.rank]} (rank {info.rank} of the job, on {info.machine})"
+                self.ends[rank] = End((Failure(rank, "crash", words),), [], "")
 
     def _failures(self) -> list[Failure]:
         return [failure for end in self.ends.values() for failure in end.failures]
@@ -207,11 +206,6 @@ def too_few(mine: JobContext, ranks: int) -> str:
     where = sorted({info.machine for info in mine.membership.members if info.rank in mine.lost})
     left = f"{len(mine.living.members)} of the job's {mine.job.world_size} ranks are left, without those of"
     return f"world_size={ranks}: {left} {', '.join(where)}; {LATER}"
-
-
-def why_lost(mine: JobContext, info: RankInfo) -> str:
-    """Returns why a rank is lost, with its place in the job."""
-    return f"{mine.lost[info.rank]} (rank {info.rank} of the job, on {info.machine})"
 
 
 def _with_losses() -> JobContext | None:

@@ -59,9 +59,7 @@ def _send(pipe: Connection, kind: str, value: Any) -> None:
 
 
 def _detach(log: str) -> None:
-    """Ties this process's life to the fork server and the launching process, leaves Ctrl-C to that, redirects output to
-    `log`.
-    """
+    """Ties this process's life to its parents', leaves Ctrl-C to them, and redirects output to `log`."""
     fork_server.let_go()
     end_with_parent()
     if sys.platform == "linux":

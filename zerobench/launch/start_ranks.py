@@ -31,6 +31,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from . import fork_server
 from .rank_main import Worker, rank_main
 
@@ -46,11 +48,11 @@ STOPPED = "stopped"
 STILL_RAN = "still ran"
 
 HALTED = {
-    "T": "was stopped by a signal (SIGSTOP, for example), and others may have waited for it",
-    "t": "was stopped by a debugger, and others may have waited for it",
-    "D": "waited in the kernel, for a disk or a device",
+    psutil.STATUS_STOPPED: "was stopped by a signal (SIGSTOP, for example), and others may have waited for it",
+    psutil.STATUS_TRACING_STOP: "was stopped by a debugger, and others may have waited for it",
+    psutil.STATUS_DISK_SLEEP: "waited in the kernel, for a disk or a device",
 }
-"""Process states of /proc that explain a timeout."""
+"""Process states that explain a timeout."""
 
 Watch = Callable[[], str | None]
 """Called regularly while ranks run: returns None, or the status ("timeout", STOPPED) with which to end them."""
@@ -125,7 +127,10 @@ def launch(
         return Outcome("crash", f"rank {len(ranks)} {words}", [])
     finally:
         end(ranks)
-        _tidy({job.scratch for job in jobs if getattr(job, "scratch", None)})
+        for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
+            from ..zero.offload.disk import sweep
+
+            sweep(folder)
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
     if _oom_kills() > kills_before:
@@ -134,11 +139,10 @@ def launch(
 
 
 def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
-    """Returns status and reason of a pass with these failures: its first cause.
-
-    A rank that died explains more than its peers, which only lost their connection to it.
-    """
-    causes = sorted(failures, key=lambda f: (f.status == STOPPED, _lost_a_peer(f), f.status == "timeout", _no_oom(f)))
+    """Returns status and reason of a pass's first cause: a rank that died, before peers that lost their connection."""
+    causes = sorted(
+        failures, key=lambda f: (f.status == STOPPED, _lost_a_peer(f), f.status == "timeout", f.status != "oom")
+    )
     if causes[0].status != "timeout":
         return causes[0].status, f"rank {causes[0].rank} {causes[0].text}"
     late = [failure for failure in failures if failure.status == "timeout"]
@@ -146,10 +150,6 @@ def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
     halted = "".join(f"; rank {failure.rank} {failure.text}" for failure in late if failure.text != STILL_RAN)
     words = f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran{halted}"
     return "timeout", f"{words}; the stacks are in the logs"
-
-
-def _no_oom(failure: Failure) -> bool:
-    return failure.status != "oom"
 
 
 def _lost_a_peer(failure: Failure) -> bool:
@@ -164,12 +164,11 @@ def _blame_memory(failure: Failure) -> Failure:
 
 
 def start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> RankProcess:
-    """Forks a rank from the server; its output goes to `log`."""
     here, there = context.Pipe()
     process = context.Process(target=rank_main, args=(worker, job, there, str(log)), daemon=True)
     process.start()
     there.close()
-    return RankProcess(number, process, here, log, _parent_of(process.pid))
+    return RankProcess(number, process, here, log, fork_server.process_id())
 
 
 def _supervise(
@@ -217,7 +216,7 @@ def _explain_exit(rank: RankProcess) -> str:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     code = rank.process.exitcode
-    if rank.server is not None and _stat(rank.server)[:1] in ([], ["Z"]):
+    if rank.server is not None and _state(rank.server) in ("", psutil.STATUS_ZOMBIE):
         return f"was lost with the fork server of all ranks, process {rank.server}, which was killed"
     if code is not None and code < 0:
         name = ProcessFailure(rank.number, rank.process.pid, code, error_file="").signal_name()
@@ -237,7 +236,7 @@ def _all_failures(ranks: list[RankProcess]) -> list[Failure]:
 def give_up(ranks: list[RankProcess], status: str) -> list[Failure]:
     """Marks the ranks that still run as failed; on a timeout they write their stacks to their logs first."""
     late = [rank for rank in ranks if not rank.finished]
-    words = {rank.number: HALTED.get("".join(_stat(rank.process.pid)[:1]), STILL_RAN) for rank in late}
+    words = {rank.number: HALTED.get(_state(rank.process.pid), STILL_RAN) for rank in late}
     if status == "timeout":
         for rank in late:
             with contextlib.suppress(ProcessLookupError):
@@ -258,24 +257,12 @@ def end(ranks: list[RankProcess]) -> None:
         rank.pipe.close()
 
 
-def _tidy(folders: set[str]) -> None:
-    for folder in folders:
-        from ..zero.offload.disk import sweep
-
-        sweep(folder)
-
-
-def _stat(pid: int | None) -> list[str]:
-    """Returns the fields of /proc/<pid>/stat from the state on: state, parent, ...; empty where the process is gone."""
+def _state(pid: int) -> str:
+    """Returns the state of a process, in psutil's words; "" where it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _parent_of(pid: int | None) -> int | None:
-    found = _stat(pid)[1:2]
-    return int(found[0]) if found else None
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _oom_kills() -> int:

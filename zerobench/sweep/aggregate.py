@@ -121,7 +121,6 @@ def _join_memory(row: RunRow, memory: list[MemoryRow], per_node: int) -> None:
 
 
 def _most(memory: list[MemoryRow], phase: str, category: str) -> int | None:
-    """Returns the largest maximum of any rank; None without such a row."""
     return max((m.max_bytes for m in memory if (m.phase, m.category) == (phase, category)), default=None)
 
 

@@ -51,9 +51,7 @@ def find_or_run(
     on_wait: Callable[[bool], None] = lambda _: None,
     on_unwritten: Callable[[Unwritten], None] = lambda _: None,
 ) -> tuple[dict[str, Any], bool]:
-    """Returns the row of a launch, and True where it is an earlier one's. Waits for another sweep that measures the
-    same.
-    """
+    """Returns the row of a launch, and if an earlier one was found. Waits for another sweep that measures the same."""
     with ExitStack() as held:
         if not cell.problems and not cell.config.rerun:
             turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {repeat}", on_wait)
@@ -173,7 +171,6 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
 
 
 def _ranks(config: CellConfig) -> Sequence[int]:
-    """Returns the ranks to run: one of a simulated world."""
     return [simulated_rank(config)] if config.backend == SIMULATED else range(config.world_size)
 
 
@@ -229,21 +226,8 @@ LONGEST_NAME = 80
 
 
 def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
-    """Returns the row of an earlier run of the same cell, code, torch and device class, the `repeat`-th launch, or
-    None.
-
-    `statuses`: accepted statuses.
-    """
-    results_dir = Path(cell.config.results_dir)
-    if cell.problems or cell.config.rerun or not results_dir.is_dir():
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
-        rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(run_prefix(cell))}-*")}
-        mine = [(folder, row) for folder, row in rows.items() if row is not None]
-        wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
-        newest = sorted(wanted, key=lambda one: (selection.split(one[0].name), one[1]["started"]), reverse=True)
-        return next((row for folder, row in newest if tables.is_whole(folder)), None)
+    """Returns the row of the `repeat`-th launch of this cell, by this code and torch on this device class, or None."""
+    return _newest(cell, run_prefix, repeat, statuses, lambda one: (selection.split(one[0].name), one[1]["started"]))
 
 
 def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
@@ -251,26 +235,37 @@ def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: s
 
     The class of device is that of the launcher's machines, which this one does not know.
     """
-    results_dir, config = Path(cell.config.results_dir), cell.config
-    if cell.problems or config.rerun or not results_dir.is_dir():
+
+    def is_wanted(row: dict[str, Any]) -> bool:
+        code, torch = provenance.source_of(cell.config), provenance.versions(["torch"])["torch"]
+        return (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
+
+    return _newest(cell, _cell_prefix, repeat, statuses, lambda one: one[1]["started"], is_wanted)
+
+
+def _newest(
+    cell: Cell,
+    prefix: Callable[[Cell], str],
+    repeat: int,
+    statuses: Sequence[str],
+    key: Callable[[tuple[Path, dict[str, Any]]], Any],
+    is_wanted: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> dict[str, Any] | None:
+    """Returns the last row, by `key`, of the whole runs whose names begin with the cell's `prefix`, or None."""
+    results_dir = Path(cell.config.results_dir)
+    if cell.problems or cell.config.rerun or not results_dir.is_dir():
         return None
-    code, torch = provenance.source_of(config), provenance.versions(["torch"])["torch"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
-        found = [(folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(_cell_prefix(cell))}-*")]
-        mine = [
-            (row["started"], folder, row) for folder, row in found
-            if row is not None and row["status"] in statuses and row["repeat"] == repeat
-            and (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
-        ]  # fmt: skip
-        newest = sorted(mine, key=lambda one: one[0], reverse=True)
-        return next((row for _, folder, row in newest if tables.is_whole(folder)), None)
+        rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix(cell))}-*"))
+        mine = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
+        mine = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        newest = sorted(mine, key=key, reverse=True)
+        return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 
 def run_prefix(cell: Cell) -> str:
-    """Returns how the names of a cell's runs begin: cell, code, torch, class of device; results/selection.py has the
-    rest.
-    """
+    """Returns how a cell's run names begin: cell, code, torch, device class; results/selection.py has the rest."""
     return f"{_cell_prefix(cell)}-{provenance.environment_hash(cell.config)}"
 
 

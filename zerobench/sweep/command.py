@@ -68,9 +68,7 @@ def run_cells(
 
 
 def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:
-    """Returns the runs that were removed while the sweep ran, after an error message; also removes folders for
-    rescued runs that have none.
-    """
+    """Returns the runs that were removed meanwhile, after an error message; removes empty folders of rescued runs."""
     folders = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
     places = [*folders, *(one.kept for one in lost if one.kept is not None)]
     written = [row["run_id"] for row in rows if row["status"] == "ok" and selection.split(row["run_id"])[1]]
@@ -85,9 +83,7 @@ def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Un
 
 
 def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
-    """Prints where the tables of `cells` are, which runs could not be written, and whether a failure or the user
-    stopped it.
-    """
+    """Prints where the tables are, which runs could not be written, and if a failure or the user stopped it."""
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         if Path(folder).is_dir():
             print(f"tables: {folder}   ({_readers(folder)})")

@@ -73,7 +73,6 @@ def training_key(config: CellConfig) -> str:
 
 
 def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, theirs: pd.DataFrame) -> Verdict:
-    """Compares the steps of a run with this resolved config with those of a reference."""
     exact = rounds_alike(config, reference)
     pairs = list(_pairs(steps, theirs))
     on_time = config.offload.exact_steps
@@ -83,7 +82,8 @@ def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, thei
         pairs = [pair for pair in pairs if pair.step < COMPARED]
     if not pairs:
         return Verdict(UNCHECKED, "the run and DDP's have no step in common")
-    limits = (0.0, NORM_ORDER) if exact else _tolerances(config)
+    lossy = bool(config.zeropp.label)
+    limits = (0.0, NORM_ORDER) if exact else LOSSY if lossy else TOLERANCES[config.precision.name]
     loss, norm = max(pair.loss_off for pair in pairs), max((pair.norm_off for pair in pairs), default=0.0)
     count = 1 + max(pair.step for pair in pairs)
     of = f"{count} step{'s' * (count > 1)}" + ", after which updates are late by intent" * (on_time is not None)
@@ -109,10 +109,6 @@ def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
         and config.launch.threads == reference.launch.threads
         and (config.zeropp.label, config.topology.label, config.nodes) == ("", "", 1)
     )
-
-
-def _tolerances(config: CellConfig) -> tuple[float, float]:
-    return LOSSY if config.zeropp.label else TOLERANCES[config.precision.name]
 
 
 @dataclass(frozen=True)
@@ -155,13 +151,14 @@ def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[_Pair]:
 
 
 def _by_step(steps: pd.DataFrame) -> dict[tuple[int, int], tuple[float, float | None]]:
-    found: dict[tuple[int, int], tuple[float, float | None]] = {}
-    for row in steps[steps["mode"] != "traced"].to_dict("records"):
-        place = int(row["step"]), int(row["rank"])
-        norm = None if pd.isna(row["grad_norm"]) else float(row["grad_norm"])
-        before = found.get(place)
-        found[place] = float(row["loss"]), norm if before is None or before[1] is None else before[1]
-    return found
+    rows, place = steps[steps["mode"] != "traced"], ["step", "rank"]
+    last = rows.drop_duplicates(place, keep="last").sort_values(place)
+    norms = rows.groupby(place)["grad_norm"].first()  # sorted as well
+    known = zip(last["step"], last["rank"], last["loss"], norms, strict=True)
+    return {
+        (int(step), int(rank)): (float(loss), None if pd.isna(norm) else float(norm))
+        for step, rank, loss, norm in known
+    }
 
 
 def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks: int) -> str:

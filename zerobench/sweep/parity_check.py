@@ -108,9 +108,7 @@ class ParityCheck:
         return not stopped
 
     def _see_late(self, say: Callable[[str], None]) -> bool:
-        """Waits for the runs of jobs on other machines that are not visible here yet, and sees those that are then.
-        Returns False where the user interrupts.
-        """
+        """Waits for runs of other machines that cannot be seen here yet. Returns False where the user interrupts."""
         late, self._late = self._late, []
         absent = sum(not _is_there(*one) for one in late)
         if absent:
@@ -174,9 +172,7 @@ def run_here(cell: Cell) -> Row:
 
 
 def reference_of(cell: Cell) -> Cell:
-    """Returns the cell of a short DDP run of `cell`'s training. All steps but one are warm-up, in which norms are
-    measured.
-    """
+    """Returns a short DDP run of `cell`'s training: all steps but one are warm-up, which has norms too."""
     config, reference = cell.config, strategies.reference()
     steps = min(REFERENCE_STEPS, config.measure.steps + config.measure.warmup - 1)
     open_precision = replace(config.precision, gradient_dtype=None, wire_dtype=None, tile_bytes=None)

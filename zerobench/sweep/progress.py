@@ -75,9 +75,7 @@ class Reporter:
             self._live = None
 
     def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
-        """Adds launches to come, after the earlier ones. `free`: True for a launch that takes no time, because it is
-        reused.
-        """
+        """Adds launches to come. `free`: True for one that takes no time, because it is reused."""
         for launch in launches:
             none = launch.cell.problems or free(launch)
             timing = None if none else timing_of(launch.cell.config, passes_of(launch.cell.config), launch.name)
@@ -89,7 +87,6 @@ class Reporter:
         self._places[by] = self._places.pop(launch)
 
     def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
-        """Shows that a job of a launcher is to run launches."""
         for launch in launches:
             entry = self._entry_of(launch)
             entry.state, entry.elsewhere = SUBMITTED, True
@@ -104,7 +101,6 @@ class Reporter:
         return self._board.name_in(results_dir) if self._board is not None else ""
 
     def start(self, launch: CellLaunch) -> None:
-        """Starts a launch that is expected."""
         self._current = self._places[launch]
         entry = self.entry
         entry.state = RUNNING
@@ -123,7 +119,6 @@ class Reporter:
             self._board.put_up(self._board_in or Path(launch.cell.config.results_dir))
 
     def again(self, launch: CellLaunch, row: dict[str, Any]) -> None:
-        """Shows that a launch ended so that it is run again."""
         entry = self._entry_of(launch)
         self._line(f"{row['status']}: {row['reason']}; it is run again, as launch.retry has it")
         entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
@@ -134,7 +129,6 @@ class Reporter:
         self._post()
 
     def say(self, words: str) -> None:
-        """Prints a line that belongs to no launch."""
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def skip(self, launch: CellLaunch) -> None:
@@ -143,7 +137,6 @@ class Reporter:
         entry.state, entry.timing = SKIPPED, None
 
     def _begin(self) -> None:
-        """Starts the clock of the current launch."""
         self.entry.begun = self._last_line = time.monotonic()
         if self.entry.timing is not None:
             self.entry.timing.start(self.entry.begun)
@@ -158,14 +151,12 @@ class Reporter:
         self._post()
 
     def show(self, launch: CellLaunch, seen: BoardLaunch) -> None:
-        """Shows a launch as the board of its job does."""
         entry = self._entry_of(launch)
         for name in ("state", "mode", "step", "loss", "peak_bytes", "seconds"):
             setattr(entry, name, getattr(seen, name))
         self._post(at_once=False)
 
     def progress(self, news: dict[str, Any]) -> None:
-        """Records that rank 0 has finished a step."""
         entry = self.entry
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
@@ -206,7 +197,6 @@ class Reporter:
 
     @property
     def entry(self) -> Entry:
-        """The current launch, or the last one."""
         return self.entries[self._current]
 
     def _entry_of(self, launch: CellLaunch) -> Entry:
@@ -248,9 +238,8 @@ def _duration(seconds: float) -> str:
 @dataclass
 class Timing:
     """The timing of one launch. `work`: of a step, in any unit common to all launches; `steps`: of each pass. `begun`,
-    `first`,
-    `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and steps done. `ended`:
-    the launch's end. `took`: seconds of a launch whose steps another machine has counted, once it has ended.
+    `first`, `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and steps done.
+    `ended`: the launch's end. `took`: seconds of an ended launch whose steps another machine has counted.
     """
 
     work: float
@@ -265,7 +254,6 @@ class Timing:
     took: float | None = None
 
     def start(self, now: float) -> None:
-        """Starts the launch, and with it its first pass."""
         self.begun[self.passes[0]] = now
 
     def step(self, mode: str, number: int, now: float) -> None:
@@ -281,9 +269,7 @@ class Timing:
 
 
 def timing_of(config: CellConfig, passes: tuple[str, ...], name: str) -> Timing:
-    """Builds the timing of a future launch: the work of a step is tokens times parameters, as far as a config tells
-    them.
-    """
+    """Builds the timing of a future launch: a step's work is tokens times parameters, where a config has them."""
     found = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
     hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
     ranks = 1 if config.backend == SIMULATED else config.world_size or 1
@@ -318,7 +304,6 @@ def seconds_left_elsewhere(launches: Sequence[Timing], side_by_side: int, now: f
 
 
 def _left(launch: Timing, timed: Sequence[Timing]) -> float:
-    """Returns the remaining seconds of one launch."""
     seconds = median(_after(one) for one in timed if one.ended is not None) if any(o.ended for o in timed) else 0.0
     for mode in launch.passes:
         step, done = launch.step_s(mode) or _step_like(launch, mode, timed), launch.done.get(mode, 0)
@@ -334,9 +319,7 @@ def _after(launch: Timing) -> float:
 
 
 def _starting(timed: Sequence[Timing]) -> float:
-    """Returns the time until a pass's first step; the very first pass includes one-time costs, and counts only while
-    alone.
-    """
+    """Returns the time to a pass's first step; the very first pass, with one-time costs, counts only while alone."""
     spans = [one.first[mode] - one.begun[mode] for one in timed for mode in one.passes if mode in one.first]
     return median(spans[1:] or spans)
 
@@ -364,9 +347,7 @@ AROUND = 6
 
 
 def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: int) -> RenderableType:
-    """Returns the launches that run and those around the current one, as many as `height` lines hold, and a line on the
-    whole.
-    """
+    """Returns as many launches as `height` lines hold, those that run first, and a line on the whole."""
     room = max(3, height - AROUND)
     near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
     rows = [_row(launches[at]) for at in sorted(near[:room])]

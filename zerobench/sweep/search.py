@@ -48,32 +48,29 @@ class BatchSearch:
 
     @property
     def identity(self) -> str:
-        """The search without its limit."""
         choices = {k: v for k, v in self.cell.config.search.values().items() if k != "memory_limit"}
         return f"{self.cell.cell_id} {json.dumps(choices, sort_keys=True)}"
 
     @property
     def limit_bytes(self) -> int:
-        """The limit in bytes per rank."""
         return parse_bytes(known(self.cell.config.search.memory_limit))
 
     def fits(self, row: Row) -> bool:
-        """Returns True where this run stayed within the limit."""
         return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes
 
     def finalists(self) -> list[Cell]:
         """Returns the combinations that fit and are about as fast as the fastest, as cells to be measured longer."""
         fitting = [(cell, row["tokens_per_s"]) for cell, row in self.tried if self.fits(row)]
         best = max((speed for _, speed in fitting), default=0.0)
-        return [self._confirming(cell) for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
-
-    def _confirming(self, cell: Cell) -> Cell:
+        fast = [cell for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
         search = self.cell.config.search
-        return cell.changed(measure=replace(cell.config.measure, steps=search.steps, repeats=search.repeats))
+        return [
+            cell.changed(measure=replace(cell.config.measure, steps=search.steps, repeats=search.repeats))
+            for cell in fast
+        ]
 
 
 def is_search(cell: Cell) -> bool:
-    """Returns True where this cell asks for a search."""
     return cell.config.search.memory_limit is not None and not cell.problems
 
 
@@ -97,9 +94,7 @@ def combinations(cell: Cell) -> list[list[Cell]]:
 
 
 def used_bytes(row: Row) -> int:
-    """Returns the bytes that count against the limit: on CUDA those that the allocator reserved, else the ledger's
-    peak.
-    """
+    """Returns the bytes that the limit is for: on CUDA the allocator's reserved ones, else the ledger's peak."""
     reserved = row["reserved_bytes"]
     return int(row["peak_bytes"] if pd.isna(reserved) else reserved)
 

@@ -81,9 +81,7 @@ class Sweep:
         return row
 
     def _attempt(self, launch: CellLaunch) -> tuple[dict[str, Any] | None, Cell]:
-        """Returns the row of one attempt, or of an earlier run, and the cell as it was run; no row where the user
-        stopped it before it had one.
-        """
+        """Returns the row, None where the user stopped it before it had one, and the cell as it was run."""
         self.reused = False
         cell, progress, wait = launch.cell, self.reporter.progress, self.reporter.wait
         try:

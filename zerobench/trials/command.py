@@ -10,7 +10,6 @@ found                               the plugin's own account, as it wrote it (op
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ import yaml
 from ..config.compose import RefusedError
 from ..config.overrides import Overrides
 from ..config.sweeper import Proposed
+from ..host.files import replace_text
 from ..host.terminal import is_quiet
 from ..results import rescue
 from ..results.printed_table import SweepColumn, print_results
@@ -81,7 +81,6 @@ def _code(trials: Proposals, best: list[Trial], sweep: Sweep) -> int:
 
 
 def _limit_of(check: Overrides, proposed: Proposed) -> int | None:
-    """The memory limit, in bytes per rank, above which a trial is infeasible. Raises RefusedError."""
     words = [word for word in proposed.fixed if word.lstrip("+").startswith(("search.memory_limit=", "experiment="))]
     limit = check.config_of(words).search.memory_limit
     try:
@@ -160,10 +159,10 @@ def _write(proposed: Proposed, trials: Proposals, best: Sequence[Trial], sweep: 
 def write_account(
     results_dir: Path, proposed: Proposed, trials: Proposals, commands: Sequence[list[str]], best: Sequence[Trial]
 ) -> Path:
-    """Writes the account, and returns its path. Raises OSError."""
     columns = [one.column for one in proposed.objectives]
+    better = {one.column: f"{'larger' if one.larger else 'smaller'} is better" for one in proposed.objectives}
     sweep: dict[str, Any] = {
-        "sweeper": proposed.name, "objectives": {one.column: _direction(one.larger) for one in proposed.objectives},
+        "sweeper": proposed.name, "objectives": better,
         "axes": list(proposed.axes), "fixed": list(proposed.fixed), "settings": list(proposed.words),
     }  # fmt: skip
     number = hashlib.sha256(yaml.safe_dump(sweep).encode()).hexdigest()[:12]
@@ -175,14 +174,9 @@ def write_account(
     }
     folder = results_dir / SEARCHES
     folder.mkdir(parents=True, exist_ok=True)
-    path, aside = folder / f"{proposed.name}-{number}.yaml", folder / f".{number}.{os.getpid()}"
-    aside.write_text(yaml.safe_dump(told, sort_keys=False))
-    aside.replace(path)
+    path = folder / f"{proposed.name}-{number}.yaml"
+    replace_text(path, yaml.safe_dump(told, sort_keys=False))
     return path
-
-
-def _direction(larger: bool | None) -> str:
-    return "larger is better" if larger else "smaller is better"
 
 
 def _told(trial: Trial, columns: Sequence[str]) -> dict[str, Any]:

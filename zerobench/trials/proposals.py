@@ -4,8 +4,6 @@
 2. compose   each becomes a cell with all checks of a sweep; a cell that was there already keeps its trial's rows
 3. run       the new cells, through the sweep: reused, run here or dispatched to jobs
 4. return    the objectives' values; infeasible trials as failed jobs
-
-Hydra's private modules are used here, in dispatch/plugin.py and in config/compose.py, alone.
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.callbacks import Callbacks
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -26,7 +23,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..config.cell import Cell
-from ..config.compose import RefusedError, compose_trial, each_job_composed_once, launching_with
+from ..config.compose import RefusedError, compose_plugin, compose_trial, each_job_composed_once, launching_with
 from ..config.hydra_keys import first_line
 from ..config.overrides import Overrides
 from ..config.safe_yaml import read_yaml
@@ -37,16 +34,12 @@ from ..sweep.command import fitting
 from ..sweep.sweep import Sweep
 from .trial import InfeasibleError, MissingError, Trial
 
-QUIET = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
-
 RESULTS = "optimization_results.yaml"
 """The file into which Hydra's sweepers write what they have found."""
 
 
 class EndedError(BaseException):
-    """Raised through a plugin, past its handlers of errors, where the sweep is to end early. `refused`: why, where no
-    proposal could be run as it is.
-    """
+    """Raised through a plugin, past its handlers, to end the sweep early. `refused`: a proposal that is no cell."""
 
     def __init__(self, refused: RefusedError | None = None) -> None:
         super().__init__()
@@ -71,13 +64,12 @@ class Proposals:
     _judged: dict[str, Trial] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Has the plugin propose to its end, or until the sweep is stopped. Raises RefusedError for a proposal that is
-        no cell, or whose run lacks the objective.
-        """
+        """Has the plugin propose to its end. Raises RefusedError for no cell, or a run without an objective."""
         with temporary_folder() as folder:
             try:
-                with _silenced() as console, each_job_composed_once():
-                    self._sweeper(folder, console).sweep(arguments=list(self.proposed.axes))
+                with ExitStack() as silence, each_job_composed_once():
+                    silence.enter_context(_silenced())
+                    self._sweeper(folder, silence).sweep(arguments=list(self.proposed.axes))
             except EndedError as ended:
                 if ended.refused is not None:
                     raise ended.refused from None
@@ -96,18 +88,19 @@ class Proposals:
             return ""
         return f"{type(error).__name__}: {first_line(error)}"
 
-    def _sweeper(self, folder: Path, console: _Console) -> Any:
+    def _sweeper(self, folder: Path, silence: ExitStack) -> Any:
         """Makes the plugin, with our launcher; the jobs of a dispatched sweep have the one that was chosen."""
-        config = self.check.compose_whole([*self.proposed.words, *QUIET])
+        config, context = compose_plugin(self.check, self.proposed.words)
         with open_dict(config):
             config.hydra.sweep.dir = str(folder)
             if "params" in config.hydra.sweeper:
                 config.hydra.sweeper.params = None  # they are among the axes
             for key, value in self.proposed.changes(self.one_by_one).items():
                 OmegaConf.update(config.hydra.sweeper, key, value)
-        context = HydraContext(self.check.loader, Callbacks())
-        with launching_with(lambda: _Batches(self, console)):
-            return Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=_no_task)
+        with launching_with(lambda: _Batches(self, silence)):
+            return Plugins.instance().instantiate_sweeper(
+                config=config, hydra_context=context, task_function=lambda _: None
+            )
 
     def launch(self, batch: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs a batch of proposed overrides, and returns their values in order. Raises EndedError."""
@@ -165,52 +158,34 @@ class Proposals:
         return [-1 if one.larger and not told else 1 for one in self.proposed.objectives]
 
 
-class _Console:
-    """Keeps what a plugin logs, and warns programmers of, off the console, which is the sweep's."""
-
-    def hush(self) -> None:
-        """Silences the plugin."""
-        self._level, self._warnings = logging.root.manager.disable, warnings.catch_warnings()
-        logging.disable(logging.CRITICAL)
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-
-    def speak(self) -> None:
-        """Undoes that."""
-        self._warnings.__exit__(None, None, None)
-        logging.disable(self._level)
-
-
 @contextmanager
-def _silenced() -> Iterator[_Console]:
-    console = _Console()
-    console.hush()
+def _silenced() -> Iterator[None]:
+    """Keeps what a plugin logs, and warns programmers of, off the console, which is the sweep's."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        yield console
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        console.speak()
+        logging.disable(level)
 
 
 class _Batches(Launcher):
-    """Hydra's launcher of a sweeper: runs batches through Proposals."""
+    """Hydra's launcher of a sweeper: runs batches through Proposals, outside of the plugin's `silence`."""
 
-    def __init__(self, proposals: Proposals, console: _Console) -> None:
-        self._proposals, self._console = proposals, console
+    def __init__(self, proposals: Proposals, silence: ExitStack) -> None:
+        self._proposals, self._silence = proposals, silence
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Needs nothing of Hydra's."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs a batch."""
-        self._console.speak()
+        self._silence.close()
         try:
             return self._proposals.launch(job_overrides)
         finally:
-            self._console.hush()
-
-
-def _no_task(config: DictConfig) -> None:
-    """A sweeper's jobs are run by the launcher alone."""
+            self._silence.enter_context(_silenced())
 
 
 def _read_results(path: Path) -> dict[str, Any]:

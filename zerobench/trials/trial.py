@@ -63,13 +63,10 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The proposed overrides, as they are written."""
         return " ".join(word.lstrip("+") for word in self.words)
 
     def judge(self, rows: Sequence[Row], objectives: Sequence[Objective], limit_bytes: int | None) -> None:
-        """Decides on the rows of its launches whether it is feasible, and takes its values: of several launches as
-        tables have them. Raises MissingError.
-        """
+        """Decides if it is feasible, and takes its values, of several launches as tables do. Raises MissingError."""
         self.rows = rows
         found: Row = summarize(frame_of(list(rows), RunRow)).to_dict("records")[0]  # type: ignore[assignment]
         self.status, self.reason = found["status"], found["reason"]
@@ -103,9 +100,7 @@ def _why_missing(row: Row) -> str:
 
 
 def best_of(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """Returns the best feasible trial, the first of equals; of several objectives those that no other is better than
-    in one and as good as in all.
-    """
+    """Returns the best feasible trial, the first of equals; of several objectives those that none dominates."""
     feasible = list({trial.cell.cell_id: trial for trial in reversed(trials) if trial.values}.values())[::-1]
     if len(objectives) == 1:
         found: Trial | None = None
