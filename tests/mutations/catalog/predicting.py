@@ -83,6 +83,7 @@ MUTANTS = (
         "at_the_end = 2 * stream + 12 * shape.tokens * shape.vocabulary",
         "at_the_end = 2 * stream + 6 * shape.tokens * shape.vocabulary",
         (f"{SUITE}::test_activations_are_as_the_formula_says",),
+        "validation",
     ),
     Mutant(
         "theory-flags-of-a-byte",
