@@ -59,7 +59,7 @@ class StrategyShape:
 
     @property
     def bucket_limit(self) -> int:
-        """Bytes of a bucket, once `choices.settle` has made a number of AUTO."""
+        """Bytes of a bucket, once `settle` has made a number of AUTO."""
         assert isinstance(self.bucket_bytes, int), f"bucket_bytes={self.bucket_bytes} is not settled"
         return self.bucket_bytes
 

@@ -75,7 +75,7 @@ def predict_states(
 
 
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
-    """The closed forms of states.py, each with what is in flight in its category when that is largest."""
+    """Returns the closed forms, each with what is in flight in its category when that is largest."""
     return {
         name: one.explained(prediction.of_category(name) or 0, prediction.in_flight.get(name, {}))
         for name, one in formulas.items()
