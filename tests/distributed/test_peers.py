@@ -20,6 +20,7 @@ from zerobench.records import CATEGORIES
 from zerobench.results import tables
 from zerobench.strategies.options import WITHOUT_RULE
 from zerobench.sweep import cell as cells
+from zerobench.zero import STAGES
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
 PEERS = {name: spec for name, spec in strategies.specs().items() if spec.tuning}
@@ -58,7 +59,8 @@ def train(
     engine.module.train()
     with torch.no_grad():
         losses.append(engine(*batches.batch(0, 0)).item())
-    return losses, whole_state(engine.module)
+    ours = name in STAGES
+    return losses, engine.full_state_dict() if ours else whole_state(engine.module)
 
 
 def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
