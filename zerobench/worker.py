@@ -26,7 +26,7 @@ from .models import contract
 from .predict import activations as predicted_activations
 from .predict.build import build_model, initial_options, place_model, schedule_options, shapes_of
 from .probes import Probe, make_pass
-from .probes.ledger_maxima import ASIDE
+from .probes.intervals import ASIDE
 from .probes.snapshot import snapshots
 from .probes.step_values import StepResult, StepValues, scale_of, squares
 from .rank_record import RankRecord, schedule_of, steps_of

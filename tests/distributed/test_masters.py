@@ -82,7 +82,7 @@ def by_engine(rank: int, dtype: torch.dtype, optimizer: str, clip: bool, micro_b
             norms.append(engine.clip_grad_norm_(CLIP).item())
         engine.step()
         losses.append(loss.item())
-    return losses, norms, engine.full_state_dict()
+    return losses, norms, module.state_dict()
 
 
 def by_hand(rank: int, n: int, dtype: torch.dtype, optimizer: str, clip: bool, micro_batches: int) -> Any:
@@ -136,7 +136,7 @@ def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
             else:
                 norms.append(engine.clip_grad_norm_(CLIP, norm_type).item())
             engine.step()
-        results.append((norms, engine.full_state_dict()))
+        results.append((norms, module.state_dict()))
     return results[0], results[1]
 
 
@@ -147,16 +147,16 @@ def overflow(rank: int, n: int) -> dict[str, Any]:
     engine = engine_of(module, "adamw", loss_scaling=scaling)
     scales, skipped, changed, norms = [], [], [], []
     for step in range(6):
-        scales.append(engine.loss_scale)
+        scales.append(float(engine.scaler.scale))
         before = module.inner.weight.detach().clone()
         loss = engine(*batch(rank, step))
         engine.backward(loss * float("inf") if step == 1 and rank == n - 1 else loss)
         norms.append(engine.clip_grad_norm_(1e9).item())
         engine.step()
-        skipped.append(engine.skipped)
+        skipped.append(bool(engine.scaler.skipped))
         changed.append(not torch.equal(before, module.inner.weight))
     counts = {float(state["step"]) for state in engine.optimizer.state.values()}
-    weights = engine.full_state_dict()
+    weights = module.state_dict()
     return {"scales": scales, "skipped": skipped, "changed": changed, "counts": counts, "norms": norms, "w": weights}
 
 

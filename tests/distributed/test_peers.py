@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.cells import cell
 from tests.ranks import run_ranks
@@ -18,6 +20,7 @@ from zerobench.records import CATEGORIES
 from zerobench.results import tables
 from zerobench.strategies.options import WITHOUT_RULE
 from zerobench.sweep import cell as cells
+from zerobench.zero import STAGES
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
 PEERS = {name: spec for name, spec in strategies.specs().items() if spec.tuning}
@@ -53,10 +56,23 @@ def train(
             losses.append(engine.clip_grad_norm_(clip).item())
         engine.step()
         losses.append(total)
-    engine.eval()
+    engine.module.train()
     with torch.no_grad():
-        losses.append(engine.train()(*batches.batch(0, 0)).item())
-    return losses, engine.full_state_dict()
+        losses.append(engine(*batches.batch(0, 0)).item())
+    ours = name in STAGES
+    return losses, engine.full_state_dict() if ours else whole_state(engine.module)
+
+
+def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the plain module's state, gathered: FSDP2's are DTensors, DeepSpeed's stage 3 leaves empty tensors."""
+    from_deepspeed: AbstractContextManager[Any] = nullcontext()
+    if any(hasattr(p, "ds_id") for p in module.parameters()):
+        from deepspeed.zero import GatheredParameters
+
+        from_deepspeed = GatheredParameters(list(module.parameters()))
+    with from_deepspeed:
+        state = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in module.state_dict().items()}
+        return {name: value.detach().clone() for name, value in state.items()}
 
 
 def train_all(

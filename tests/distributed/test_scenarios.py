@@ -94,6 +94,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+class OracleMasters(training.OracleDdp, MasterDdpEngine):
+    """DDP with fp32 masters, likewise."""
+
+
 def train(rank: int, n: int, one: Scenario, strategy: str, dtype: torch.dtype) -> tuple[list[float], dict[str, Any]]:
     torch.manual_seed(0)
     model = (one.oracle if one.oracle and strategy == "ddp" else one.model)()
@@ -103,7 +107,7 @@ def train(rank: int, n: int, one: Scenario, strategy: str, dtype: torch.dtype) -
     elif dtype == torch.float32:
         engine = training.engine_of("ddp", model, one.optimizer(model))
     else:
-        engine = MasterDdpEngine(model, one.optimizer(model), find_unused_parameters=True)
+        engine = OracleMasters(model, one.optimizer(model), find_unused_parameters=True)
     return one.loop(engine, rank, n), engine.full_state_dict()
 
 

@@ -17,7 +17,7 @@ from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import Prediction, predict_states
-from zerobench.theory.replay.traffic import predict_volume
+from zerobench.theory.replay.traffic import predict_traffic
 
 STEADY, FROM_THE_START = Measure(steps=1, warmup=2), Measure(steps=1, warmup=0)
 """The measured step: a step once the optimizer's states exist, or construction and the very first step."""
@@ -63,7 +63,7 @@ def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Me
         found[key] = Measured(
             predict_states(strategy, schedule, ranks, *trained),
             floor_bytes(strategy, schedule.shapes, GroupShape(ranks), *trained),
-            predict_volume(strategy, schedule, ranks),
+            round(predict_traffic(strategy, schedule, ranks).volume),
             sum(shape.numel for shape in schedule.shapes if shape.trainable),
             [m for record in records for m in record.memory],
             round(max(sent), 6),  # a mean over the ranks of thirds and the like

@@ -12,7 +12,7 @@ from tests.cells import cell
 from tests.distributed.wire import MEASURED, cell_of
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.strategies import shape_of
-from zerobench.theory.replay.traffic import predict_volume
+from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.theory.shapes import Schedule
 
 
@@ -42,7 +42,7 @@ def test_the_wire_carries_what_the_formula_says(carried: dict[str, float], case:
     config = cell_of(case, n).config
     schedule = Schedule.sequential(shapes_of(build_model(config)), config.accumulation)
     bytes_each = 2 if "bf16" in case else 4
-    expected = bytes_each * predict_volume(shape_of(config.strategy.values()), schedule, n) * (n - 1)
+    expected = bytes_each * predict_traffic(shape_of(config.strategy.values()), schedule, n).volume * (n - 1)
     assert carried[case] == pytest.approx(expected, rel=0.02)
 
 

@@ -16,8 +16,8 @@ from validation.variants import VARIANTS
 from zerobench.config import schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
-from zerobench.fake.as_gpu.device_memory import Growth, IntervalMark
 from zerobench.fake.as_gpu.kernels import KernelRefusalError, attend
+from zerobench.fake.observers import Growth, IntervalMark
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 
 
@@ -186,8 +186,9 @@ def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.Mon
     summed = Allocations.memory
     monkeypatch.setattr(Allocations, "memory", lambda self: (logs.append(self), summed(self))[1])
     found = executed(CUDA, "fsdp2", model="untied")
-    built = logs[0].log.index(IntervalMark("end", "init"))
-    living = sum(one.grown for one in logs[0].log[:built] if isinstance(one, Growth))
+    heard = [one for one, _ in logs[0].log]
+    built = heard.index(IntervalMark("end", "init"))
+    living = sum(one.grown for one in heard[:built] if isinstance(one, Growth))
     assert found.record is not None
     whole = sum(shape.numel for shape in found.record.schedule.shapes) * 4
     assert whole / 4 <= living < 1.1 * whole / 4

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zerobench.probes import TimedPass
-from zerobench.probes.ledger_maxima import ASIDE
+from zerobench.probes.intervals import ASIDE
 
 
 class Knot:

@@ -6,8 +6,7 @@ from typing import Any
 
 from zerobench.probes.event_log import Happening, StepLog
 from zerobench.probes.event_rows import event_rows
-from zerobench.probes.history import Interval
-from zerobench.probes.ledger_maxima import ASIDE, Event, StorageRecord
+from zerobench.probes.intervals import ASIDE, Event, Interval, StorageRecord
 from zerobench.records import EventRow
 
 

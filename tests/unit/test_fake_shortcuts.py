@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.cells import cell
 from zerobench.fake.host_values import HostValues
-from zerobench.fake.observers import StoredBytes, listening
+from zerobench.fake.observers import Growth, IntervalMark, listening
 from zerobench.fake.shortcuts import VIEWS, modes_called_directly, view_of
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model
@@ -72,24 +72,18 @@ class _Updates:
         self.phase = ""
         self.largest_bytes = 0
 
-    def on_growth(self, stored: StoredBytes, grown: int) -> None:
-        if self.phase == "update":
-            self.largest_bytes = max(self.largest_bytes, grown)
-
-    def on_phase(self, name: str) -> None:
-        self.phase = name
-
-    def on_begin(self) -> None:
-        pass
-
-    def on_end(self, whole: str) -> None:
-        pass
+    def hear(self, heard: Growth | IntervalMark) -> None:
+        if isinstance(heard, Growth):
+            if self.phase == "update":
+                self.largest_bytes = max(self.largest_bytes, heard.grown)
+        elif heard.what == "phase":
+            self.phase = heard.name
 
 
 def test_whole_tensors_that_dtensor_asks_about_are_not_counted() -> None:
     """In the first update as in later ones nothing is larger than a shard's state."""
     updates, n = _Updates(), 8
-    with listening(updates):
+    with listening(updates.hear):
         found = execute(cell("fsdp2", n, backend="simulated", tensors="fake").config)
     assert not found.problem
     largest_numel = max(parameter.numel() for parameter in build_model(found.config).parameters())

@@ -14,6 +14,7 @@ import torch
 import validation.gpu_suite.largest as largest_module
 from tests.cells import MODELS, cell
 from validation.__main__ import main
+from validation.activation_formula import activation_bytes, shape_of
 from validation.gpu_suite import SECTIONS, bus, command, probe
 from validation.gpu_suite.command import MINUTES, RESERVE_S
 from validation.gpu_suite.section import NOT_RUN, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
@@ -24,9 +25,9 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
+from zerobench.predict.activations import moved_bytes
 from zerobench.results import provenance
 from zerobench.sweep.cell import run_cell
-from zerobench.theory.activations import GptShape, activation_bytes, host_bytes
 from zerobench.zero.comm.base import Comm
 
 
@@ -108,14 +109,9 @@ def test_activations_are_as_the_formula_says(
     assert row.status == "ok", row.reason
     assert row.peak_bytes is not None
     assert row.peak_activations_bytes is not None
-    model = one.config.model
-    shape = GptShape(
-        model.layers, model.hidden, model.heads, model.vocabulary, 128, one.config.micro_batch,
-        4 if precision.name == "fp32" else 2, model.checkpointing, "activation" in more,
-    )  # fmt: skip
     measured = row.peak_activations_bytes + (row.peak_temporary_bytes or 0)
-    assert activation_bytes(shape) == pytest.approx(measured, rel=0.04)
-    assert host_bytes(shape) == row.host_peak_bytes
+    assert activation_bytes(shape_of(one.config)) == pytest.approx(measured, rel=0.04)
+    assert moved_bytes(one.config) == row.host_peak_bytes
 
 
 def crash(job: Any, tell: Any) -> None:

@@ -19,10 +19,9 @@ from torch.cuda import _memory_viz as viewer
 
 import zerobench
 from tests.ranks import run_ranks
-from zerobench.probes import history
-from zerobench.probes.history import Birth, History
+from zerobench.probes import intervals
+from zerobench.probes.intervals import ASIDE, Birth, History, StorageRecord
 from zerobench.probes.ledger import Ledger
-from zerobench.probes.ledger_maxima import ASIDE, StorageRecord
 from zerobench.probes.memory_viz import snapshot_of
 from zerobench.probes.snapshot import PROTOCOL, stamp
 from zerobench.records import CATEGORIES
@@ -62,7 +61,7 @@ def peak_of(trace: list[dict[str, Any]]) -> int:
 @pytest.fixture
 def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A ledger after a step with all that storages do: change size and category, leave the device, be made aside."""
-    monkeypatch.setattr(history, "INSTANTS", 10_000)
+    monkeypatch.setattr(intervals, "INSTANTS", 10_000)
     with Ledger() as ledger:
         ledger.history = History()
         weight, gone = torch.ones(100), torch.ones(7)

@@ -1,7 +1,7 @@
 """Section 7: the largest GPT that fits on one rank of 64 under each strategy, by prediction, and a run to confirm it.
 
 A family of shapes with one number k: k layers, k heads, hidden = k heads of the same width (GPT-3's 175B is k = 96).
-What a rank needs is predicted as states, by theory's replay, and activations, by formula (theory/activations.py), as if
+What a rank needs is predicted as states, by theory's replay, and activations, by formula (activation_formula.py), as if
 both were at their most at once. The largest k whose need is within the limit is run for three steps.
 """
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema import Gpt
-from zerobench.predict.activations import shape_of
 from zerobench.predict.estimate import estimate
 from zerobench.sizes import SIZES, show_bytes
-from zerobench.theory.activations import activation_bytes
 
+from ..activation_formula import activation_bytes, shape_of
 from .section import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, shorter
 
 SHARE = 0.92

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .shortcuts import SETS, Remembered, is_view, set_storage, view_of
+from .shortcuts import SETS, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
 """Bytes of the largest tensor of flags: at most a few per parameter of a model."""
@@ -59,7 +60,6 @@ class HostValues(TorchDispatchMode):
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
         self._fake = fake
-        self._remembered = Remembered(fake)
         self.of_model = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +79,7 @@ class HostValues(TorchDispatchMode):
         if func is _ATEN.equal.default and not self.of_model:  # nothing has been written beside the engine
             return True
         try:
-            out = self._remembered.call(func, args, named)
+            out = func(*args, **named)
             if func in ANY or func in DIFFERS:
                 out.is_unusual = True
             return out
@@ -96,10 +96,8 @@ class HostValues(TorchDispatchMode):
             return False
         if func is _ATEN.empty.memory_format and dtype == torch.uint8:
             return False  # memory for tensors of another dtype
-        elements = 1
-        for size in args[0]:
-            elements *= size
-        return (device is None or device.type == "cpu") and elements * named["dtype"].itemsize <= MOST_FLAGS
+        size = prod(args[0]) * named["dtype"].itemsize
+        return (device is None or device.type == "cpu") and size <= MOST_FLAGS
 
     def _read(self, tensor: torch.Tensor) -> Any:
         if isinstance(tensor, FakeTensor) and tensor.constant is not None:

@@ -11,8 +11,9 @@ copies     that a backend makes of the tensors which a collective is given, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from unittest import mock
 
@@ -24,42 +25,45 @@ if TYPE_CHECKING:
 
 
 class StoredBytes(Protocol):
-    """A storage as a ledger knows it: its `bytes`, and the `tier` that they are in, which a label may still change."""
+    """A storage as a ledger knows it: the `tier` that its bytes are in, which a label may still change."""
 
-    bytes: int
     tier: str
 
 
-class AllocationObserver(Protocol):
-    """An object that a ledger of fake tensors tells what it hears."""
+@dataclass(frozen=True)
+class Growth:
+    """`stored` grew by so many bytes, or shrank where `grown` is below 0."""
 
-    def on_growth(self, stored: StoredBytes, grown: int) -> None:
-        """`stored` grew by so many bytes, or shrank where `grown` is below 0."""
-
-    def on_phase(self, name: str) -> None:
-        """A phase begins."""
-
-    def on_begin(self) -> None:
-        """An interval begins: a step."""
-
-    def on_end(self, whole: str) -> None:
-        """An interval ends: "init", or a measured "step"."""
+    stored: StoredBytes
+    grown: int
 
 
-_waiting: list[AllocationObserver] = []
+@dataclass(frozen=True)
+class IntervalMark:
+    """`what` happens between changes: a "phase" of that name begins, an interval has a "begin", or an "end": "init", or
+    a measured "step".
+    """
+
+    what: str
+    name: str = ""
+
+
+Observer = Callable[[Growth | IntervalMark], None]
+
+_waiting: list[Observer] = []
 
 
 @contextmanager
-def listening(listener: AllocationObserver) -> Iterator[None]:
-    """Tells `listener` of all that the next ledger hears: the rank's own, which is made first."""
-    _waiting.append(listener)
+def listening(observer: Observer) -> Iterator[None]:
+    """Tells `observer` of all that the next ledger hears: the rank's own, which is made first."""
+    _waiting.append(observer)
     try:
         yield
     finally:
         _waiting.clear()
 
 
-def take_listeners() -> tuple[AllocationObserver, ...]:
+def take_observers() -> tuple[Observer, ...]:
     """Returns those that wait for a ledger; they wait no longer."""
     taken = tuple(_waiting)
     _waiting.clear()
@@ -95,11 +99,11 @@ def shapes_asked_apart() -> Iterator[None]:
         yield
 
 
-COPIED: dict[str, dict[Any, int]] = {"cpu": {torch.ops.c10d._reduce_scatter_base_.default: 1}}
-"""Type of device -> operator -> the place of the argument that its backend copies."""
+COPIED = {torch.ops.c10d._reduce_scatter_base_.default: 1}
+"""Operator -> the place of the argument that gloo copies."""
 
 
 def copied_by_backend(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
     """Returns a new tensor in place of the copy that the backend makes for an operator, None where it makes none."""
-    place = COPIED["cpu"].get(func)
+    place = COPIED.get(func)
     return None if place is None else torch.empty_like(args[place])

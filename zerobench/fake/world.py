@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from ..zero.activations import offload as offloaded_activations
@@ -30,11 +31,29 @@ from ..zero.parameters import absent
 from .host_values import HostValues
 from .observers import shapes_asked_apart
 from .shortcuts import modes_called_directly
-from .skipped_random_draws import Undrawn
 from .substitutes import as_with_values, no_files, threads_done_at_start
 
 ADDRESS_BITS = 48
 """Bits of an offset into a storage, which is below its number: no two storages' addresses are alike."""
+
+
+DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+"""torch's in-place draws."""
+
+
+class Undrawn(TorchFunctionMode):
+    """Skips every in-place draw. A meta tensor has no values to draw, but torch would load its compiler to find that
+    out, which takes a second of CPU.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func`, or returns the tensor that it would fill."""
+        named = kwargs or {}
+        if getattr(func, "__name__", "") not in DRAWS:
+            return func(*args, **named)
+        tensor: torch.Tensor = args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
+        torch.autograd.graph.increment_version(tensor)  # versions tell what was drawn
+        return tensor
 
 
 class RealWorld:

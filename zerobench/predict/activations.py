@@ -17,8 +17,6 @@ from ..config.combinations import activation_policy
 from ..config.schema import Gpt
 from ..fake import world_of_tensors
 from ..host.environment import FAKE
-from ..sections import known
-from ..theory.activations import GptShape, host_bytes
 from ..zero import labels
 
 KINDS = ("gpt", "mlp")
@@ -67,23 +65,21 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
     return ledger.sums.extremes["step"].highest[labels.ACTIVATIONS]
 
 
-def shape_of(config: CellConfig) -> GptShape:
-    """Returns theory's view of a resolved cell with a GPT."""
-    model, policy = config.model, activation_policy(config)
-    assert isinstance(model, Gpt)
-    return GptShape(
-        model.layers, model.hidden, model.heads, known(model.vocabulary), config.sequence, config.micro_batch,
-        config.precision.dtype.itemsize, model.checkpointing or policy.recompute, policy.keep == "host",
-        policy.least_bytes,
-    )  # fmt: skip
-
-
 def moved_bytes(config: CellConfig) -> int | None:
     """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None where nothing
-    is predicted: for models other than our GPT.
+    is predicted: for models other than our GPT. All layers but the last send what they keep: Korthikanti et al.,
+    Reducing Activation Recomputation, arXiv 2205.05198, section 4, without dropout and with fused attention.
     """
-    if activation_policy(config).keep != "host":
+    model, policy = config.model, activation_policy(config)
+    if policy.keep != "host":
         return 0
-    if not isinstance(config.model, Gpt):
+    if not isinstance(model, Gpt):
         return None
-    return config.accumulation * host_bytes(shape_of(config))
+    tokens = config.sequence * config.micro_batch
+    stream = config.precision.dtype.itemsize * tokens * model.hidden
+    norms_and_attention, mlp = [stream] * 5, [4 * stream] * 2
+    kept = [*norms_and_attention, 3 * stream, 4 * model.heads * tokens, *mlp]  # queries, keys and values; log-sum-exp
+    if model.checkpointing or policy.recompute:
+        kept = [stream]
+    moved = sum(size for size in kept if size >= policy.least_bytes)
+    return config.accumulation * (model.layers - 1) * moved

@@ -12,7 +12,7 @@ from torch import nn
 from .. import models
 from ..config.cell import CellConfig
 from ..config.combinations import activation_policy
-from ..fake.skipped_random_draws import Undrawn
+from ..fake.world import Undrawn
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules import meta_init

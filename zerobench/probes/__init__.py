@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from .accounted_pass import AccountedPass
-from .history import History
 from .in_transit import InTransit
+from .intervals import History
 from .probe import Probe
 from .timed_pass import TimedPass
 from .traced_pass import TracedPass

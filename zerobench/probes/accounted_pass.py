@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -23,19 +23,18 @@ from .allocator import IN_MEMORY, PhasePeaks, ProfiledPeak, nothing
 from .event_log import EventLog, listening
 from .event_rows import event_rows
 from .fake_ledger import ShapesOnly
-from .history import History
+from .intervals import LARGEST, History, StorageRecord, extremes_rows, rows_by_line
 from .labeling import contains_others, label_parts
 from .ledger import Ledger
-from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
 from .malloc_heap import HeapGrowth
 from .model_listener import ModelListener
 from .outside_dispatch import backends_watched, threads_relayed
-from .probe import PassRecords
+from .probe import PassRecords, Probe
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
 
-class AccountedPass:
-    """A Probe with a ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
+class AccountedPass(Probe):
+    """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
 
     `witness`: whether a CPU's allocator is asked for its total, which it knows of memory that it has given out since.
     `history`: what is to be kept for a snapshot. `events`: whether the last step is kept event by event.
@@ -68,7 +67,7 @@ class AccountedPass:
         """The largest storage that survived a measured step and should not have, in words."""
         self._stack = ExitStack()
 
-    def __enter__(self) -> AccountedPass:
+    def __enter__(self) -> Self:
         for listener in (self.ledger, self.meter):
             labels.listen(listener)
             self._stack.callback(labels.unlisten, listener)
@@ -153,9 +152,6 @@ class AccountedPass:
     def may_look(self, measured: bool) -> bool:
         """Returns True where the harness may read gradients before the update: a profiler would count its memory."""
         return self._profiled is None or not measured
-
-    def end_steps(self) -> None:
-        """Ends the steps; nothing to do for a ledger."""
 
     def inputs(self, *tensors: torch.Tensor) -> None:
         """Labels the step's inputs."""

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..records import ALLOCATOR, MemoryRow
 from . import allocator_hook, cuda_memory
-from .ledger_maxima import ASIDE
+from .intervals import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
 """Rows of ALLOCATOR that exist for an allocator without a cache: a CPU's."""

@@ -11,11 +11,14 @@ import torch
 
 
 class OperatorRule(NamedTuple):
-    """The accounting of one operator: its full tensor, and its factors for n ranks."""
+    """The accounting of one operator: its full tensor, its factors for n ranks, and the category of its volume where no
+    label is given.
+    """
 
     full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
     wire: Callable[[int], float]
     volume: Callable[[int], float]
+    kind: str = "other"
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
@@ -32,60 +35,34 @@ def _argument(place: int) -> Callable[[tuple[Any, ...]], list[torch.Tensor]]:
     return lambda arguments: _flat(arguments[place])
 
 
-_ALL_REDUCE = OperatorRule(_argument(0), lambda n: 2 * _ring(n), lambda n: 2)
-_ONCE_FIRST = OperatorRule(_argument(0), _ring, lambda n: 1)
-_ONCE_SECOND = OperatorRule(_argument(1), _ring, lambda n: 1)
-_SEND = OperatorRule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0)
+def _once(full: Callable[[tuple[Any, ...]], list[torch.Tensor]], kind: str = "other") -> OperatorRule:
+    return OperatorRule(full, _ring, lambda n: 1, kind)
 
-_GATHER_FUNCTIONAL = OperatorRule(
-    lambda arguments: _flat(arguments[0]) * arguments[1], _ring, lambda n: 1
-)  # input, group size
 
-RULES = {
-    "all_reduce": _ALL_REDUCE,
-    "all_reduce_coalesced": _ALL_REDUCE,
-    "all_gather_into_tensor": _GATHER_FUNCTIONAL,
-    "all_gather_into_tensor_coalesced": _GATHER_FUNCTIONAL,
-    "reduce_scatter_tensor": _ONCE_FIRST,
-    "reduce_scatter_tensor_coalesced": _ONCE_FIRST,
-    "all_to_all_single": _ONCE_FIRST,
-    "broadcast": _ONCE_FIRST,
-    "allreduce_": _ALL_REDUCE,
-    "allreduce_coalesced_": _ALL_REDUCE,
-    "broadcast_": _ONCE_FIRST,
-    "allgather_": _ONCE_FIRST,
-    "_allgather_base_": _ONCE_FIRST,
-    "allgather_coalesced_": _ONCE_FIRST,
-    "allgather_into_tensor_coalesced_": _ONCE_FIRST,
-    "reduce_scatter_": _ONCE_SECOND,
-    "_reduce_scatter_base_": _ONCE_SECOND,
-    "reduce_scatter_tensor_coalesced_": _ONCE_SECOND,
-    "alltoall_": _ONCE_SECOND,
-    "alltoall_base_": _ONCE_SECOND,
-    "reduce_": _ONCE_FIRST,
-    "gather_": _ONCE_FIRST,
-    "scatter_": _ONCE_FIRST,
-    "send": _SEND,
-}
+_OPERATORS = (
+    (
+        OperatorRule(_argument(0), lambda n: 2 * _ring(n), lambda n: 2, "all_reduce"),
+        ("all_reduce", "all_reduce_coalesced", "allreduce_", "allreduce_coalesced_"),
+    ),
+    (
+        _once(lambda arguments: _flat(arguments[0]) * arguments[1], "all_gather"),  # input, group size
+        ("all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
+    ),
+    (
+        _once(_argument(0), "all_gather"),
+        ("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+    ),
+    (_once(_argument(0), "reduce_scatter"), ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")),
+    (
+        _once(_argument(1), "reduce_scatter"),
+        ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
+    ),
+    (_once(_argument(0)), ("all_to_all_single", "broadcast", "broadcast_", "reduce_", "gather_", "scatter_")),
+    (_once(_argument(1)), ("alltoall_", "alltoall_base_")),
+    (OperatorRule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0), ("send",)),
+)
 
-KINDS = {
-    "all_reduce": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-}
-"""Operator -> category of its volume where no label is given; others are counted under "other"."""
+RULES = {operator: rule for rule, operators in _OPERATORS for operator in operators}
 
 
 def gloo_factor(operator: str) -> int:

@@ -12,9 +12,8 @@ from typing import Any
 
 from ..records import STATES, EventRow
 from ..records.event_row import BIRTH, FREE, LABEL, LAUNCH, LIVE, MOVE, PHASE, UPDATE, WAIT
-from .event_log import Happening, StepLog
-from .fsdp_marks import ROOT
-from .ledger_maxima import ASIDE, Event, StorageRecord
+from .event_log import ROOT, Happening, StepLog
+from .intervals import ASIDE, Event, IntervalReplay, StorageRecord
 
 FIRST_PHASE = "data"
 
@@ -30,14 +29,14 @@ def event_rows(rank: int, log: StepLog) -> list[EventRow]:
 
 
 class _EventWriter:
-    """Replays a step. `_true`: size and category of each storage after the last event; `_shown`: after the last row."""
+    """Replays a step. `_shown`: size and category of each storage after the last row."""
 
     def __init__(self, rank: int, log: StepLog) -> None:
         self._rank, self._log = rank, log
         self._interval = log.interval
         self._numbers: dict[StorageRecord, int] = {}
         self._operations: dict[int, int] = {}
-        self._true: dict[StorageRecord, tuple[int, str]] = {}
+        self._replay = IntervalReplay(log.interval)
         self._shown: dict[StorageRecord, tuple[int, str]] = {}
         self._aside: dict[StorageRecord, None] = {}
         self._phase = ""
@@ -52,10 +51,9 @@ class _EventWriter:
         """Yields the rows; to be called once."""
         self._phase = FIRST_PHASE
         for stored, size in self._interval.sizes.items():
-            category = self._interval.categories[stored]
-            self._true[stored] = self._shown[stored] = size, category
+            self._shown[stored] = size, self._interval.categories[stored]
             if size:
-                yield self._of_storage(LIVE, stored, self._interval.began, size, category)
+                yield self._of_storage(LIVE, stored, self._interval.began, *self._shown[stored])
         self._phase = ""
         happenings = iter(self._log.happenings)
         following = next(happenings, None)
@@ -70,9 +68,7 @@ class _EventWriter:
 
     def _take(self, number: int, event: Event) -> Iterator[EventRow]:
         stored = event.stored
-        if stored is not None:
-            size, category = self._true.get(stored, (0, self._interval.categories[stored]))
-            self._true[stored] = size + event.grown, event.moved[1] if event.moved is not None else category
+        self._replay.take(event)
         if event.phase == ASIDE:
             if stored is not None:
                 self._aside[stored] = None
@@ -92,11 +88,11 @@ class _EventWriter:
 
     def _growth(self, stored: StorageRecord) -> int:
         """Returns the bytes that a storage has gained since its last row."""
-        return self._true[stored][0] - self._shown.get(stored, (0, ""))[0]
+        return self._replay.now(stored)[0] - self._shown.get(stored, (0, ""))[0]
 
     def _settle(self, stored: StorageRecord, at: float, source: str) -> Iterator[EventRow]:
         """Yields a storage's change of category, then of size."""
-        now, then = self._true[stored], self._shown.get(stored)
+        now, then = self._replay.now(stored), self._shown.get(stored)
         size, category = then or (0, now[1])
         if category != now[1]:
             yield self._of_storage(LABEL, stored, at, size, now[1], previous=category)

@@ -6,41 +6,41 @@ from typing import Any
 
 import torch
 
-from ..fake.observers import copied_by_backend, shapes_asked, take_listeners
+from ..fake.observers import Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
+from .intervals import StorageRecord
 from .ledger import Ledger
-from .ledger_maxima import StorageRecord
 
 
 class ShapesOnly(Ledger):
     """Counts storages of fake tensors on the device that they stand for. Placeholders, which stand for the meta device
-    itself, count nothing, and nor do tensors that only answer a question about shapes. Its listeners hear of each
+    itself, count nothing, and nor do tensors that only answer a question about shapes. Its observers hear of each
     change.
     """
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._placeholders: set[int] = set()
-        self._listeners = take_listeners()
+        self._observers = take_observers()
 
     def enter_phase(self, phase: str) -> None:
         super().enter_phase(phase)
-        for listener in self._listeners:
-            listener.on_phase(phase)
+        self._tell(IntervalMark("phase", phase))
 
     def begin(self) -> None:
         super().begin()
-        for listener in self._listeners:
-            listener.on_begin()
+        self._tell(IntervalMark("begin"))
 
     def end(self, whole: str) -> None:
         super().end(whole)
-        for listener in self._listeners:
-            listener.on_end(whole)
+        self._tell(IntervalMark("end", whole))
 
     def _grow(self, stored: StorageRecord, grown: int) -> None:
         super()._grow(stored, grown)
-        for listener in self._listeners:
-            listener.on_growth(stored, grown)
+        self._tell(Growth(stored, grown))
+
+    def _tell(self, heard: Growth | IntervalMark) -> None:
+        for observer in self._observers:
+            observer(heard)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)

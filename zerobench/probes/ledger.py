@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,12 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..records import STATES
 from ..zero import labels
 from .collective_operators import NAMESPACES
-from .history import Birth, History, Interval, IntervalSums, Listener
 from .in_transit import InTransit
+from .intervals import Birth, Event, History, Interval, IntervalSums, StorageRecord
 from .labeling import holds_others, parts_of
-from .ledger_maxima import Event, StorageRecord
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
+
+if TYPE_CHECKING:
+    from .event_log import EventLog
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
 """Categories of storages that a step neither begins nor ends with."""
@@ -66,7 +68,7 @@ class Ledger(TorchDispatchMode, labels.Observer):
         self._stack = ExitStack()
         self.history: History | None = None
         """Filled for a snapshot, where one is asked for."""
-        self.log: Listener | None = None
+        self.log: EventLog | None = None
         """Told of each interval, where a table of events is asked for."""
         self.in_transit: InTransit | None = None
         """Waited for, where a loop's own collectives may drop tensors late."""

@@ -20,8 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..records import CATEGORIES, TIERS
-from .history import Interval
-from .ledger_maxima import ASIDE, Event, StorageRecord
+from .intervals import ASIDE, Event, Interval, IntervalReplay, StorageRecord
 
 Entry = dict[str, Any]
 
@@ -141,12 +140,12 @@ def _gap(address: int, size: int) -> Entry:
 
 
 class _SnapshotWriter:
-    """Replays an interval. `_true`: size and category of each storage after the last event."""
+    """Replays an interval."""
 
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
         self._devices = {tier: _Device(number) for number, tier in enumerate(TIERS)}
-        self._true: dict[StorageRecord, tuple[int, str]] = {}
+        self._replay = IntervalReplay(interval)
         self._phase = ""
         self._annotations: list[Entry] = []
 
@@ -154,13 +153,11 @@ class _SnapshotWriter:
         """Returns the snapshot; to be called once."""
         first = self._devices[TIERS[0]].trace
         first += legend()
-        begin = {stored: (size, self._first(stored)) for stored, size in self._interval.sizes.items()}
-        order = sorted(begin, key=lambda stored: (CATEGORIES.index(begin[stored][1]), -begin[stored][0]))
-        self._true = dict(begin)
-        self._settle(order, 0)
+        begin = {stored: self._replay.now(stored) for stored in self._interval.sizes}
+        self._settle(sorted(begin, key=lambda stored: (CATEGORIES.index(begin[stored][1]), -begin[stored][0])), 0)
         aside: dict[StorageRecord, None] = {}
         for event in self._interval.events:
-            self._take(event)
+            self._replay.take(event)
             if event.stored is not None:
                 aside[event.stored] = None
             if event.phase != ASIDE:  # what the harness does aside is in no figure, but what it leaves is
@@ -176,25 +173,16 @@ class _SnapshotWriter:
             "external_annotations": self._annotations,
         }
 
-    def _first(self, stored: StorageRecord) -> str:
-        return self._interval.categories.get(stored, stored.category)
-
     def _time(self, event: Event) -> int:
         return round((event.at - self._interval.began) * 1e6)
 
-    def _take(self, event: Event) -> None:
-        if event.stored is not None:
-            size, category = self._true.get(event.stored, (0, self._first(event.stored)))
-            category = event.moved[1] if event.moved is not None else category
-            self._true[event.stored] = size + event.grown, category
-
     def _settle(self, storages: Iterable[StorageRecord], time_us: int) -> None:
         """Writes what has changed; frees first, so that no instant has more than was there."""
-        changed = [one for one in storages if not self._devices[one.tier].shows(one, *self._true[one])]
+        changed = [one for one in storages if not self._devices[one.tier].shows(one, *self._replay.now(one))]
         for stored in changed:
             self._devices[stored.tier].free(stored, time_us)
         for stored in changed:
-            size, category = self._true[stored]
+            size, category = self._replay.now(stored)
             if size:
                 self._devices[stored.tier].alloc(stored, size, category, time_us)
 

@@ -20,25 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..zero import labels
+from .collective_operators import RULES
 
-RAW = {
-    "allreduce": "allreduce_",
-    "allreduce_coalesced": "allreduce_coalesced_",
-    "allgather": "allgather_",
-    "_allgather_base": "_allgather_base_",
-    "allgather_coalesced": "allgather_coalesced_",
-    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
-    "reduce_scatter": "reduce_scatter_",
-    "_reduce_scatter_base": "_reduce_scatter_base_",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
-    "alltoall": "alltoall_",
-    "alltoall_base": "alltoall_base_",
-    "broadcast": "broadcast_",
-    "reduce": "reduce_",
-    "gather": "gather_",
-    "scatter": "scatter_",
-    "send": "send",
-}
+RAW = {name.removesuffix("_"): name for name in RULES if name.endswith("_") or name == "send"}
 """Method of a backend -> the operator that calls it, whose rule counts it (traffic.py)."""
 
 Note = Callable[[str, tuple[Any, ...], int], None]

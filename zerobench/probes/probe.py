@@ -49,7 +49,9 @@ class PassRecords:
 
 
 class Probe(Protocol):
-    """An instrument over one rank, entered before the model is built. It changes nothing that the rank computes."""
+    """An instrument over one rank, entered before the model is built. It changes nothing that the rank computes. A
+    pass leaves out what it does not need to hear.
+    """
 
     def __enter__(self) -> Self: ...
 
@@ -57,6 +59,7 @@ class Probe(Protocol):
 
     def adopt(self, model: nn.Module) -> None:
         """The model is built, and no strategy has it yet."""
+        return
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A phase of a step, or "init"."""
@@ -66,15 +69,19 @@ class Probe(Protocol):
 
     def inputs(self, *tensors: torch.Tensor) -> None:
         """The step's inputs."""
+        return
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The loss is there."""
+        return
 
     def after_backward(self, model: nn.Module) -> None:
         """Gradients are there."""
+        return
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Optimizer states are there."""
+        return
 
     @property
     def may_wait(self) -> bool:
@@ -89,6 +96,7 @@ class Probe(Protocol):
 
     def end_steps(self) -> None:
         """The last step is over, and what it had on its way has come."""
+        return
 
     def found(self, rank: int, folder: Path) -> PassRecords:
         """All that was found out, after the pass is left. `folder`: the run's, for what is no table."""

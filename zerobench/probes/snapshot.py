@@ -9,7 +9,7 @@ They are never read here. torch's functions for CUDA are private; only this modu
 Labels in torch's own snapshot of CUDA's allocator: each allocation gets those of the storage that was made in it.
 
 entry    of `device_traces`: an allocation or a free, with its address and, since torch 2.1, `time_us` of the wall clock
-birth    a known storage, met at its address after its allocation and before the next one there (probes/history.py)
+birth    a known storage, met at its address after its allocation and before the next one there (probes/intervals.py)
 
 A block that no birth belongs to, a kernel's workspace say, is of the category "unknown". torch's own frames stay the
 inner ones.
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from .history import ENTRIES, Birth, History
+from .intervals import ENTRIES, Birth, History
 from .memory_viz import UNKNOWN, Entry, group_frames, legend, snapshot_of, words_of
 
 SLACK_US = 50.0

@@ -24,21 +24,20 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
 from . import allocator, cuda_memory
 from .allocator import nothing
-from .ledger_maxima import ASIDE
+from .intervals import ASIDE
 from .nvidia_smi import GpuState, read_state
-from .probe import PassRecords
+from .probe import PassRecords, Probe
 
 APART = ("data", ASIDE)
 """Phases within a step that are not part of its time."""
 
 
-class TimedPass:
-    """A Probe with a clock: marks at the edges of phases, perf_counter on CPU and events on CUDA."""
+class TimedPass(Probe):
+    """A clock: marks at the edges of phases, perf_counter on CPU and events on CUDA."""
 
     def __init__(self, device: torch.device, node_size: int | None = None) -> None:
         self._device = device
@@ -72,9 +71,6 @@ class TimedPass:
         if self._cuda and error[0] is None:  # after an error of the device it would raise another
             self.memory |= cuda_memory.process_memory(cuda_memory.take_peaks())
             self._read_gpu()
-
-    def adopt(self, model: nn.Module) -> None:
-        """Ignores the model: a clock does not need it."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -127,18 +123,6 @@ class TimedPass:
     def peak_bytes(self) -> int | None:
         """Returns the allocator's peak so far, where it records one by itself: on CUDA."""
         return cuda_memory.max_allocated() if self._cuda else None
-
-    def before_backward(self, loss: torch.Tensor) -> None:
-        """Ignores the loss."""
-
-    def after_backward(self, model: nn.Module) -> None:
-        """Ignores the gradients."""
-
-    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ignores the optimizer's states."""
-
-    def inputs(self, *tensors: torch.Tensor) -> None:
-        """Ignores the step's inputs."""
 
     def found(self, rank: int, folder: Path) -> PassRecords:
         """Times, and the machine's state around the measured steps."""

@@ -37,9 +37,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import COLLECTIVES
 from ..zero import labels
-from .collective_operators import KINDS, NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
+from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
+from .intervals import ASIDE
 from .labeling import holds_others
-from .ledger_maxima import ASIDE
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 """Operators that copy values to new memory, maybe in another tier."""
@@ -175,7 +175,7 @@ class TrafficMeter(TorchDispatchMode, labels.Observer):
             phase=self.phase,
             operator=name,
             collective=collective,
-            kind=collective if collective in COLLECTIVES else KINDS.get(name.removeprefix("raw_"), "other"),
+            kind=collective if collective in COLLECTIVES else rule.kind if rule else "other",
             unit=unit,
             dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
             group_size=n,

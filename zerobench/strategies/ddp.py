@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,9 +19,6 @@ from .peer_engine import PeerEngine
 
 class DdpEngine(PeerEngine):
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
-
-    skipped = False
-    """True where the last step was skipped because its gradients overflowed; here none ever is."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
         self.module = module
@@ -44,45 +40,13 @@ class DdpEngine(PeerEngine):
                 raise RuntimeError(f"ddp: {words}") from error
             raise
 
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the next loss."""
-        return 1.0
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates; DDP reduces the gradients as its buckets fill."""
-        loss.backward()
-
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; consumes the gradients. Returns what `closure`, called first, returns."""
-        loss = self.optimizer.step(closure)
-        self.zero_grad()
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients."""
-        self.optimizer.zero_grad(set_to_none=set_to_none)
-
     def no_sync(self) -> AbstractContextManager[Any]:
         """Backwards inside stay on this rank."""
         return self._ddp.no_sync()
-
-    def train(self, mode: bool = True) -> DdpEngine:
-        """The module's `train`."""
-        self._ddp.train(mode)
-        return self
-
-    def eval(self) -> DdpEngine:
-        """The module's `eval`."""
-        return self.train(False)
-
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
-        """A copy of the module's own state."""
-        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
 
 
 def _start_alike(module: nn.Module, buffers: bool) -> None:

@@ -12,7 +12,7 @@ that has gaps there has a master of its own in any dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -72,16 +72,6 @@ class MasterDdpEngine(DdpEngine):
             stop = min(start + most, master.numel())
             yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
 
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the next loss."""
-        return float(self.scaler.scale)
-
-    @property
-    def skipped(self) -> bool:  # type: ignore[override]
-        """True where the last step was skipped because its gradients overflowed."""
-        return bool(self.scaler.skipped)
-
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates the loss times the scale; DDP reduces the gradients, scaled as they are."""
         super().backward(self.scaler.scaled(loss))
@@ -90,21 +80,16 @@ class MasterDdpEngine(DdpEngine):
         """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
         return self._scaling.clip(max_norm, norm_type)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self) -> None:
         """One update of the masters, and from them of the parameters; consumes the gradients.
 
         Under loss scaling it is skipped where they overflowed: gradients are equal on all ranks, and so is the choice.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
                 update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
                 self._write_back()
         self.zero_grad()
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""

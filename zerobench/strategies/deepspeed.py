@@ -53,8 +53,6 @@ class DeepspeedEngine(PeerEngine):
             "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {"stage": level, **{FIELDS[key]: value for key, value in settings.items()}},
         }
-        self._deepspeed = deepspeed
-        self._level = level
         self._engine, self.optimizer, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=config, dist_init_required=False
         )
@@ -79,10 +77,6 @@ class DeepspeedEngine(PeerEngine):
         """One update; consumes the gradients."""
         self._engine.step()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients."""
-        self.optimizer.zero_grad(set_to_none)
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Around a micro-batch before a step's last: stage 1 keeps its gradients, stages 2 and 3 reduce them."""
@@ -92,20 +86,6 @@ class DeepspeedEngine(PeerEngine):
             self._engine.step()  # counts the micro-batch, updates nothing
         finally:
             self._engine.set_gradient_accumulation_boundary(True)
-
-    def train(self, mode: bool = True) -> DeepspeedEngine:
-        """The module's `train`."""
-        self._engine.train(mode)
-        return self
-
-    def eval(self) -> DeepspeedEngine:
-        """The module's `eval`."""
-        return self.train(False)
-
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
-        """A copy of the plain module's state; stage 3 gathers it. Collective."""
-        with self._deepspeed.zero.GatheredParameters(list(self.module.parameters()), enabled=self._level == 3):
-            return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
 
     def _label(self) -> None:
         """Names what DeepSpeed's optimizer holds, by the names of its attributes, those that this version has."""

@@ -82,23 +82,3 @@ class Engine(Protocol):
 
 
 REQUIRED = ("__call__", "backward", "step", "zero_grad")
-
-
-class UserEngine(Protocol):
-    """The engine that `build` of a user's strategy must return."""
-
-    def __call__(self, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
-        """The module's forward: the loss, a scalar."""
-        ...
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates the loss of one micro-batch."""
-        ...
-
-    def step(self) -> Any:
-        """One update of the parameters."""
-        ...
-
-    def zero_grad(self) -> None:
-        """Drops the gradients."""
-        ...

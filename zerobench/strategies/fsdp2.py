@@ -67,27 +67,10 @@ class Fsdp2Engine(PeerEngine):
         shards = dict(module.named_parameters())
         self.optimizer = rebuilt(optimizer, lambda parameter: shards[names[parameter]])
 
-    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
-        return self.module(*inputs, **named_inputs)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates; each unit's gradients are reduced when backward has passed it."""
-        loss.backward()
-
-    def step(self) -> None:
-        """One update; consumes the gradients."""
-        self.optimizer.step()
-        self.zero_grad()
-
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients."""
-        self.optimizer.zero_grad(set_to_none=set_to_none)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -97,19 +80,3 @@ class Fsdp2Engine(PeerEngine):
             yield
         finally:
             self._root.set_requires_gradient_sync(True)
-
-    def train(self, mode: bool = True) -> Fsdp2Engine:
-        """The module's `train`."""
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> Fsdp2Engine:
-        """The module's `eval`."""
-        return self.train(False)
-
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
-        """A copy of the plain module's state, gathered. Collective."""
-        return {
-            name: value.full_tensor().detach().clone() if isinstance(value, DTensor) else value.detach().clone()
-            for name, value in self.module.state_dict().items()
-        }

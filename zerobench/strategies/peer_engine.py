@@ -1,9 +1,4 @@
-"""The common part of engines that leave gradients on the parameters: DDP, the peers, users' engines.
-
-The user's optimizer over other tensors, for engines that put theirs in the place of the module's parameters.
-
-A user's engine as the harness sees it: the optional parts completed.
-"""
+"""The common part of engines that leave gradients on the parameters: DDP, the peers, users' engines."""
 
 from __future__ import annotations
 
@@ -32,9 +27,27 @@ class PeerEngine:
     """
 
     module: nn.Module
+    optimizer: optim.Optimizer
     scaler = UNSCALED
     shares_gradients = False
     hides_gradients = False
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The module's forward."""
+        return self.module(*inputs, **named_inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backpropagates; gradients are reduced as the engine's hooks have it."""
+        loss.backward()
+
+    def step(self) -> None:
+        """One update; consumes the gradients."""
+        self.optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients."""
+        self.optimizer.zero_grad(set_to_none)
 
     def settle(self) -> None:
         """Nothing is on its way after a step."""
@@ -73,9 +86,6 @@ class AdaptedEngine(PeerEngine):
     Raises TypeError, a sentence, for an engine that lacks a method. `clips`: the run clips gradients.
     """
 
-    skipped = False
-    loss_scale = 1.0
-
     def __init__(
         self, spec: StrategySpec, engine: Any, module: nn.Module, optimizer: optim.Optimizer, clips: bool
     ) -> None:
@@ -102,10 +112,6 @@ class AdaptedEngine(PeerEngine):
     def step(self) -> None:
         """One update; the gradients are dropped after it."""
         self._engine.step()
-        self._engine.zero_grad()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients."""
         self._engine.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .groups import GroupShape
-from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .layout import FlatBuffer
 from .shapes import (
     OptimizerShape,
     ParameterShape,
@@ -47,10 +47,9 @@ from .shapes import (
     gradient_bytes,
     is_half,
     master_bytes,
-    trainable,
     wire_bytes,
 )
-from .strategy import StrategyShape, gathers_of, settle
+from .strategy import StrategyShape, buffers_of, gathers_of, settle
 from .tiers import NOWHERE, TierShape
 
 REST = "padding, counts and small parameters, less states unused or not yet made"
@@ -281,30 +280,19 @@ def explained_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupS
         return formula
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     sizes: dict[str, int] = {}
-    for buffer, gathers in _gathered(strategy, schedule, groups.shard_ranks):
+    for unit, buffer in buffers_of(strategy, schedule.shapes, groups.shard_ranks):
+        gathers = None if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
         for name, size in _beyond(strategy, schedule, buffer, gathers):
             sizes[name] = sizes.get(name, 0) + size
     return replace(formula, beyond=tuple(Term(name, size) for name, size in sizes.items() if size))
 
 
-def _gathered(strategy: StrategyShape, schedule: Schedule, n: int) -> Iterator[tuple[FlatBuffer, int | None]]:
-    """Yields every buffer, and its all-gathers in a step; None: it stays whole, and is gathered once if trained."""
-    shapes = schedule.shapes
-    if strategy.has_buckets:
-        for kind in by_kind(shapes, trainable(shapes)[::-1]):
-            yield from ((buffer, None) for buffer in lay_out_buckets(shapes, kind, n, strategy.bucket_limit))
-        return
-    small, units = by_unit(shapes, strategy.persistence_numel)
-    yield from ((lay_out(shapes, kind, n), None) for kind in by_kind(shapes, small))
-    for name, mine in units.items():
-        gathers = schedule.micro_batches * gathers_of(strategy, schedule, name)
-        yield from ((lay_out(shapes, kind, n), gathers) for kind in by_kind(shapes, mine))
-
-
 def _beyond(
     strategy: StrategyShape, schedule: Schedule, buffer: FlatBuffer, gathers: int | None
 ) -> Iterator[tuple[str, int]]:
-    """(name, elements) that a buffer moves beyond the formula, below zero where it moves less."""
+    """Yields (name, elements) that a buffer moves beyond the formula, below zero where it moves less. `gathers`: in a
+    step; None: it stays whole, and is gathered once if it is trained.
+    """
     m, numel, own = schedule.micro_batches, buffer.padded_numel, buffer.numel
     expected, r = (1 if strategy.has_buckets else 2 * m), strategy.reductions(m)
     if not schedule.shapes[buffer.spans[0].parameter].trainable:

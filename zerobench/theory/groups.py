@@ -79,11 +79,14 @@ class GroupShape:
         """Traffic of an all-gather of `numel` elements of `size` bytes, quantized where that is configured."""
         if not self.quantizes(self.weight_block, size):
             return self.exact_gather(numel, size)
-        return self._once(self.world_size * self.payload(numel), 1)
+        return self.exact_gather(self.world_size * self.payload(numel), 1)
 
     def exact_gather(self, numel: int, size: int) -> Moved:
-        """Traffic of an all-gather that is never quantized."""
-        return self._once(numel, size)
+        """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends as much."""
+        inside, outside = (self.shard_ranks, 1) if self.shard_group else self.nodes
+        moved = Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
+        return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
+                        if outside > 1 else Moved())  # fmt: skip
 
     def secondary_gather(self, numel: int, size: int) -> Moved:
         """Traffic of an all-gather of secondary shards, within a node."""
@@ -98,24 +101,17 @@ class GroupShape:
             moved = Moved(first, (inside - 1) / inside * first) if inside > 1 else Moved()
             return moved + (Moved(second, 0, (outside - 1) / outside * second) if outside > 1 else Moved())
         if self.shard_ranks == self.world_size:
-            return self._once(numel, size)
+            return self.exact_gather(numel, size)
         replicas, own = self.world_size // self.shard_ranks, numel // self.shard_ranks
         sent = 2 * (replicas - 1) / replicas * own * size
         summed = Moved(2 * own, 0, sent) if self.node_size else Moved(2 * own, sent)
-        return self._once(numel, size) + summed
+        return self.exact_gather(numel, size) + summed
 
     def all_reduction(self, numel: int, size: int) -> Moved:
         """Traffic of a ring all-reduce over all ranks."""
         sent = 2 * (self.world_size - 1) / self.world_size * numel * size
         crossing = self.nodes[1] / self.world_size if self.nodes[1] > 1 else 0
         return Moved(2 * numel, (1 - crossing) * sent, crossing * sent)
-
-    def _once(self, numel: int, size: int) -> Moved:
-        """Traffic of one all-gather or reduce-scatter, in one hop or two."""
-        inside, outside = (self.shard_ranks, 1) if self.shard_group else self.nodes
-        moved = Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
-        return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
-                        if outside > 1 else Moved())  # fmt: skip
 
     # -- buffers ---------------------------------------------------------------------------------
 

@@ -78,15 +78,10 @@ class FlatBuffer:
         """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
         return max(4, self.element_bytes)
 
-    def segments(self, rank: int, most: int | None = None) -> list[tuple[int, int]]:
-        """Returns (parameter, elements) of each segment of `rank`'s shards, a run of one parameter's elements.
-
-        `most`: the elements at which segments are cut.
-        """
-        return [(parameter, numel) for parameter, _, _, numel, _ in self.held(rank, most)]
-
     def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
-        """Segments as (parameter, number of the unit, first element in the shard, elements, elements of the shard)."""
+        """Returns (parameter, number of the unit, first element in the shard, elements, elements of the shard) of each
+        segment of `rank`'s shards, a run of one parameter's elements. `most`: the elements at which segments are cut.
+        """
         found = _runs(self.pattern, rank, most)
         return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
 

@@ -5,11 +5,12 @@ engine's rules for those, written apart from it (zero/options.py, zero/units/roo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .shapes import ROOT, ParameterShape, Schedule, bytes_of
+from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .shapes import ROOT, ParameterShape, Schedule, bytes_of, trainable
 
 AUTO = "auto"
 
@@ -58,7 +59,7 @@ class StrategyShape:
 
     @property
     def bucket_limit(self) -> int:
-        """Bytes of a bucket, once `choices.settle` has made a number of AUTO."""
+        """Bytes of a bucket, once `settle` has made a number of AUTO."""
         assert isinstance(self.bucket_bytes, int), f"bucket_bytes={self.bucket_bytes} is not settled"
         return self.bucket_bytes
 
@@ -98,7 +99,22 @@ def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_rank
     return replace(strategy, bucket_bytes=size)
 
 
-# -- all-gathers of a ZeRO-3 unit, from the order in which its modules run -------------------------
+# -- buffers, and the all-gathers of a ZeRO-3 unit, from the order in which its modules run --------
+
+
+def buffers_of(
+    strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_ranks: int
+) -> Iterator[tuple[str | None, FlatBuffer]]:
+    """Yields every buffer that is divided among the ranks, with its ZeRO-3 unit. None for one that stays whole between
+    steps: a bucket, or small parameters. `strategy`: settled.
+    """
+    if strategy.has_buckets:
+        for kind in by_kind(shapes, trainable(shapes)[::-1]):
+            yield from ((None, one) for one in lay_out_buckets(shapes, kind, shard_ranks, strategy.bucket_limit))
+    elif strategy.theory.parameters:
+        small, units = by_unit(shapes, strategy.persistence_numel)
+        for name, mine in ((None, small), *units.items()):
+            yield from ((name, lay_out(shapes, kind, shard_ranks)) for kind in by_kind(shapes, mine))
 
 
 def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:

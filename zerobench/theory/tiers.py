@@ -2,7 +2,7 @@
 section 3 and table 1; ZeRO-Infinity, arXiv 2104.07857, section 3. In half precision with Adam, bytes per parameter on
 the device, whole gradients apart::
 
-    nothing leaves                 16 (zero1 at N = 1)        with N ranks      see states.py
+    nothing leaves                 16 (zero1 at N = 1)        with N ranks      see closed_forms.py
     gradients                      14                                           less 2/N
     optimizer                       4                                           less 12/N
     both                            2 (zero1, zero2)                            2/N and units in use (zero3)

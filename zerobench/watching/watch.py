@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..probes import AccountedPass
-from ..probes.history import History
 from ..probes.in_transit import InTransit
+from ..probes.intervals import History
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results

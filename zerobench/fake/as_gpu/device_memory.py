@@ -20,7 +20,7 @@ import torch
 
 from ...zero import labels
 from ..caching_allocator import CachingAllocator, MemoryBlock
-from ..observers import StoredBytes
+from ..observers import Growth, IntervalMark
 
 BLAS_WORKSPACE = {"ampere": 2 * 4 * 2**20 + 8 * 16 * 2**10, "hopper": 32 * 2**20}
 """Bytes of a workspace of cuBLAS, and of cuBLASLt, which uses the same one: on GPUs up to Ada, and from Hopper on
@@ -28,23 +28,6 @@ BLAS_WORKSPACE = {"ampere": 2 * 4 * 2**20 + 8 * 16 * 2**10, "hopper": 32 * 2**20
 
 COMPUTE = 0
 """The number of the stream that computes."""
-
-
-@dataclass(frozen=True)
-class Growth:
-    """A storage's change, by `grown` bytes, while `stream` was the current one."""
-
-    stored: StoredBytes
-    grown: int
-    stream: int
-
-
-@dataclass(frozen=True)
-class IntervalMark:
-    """`what` happens between changes: a "phase" of that name, or an interval that has a "begin" or an "end"."""
-
-    what: str
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,28 +40,16 @@ class DeviceMemory:
 
 @dataclass
 class Allocations:
-    """A AllocationObserver that writes allocations down. `workspace_bytes`: of a handle of cuBLAS."""
+    """Writes down what a ledger hears. `workspace_bytes`: of a handle of cuBLAS."""
 
     workspace_bytes: int
-    log: list[Growth | IntervalMark] = field(default_factory=list)
+    log: list[tuple[Growth | IntervalMark, int]] = field(default_factory=list)
+    """Each with the number of the stream that was the current one."""
     _streams: dict[object, int] = field(default_factory=dict)
 
-    def on_growth(self, stored: StoredBytes, grown: int) -> None:
-        """Notes a change, and the stream, which torch.cpu's placeholders tell."""
-        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
-        self.log.append(Growth(stored, grown, stream))
-
-    def on_phase(self, name: str) -> None:
-        """Notes a phase."""
-        self.log.append(IntervalMark("phase", name))
-
-    def on_begin(self) -> None:
-        """Notes a step."""
-        self.log.append(IntervalMark("begin"))
-
-    def on_end(self, whole: str) -> None:
-        """Notes the end of building or of a measured step."""
-        self.log.append(IntervalMark("end", whole))
+    def hear(self, heard: Growth | IntervalMark) -> None:
+        """Notes a change or a mark, and the stream, which torch.cpu's placeholders tell."""
+        self.log.append((heard, self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))))
 
     def memory(self) -> DeviceMemory:
         """Returns the device's memory, of all that was noted."""
@@ -99,20 +70,20 @@ class AllocatorReplay:
 
     def run(self) -> AllocatorReplay:
         """Replays it all."""
-        for entry in self._noted.log:
-            if isinstance(entry, IntervalMark):
-                self._mark(entry)
-            elif entry.stored.tier == labels.DEVICE:
-                self._grow(entry)
+        for heard, stream in self._noted.log:
+            if isinstance(heard, IntervalMark):
+                self._mark(heard)
+            elif heard.stored.tier == labels.DEVICE:
+                self._grow(heard, stream)
         return self
 
-    def _grow(self, entry: Growth) -> None:
+    def _grow(self, growth: Growth, stream: int) -> None:
         """A storage that changes its size is a new block, which its content is copied to, and then an old one less."""
-        key = id(entry.stored)  # the log keeps it alive
+        key = id(growth.stored)  # the log keeps it alive
         before = self._blocks.pop(key, None)
-        self._sizes[key] = size = self._sizes.get(key, 0) + entry.grown
+        self._sizes[key] = size = self._sizes.get(key, 0) + growth.grown
         if size > 0:
-            self._blocks[key] = self._allocator.allocate(size, entry.stream)
+            self._blocks[key] = self._allocator.allocate(size, stream)
         if before is not None:
             self._allocator.free(before)
 

@@ -86,7 +86,7 @@ def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]
     """
     allocations = Allocations(workspace_bytes)
     with ExitStack() as stack:
-        stack.enter_context(listening(allocations))
+        stack.enter_context(listening(allocations.hear))
         for row in ROWS.values():
             stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
         for module, name, replacement in NAMES.values():

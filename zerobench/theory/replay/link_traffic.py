@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..groups import GroupShape, slice_of
-from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from ..shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, trainable, wire_bytes
-from ..strategy import StrategyShape, gathers_of, settle
+from ..layout import FlatBuffer
+from ..shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, wire_bytes
+from ..strategy import StrategyShape, buffers_of, gathers_of, settle
 from ..tiers import POOL_ALIGN_BYTES, TierShape
 
 
@@ -38,15 +38,13 @@ def predict_links(
     """Returns the traffic between tiers. `norms`: how often a step takes the gradients' norm (clipping, overflow).
     `rank`: of this one alone; None: the sum over all.
     """
+    if tiers.place is None:
+        return Links()
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     flow = _LinkTraffic(strategy, schedule, groups, optimizer, precision, tiers, norms)
     if rank is not None:
         flow.slices, flow.copies = [slice_of(rank, groups)], 1
-    if tiers.place is not None and strategy.theory.parameters:
-        flow.of_units()
-    elif tiers.place is not None:
-        flow.of_buckets()
-    return flow.links
+    return flow.run()
 
 
 @dataclass(frozen=True)
@@ -82,32 +80,19 @@ class _LinkTraffic:
         self.reductions = strategy.reductions(schedule.micro_batches)
         self.links = Links()
 
-    def of_buckets(self) -> None:
-        """Adds the buckets of ZeRO-1 and ZeRO-2."""
-        shapes = self.schedule.shapes
-        for kind in by_kind(shapes, trainable(shapes)[::-1]):
-            for buffer in lay_out_buckets(shapes, kind, self.n, self.strategy.bucket_limit):
-                self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
-
-    def of_units(self) -> None:
-        """Adds ZeRO-3's small parameters that stay whole, and its units as they are used."""
-        small, units = by_unit(self.schedule.shapes, self.strategy.persistence_numel)
-        for buffer in self._laid_out(small):
-            self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
-        for name, mine in units.items():
-            gathers = self.schedule.micro_batches * gathers_of(self.strategy, self.schedule, name)
-            for buffer in self._laid_out(mine):
-                reductions = self.reductions if gathers else 0
-                self._add(buffer, self._kind(buffer, self.tiers.parameters, gathers, reductions))
-
-    def _laid_out(self, indices: Sequence[int]) -> list[FlatBuffer]:
-        shapes = self.schedule.shapes
-        return [lay_out(shapes, kind, self.n) for kind in by_kind(shapes, indices)]
-
-    def _kind(self, buffer: FlatBuffer, leaves: bool, gathers: int, reductions: int) -> _Kind:
-        shape = self.schedule.shapes[buffer.spans[0].parameter]
-        sizes = gradient_bytes(shape, self.precision), wire_bytes(shape, self.precision)
-        return _Kind(buffer.element_bytes, buffer.master_bytes, *sizes, leaves, gathers, reductions, shape.trainable)
+    def run(self) -> Links:
+        """Adds every buffer, and returns the sums."""
+        strategy, schedule = self.strategy, self.schedule
+        for unit, buffer in buffers_of(strategy, schedule.shapes, self.n):
+            gathers = 1 if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
+            shape = schedule.shapes[buffer.spans[0].parameter]
+            kind = _Kind(
+                buffer.element_bytes, buffer.master_bytes, gradient_bytes(shape, self.precision),
+                wire_bytes(shape, self.precision), unit is not None and self.tiers.parameters, gathers,
+                self.reductions if gathers else 0, shape.trainable,
+            )  # fmt: skip
+            self._add(buffer, kind)
+        return self.links
 
     def _add(self, buffer: FlatBuffer, kind: _Kind) -> None:
         for start, numel in buffer.units:

@@ -7,14 +7,13 @@ optimizer counts its steps once per segment: of two ranks with as many elements 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..closed_forms import Formula
 from ..groups import GroupShape, slice_of
-from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from ..shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule, trainable
-from ..strategy import StrategyShape, settle
+from ..shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
+from ..strategy import StrategyShape, buffers_of, settle
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import InSlots, Replay
 from .shards import Shards
@@ -76,7 +75,7 @@ def predict_states(
 
 
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
-    """The closed forms of states.py, each with what is in flight in its category when that is largest."""
+    """Returns the closed forms, each with what is in flight in its category when that is largest."""
     return {
         name: one.explained(prediction.of_category(name) or 0, prediction.in_flight.get(name, {}))
         for name, one in formulas.items()
@@ -94,23 +93,12 @@ def fullest_rank(
     another tier, the lowest of these. Without a partition all ranks are alike.
     """
     n = groups.shard_ranks
-    buffers = Counter(buffer.pattern for buffer in _trained(settle(strategy, shapes, n), shapes, n))
+    laid_out = buffers_of(settle(strategy, shapes, n), shapes, n)
+    buffers = Counter(one.pattern for _, one in laid_out if shapes[one.spans[0].parameter].trainable)
     shards = [(Shards([one], n, optimizer, precision, tiers), count) for one, count in buffers.items()]
     kept = [_kept_bytes(shards, rank_slice) for rank_slice in range(n)] if shards else [(0, 0)]
     most = max(kept)
     return min(rank for rank in range(groups.world_size) if kept[slice_of(rank, groups) % len(kept)] == most)
-
-
-def _trained(strategy: StrategyShape, shapes: Sequence[ParameterShape], n: int) -> Iterator[FlatBuffer]:
-    if strategy.has_buckets:
-        for kind in by_kind(shapes, trainable(shapes)[::-1]):
-            yield from lay_out_buckets(shapes, kind, n, strategy.bucket_limit)
-    elif strategy.theory.parameters:
-        small, units = by_unit(shapes, strategy.persistence_numel)
-        for mine in (small, *units.values()):
-            for kind in by_kind(shapes, mine):
-                if shapes[kind[0]].trainable:
-                    yield lay_out(shapes, kind, n)
 
 
 def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:

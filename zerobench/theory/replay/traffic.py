@@ -26,21 +26,11 @@ Under DDP every rank has whole gradients and takes their norm alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..groups import GroupShape, Moved
-from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from ..shapes import PrecisionShape, Schedule, wire_bytes
-from ..strategy import StrategyShape, gathers_of, settle
+from ..shapes import ParameterShape, PrecisionShape, Schedule, wire_bytes
+from ..strategy import StrategyShape, buffers_of, gathers_of, settle
 
 REDUCTION, GATHER = "reduce_scatter", "all_gather"
-
-
-def predict_volume(
-    strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None
-) -> int:
-    """Elements, padding included, on each rank; nothing moves in a world of one."""
-    return round(predict_traffic(strategy, schedule, world_size, groups).volume)
 
 
 def predict_traffic(
@@ -65,69 +55,27 @@ def predict_parts(
         each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
         return {"all_reduce": sum(each, Moved())}
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
-    flow = _CollectiveTraffic(strategy, schedule, groups, precision or PrecisionShape(), reductions)
-    (flow.of_units if strategy.theory.parameters else flow.of_buckets)()
-    return {flow.reduces_by: flow.reduced, GATHER: flow.gathered}
+    by_all, precision = strategy.reduce_with == "all_reduce", precision or PrecisionShape()
+    reduce = groups.all_reduction if by_all else groups.reduction
+    reduced, gathered = Moved(), Moved()
+    for unit, buffer in buffers_of(strategy, schedule.shapes, groups.shard_ranks):
+        shape = schedule.shapes[buffer.spans[0].parameter]
+        gathers = 1 if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
+        for _, numel in buffer.units:
+            if unit is not None:
+                gathered += _gathered(groups, numel, shape, gathers)
+            elif shape.trainable:
+                gathered += groups.exact_gather(numel, shape.element_bytes)
+            if shape.trainable and gathers:
+                reduced += reduce(numel, wire_bytes(shape, precision)).times(reductions)
+    return {"all_reduce" if by_all else REDUCTION: reduced, GATHER: gathered}
 
 
-class _CollectiveTraffic:
-    """Adds up what our stages move in a step."""
-
-    def __init__(
-        self, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, precision: PrecisionShape,
-        reductions: int,
-    ) -> None:  # fmt: skip
-        self.strategy, self.schedule, self.groups = strategy, schedule, groups
-        self.precision, self.reductions = precision, reductions
-        self.reduced, self.gathered = Moved(), Moved()
-
-    @property
-    def reduces_by(self) -> str:
-        """Name of the collective that reduces gradients."""
-        return "all_reduce" if self.strategy.reduce_with == "all_reduce" else REDUCTION
-
-    def of_buckets(self) -> None:
-        """Adds the buckets, each reduced and gathered once."""
-        trained = [i for i, s in enumerate(self.schedule.shapes) if s.trainable]
-        shapes, n = self.schedule.shapes, self.groups.shard_ranks
-        for kind in by_kind(shapes, trained[::-1]):
-            for run in lay_out_buckets(shapes, kind, n, self.strategy.bucket_limit):
-                for _, numel in run.units:
-                    self.reduced += self._reduced(run, numel).times(self.reductions)
-                    self.gathered += self.groups.exact_gather(numel, run.element_bytes)
-
-    def of_units(self) -> None:
-        """Adds the units as they are used; the small parameters that stay whole are gathered once."""
-        small, units = by_unit(self.schedule.shapes, self.strategy.persistence_numel)
-        for buffer, trained in self._laid_out(small):
-            if trained:
-                self.reduced += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
-                self.gathered += self.groups.exact_gather(buffer.padded_numel, buffer.element_bytes)
-        for name, mine in units.items():
-            gathers = self.schedule.micro_batches * gathers_of(self.strategy, self.schedule, name)
-            for buffer, trained in self._laid_out(mine):
-                self.gathered += self._gathered(buffer, gathers, trained)
-                if trained and gathers:
-                    self.reduced += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
-
-    def _laid_out(self, indices: Sequence[int]) -> list[tuple[FlatBuffer, bool]]:
-        """Returns the buffer of each kind, and True where it is trained."""
-        shapes = self.schedule.shapes
-        return [
-            (lay_out(shapes, kind, self.groups.shard_ranks), shapes[kind[0]].trainable)
-            for kind in by_kind(shapes, indices)
-        ]
-
-    def _gathered(self, buffer: FlatBuffer, gathers: int, trained: bool) -> Moved:
-        each = buffer.padded_numel, buffer.element_bytes
-        from_all = (min(gathers, int(trained))) if self.groups.secondary else gathers
-        whole = self.groups.gather(*each).times(from_all)
-        return whole + self.groups.secondary_gather(*each).times(gathers - from_all)
-
-    def _reduced(self, buffer: FlatBuffer, numel: int) -> Moved:
-        size = wire_bytes(self.schedule.shapes[buffer.spans[0].parameter], self.precision)
-        by_all = self.reduces_by == "all_reduce"
-        return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
+def _gathered(groups: GroupShape, numel: int, shape: ParameterShape, gathers: int) -> Moved:
+    """The gathers of a ZeRO-3 unit in a step; secondary shards serve all but the first of a trained one."""
+    from_all = min(gathers, int(shape.trainable)) if groups.secondary else gathers
+    whole = groups.gather(numel, shape.element_bytes).times(from_all)
+    return whole + groups.secondary_gather(numel, shape.element_bytes).times(gathers - from_all)
 
 
 # -- control ---------------------------------------------------------------------------------------

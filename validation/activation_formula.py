@@ -20,6 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerobench.config.cell import CellConfig
+from zerobench.config.combinations import activation_policy
+from zerobench.config.schema import Gpt
+from zerobench.sections import known
+
 
 @dataclass(frozen=True)
 class GptShape:
@@ -63,11 +68,6 @@ def _moved_bytes(shape: GptShape) -> int:
     return sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
 
 
-def host_bytes(shape: GptShape) -> int:
-    """Returns the largest sum of activations in host memory, which is there when forward is over."""
-    return (shape.layers - 1) * _moved_bytes(shape)
-
-
 def activation_bytes(shape: GptShape) -> int:
     """Returns the largest sum of activations and of their gradients on the device: where backward begins, or while it
     is in a layer that is recomputed, or in the last one while the one before comes back.
@@ -81,3 +81,14 @@ def activation_bytes(shape: GptShape) -> int:
     if not shape.offload:
         return shape.layers * layer + at_the_end
     return shape.layers * (layer - moved) + moved + max(at_the_end, coming + 5 * stream)
+
+
+def shape_of(config: CellConfig) -> GptShape:
+    """Returns the shape of a resolved cell with a GPT."""
+    model, policy = config.model, activation_policy(config)
+    assert isinstance(model, Gpt)
+    return GptShape(
+        model.layers, model.hidden, model.heads, known(model.vocabulary), config.sequence, config.micro_batch,
+        config.precision.dtype.itemsize, model.checkpointing or policy.recompute, policy.keep == "host",
+        policy.least_bytes,
+    )  # fmt: skip

@@ -1,0 +1,313 @@
+"""What a ledger keeps of a run, all of it in host memory, and its sums.
+
+event       a change of one storage, or the beginning of a phase
+interval    one step as it happened: what lived at its beginning, and its events in order
+replay      sizes and categories of all storages, and the sums of each tier by category, after each event
+extremes    the largest sums so far: of each phase, and of whole intervals by their name
+history     kept for a snapshot, where one is asked for; a *birth* is one storage on a GPU, with the address at which it
+            was made, and when
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..records import BETWEEN, CATEGORIES, STATES, TIERS, LineRow, MemoryRow
+from ..zero import labels
+
+
+@dataclass(eq=False)
+class StorageRecord:
+    """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred. `source`: the
+    line that made it (probes/source_lines.py). `shape`: of the tensor that it was first met in.
+    `first_name`: of its first label.
+    """
+
+    bytes: int
+    category: str
+    name: str
+    module: str
+    phase: str
+    labeled: bool = False
+    tier: str = labels.DEVICE
+    source: str = ""
+    shape: Sequence[int] = ()
+    first_name: str = ""
+
+    @property
+    def shown_shape(self) -> str:
+        """The shape as the tables have it: "4x1024x768"; empty for a scalar and for what is in no tensor."""
+        return "x".join(map(str, self.shape))
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change: `stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase
+    began.
+    """
+
+    phase: str
+    at: float
+    stored: StorageRecord | None = None
+    grown: int = 0
+    moved: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Instant:
+    """Live bytes on the device by category after event `number`, `seconds` after the interval began; `others`: the sums
+    of the other tiers.
+    """
+
+    number: int
+    seconds: float
+    phase: str
+    totals: Counter[str]
+    others: dict[str, int]
+
+
+ASIDE = "aside"
+"""The phase of the harness's own work within a step, its reading of gradients: no part of any figure."""
+
+INSTANTS = 400
+"""Length to which an interval's timeline is reduced."""
+
+LARGEST = 20
+"""Number of storages at the peak that are listed one by one."""
+
+
+class Births:
+    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those that outlive
+    their phase.
+    """
+
+    def __init__(self) -> None:
+        self.made: Counter[str] = Counter()
+        self.lasting: Counter[str] = Counter()
+        self._alive: dict[
+            StorageRecord, tuple[str, str]
+        ] = {}  # those of this interval, with phase and category at birth
+
+    def see(self, stored: StorageRecord, grown: int, phase: str, category: str) -> None:
+        """Records that a storage has grown, or was freed where `grown` is below 0."""
+        if grown > 0:
+            self.made[category] += 1
+            self._alive[stored] = phase, category
+        elif stored in self._alive:
+            born_in, as_what = self._alive.pop(stored)
+            self.lasting[as_what] += born_in != phase
+
+    def end(self) -> Births:
+        """Ends the interval: storages that are alive now have outlived it."""
+        for _, category in self._alive.values():
+            self.lasting[category] += 1
+        return self
+
+
+@dataclass
+class Extremes:
+    """Largest values over an interval in one tier, in bytes; of whole intervals the most births."""
+
+    peak: int = -1
+    at_peak: Counter[str] = field(default_factory=Counter)
+    highest: Counter[str] = field(default_factory=Counter)
+    states: int = -1
+    at_states: Counter[str] = field(default_factory=Counter)
+    alive: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
+    """Size, storage and category of everything alive at the peak of a whole interval, largest first."""
+    alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
+    """The states among what lives when their sum is largest."""
+    made: Counter[str] | None = None
+    lasting: Counter[str] = field(default_factory=Counter)
+
+    def see_births(self, births: Births) -> None:
+        """Merges the births of one interval."""
+        self.made, self.lasting = (self.made or Counter()) | births.made, self.lasting | births.lasting
+
+    def see(self, totals: Counter[str]) -> bool:
+        """Merges the totals of one instant; returns True if they are a new peak."""
+        for category, value in totals.items():
+            if value > self.highest[category]:
+                self.highest[category] = value
+        states = sum(totals[category] for category in STATES)
+        if states > self.states:
+            self.states, self.at_states = states, Counter(totals)
+        total = sum(totals.values())
+        if total <= self.peak:
+            return False
+        self.peak, self.at_peak = total, Counter(totals)
+        return True
+
+
+def thin_out(instants: list[Instant], most: int) -> list[Instant]:
+    """Reduces a timeline to about `most` instants: of each stretch the one with the largest sum, and the first of each
+    phase.
+    """
+    width = max(1, -(-len(instants) // most))
+    kept = []
+    for start in range(0, len(instants), width):
+        stretch = instants[start : start + width]
+        highest = max(stretch, key=lambda i: sum(i.totals.values()))
+        before = instants[start - 1].phase if start else ""
+        kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
+                 if i is highest or i.phase != last]  # fmt: skip
+    return kept
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+
+ENTRIES = 200_000
+"""Events of an allocator's history, and births, that are kept, the last ones; of the history some KB each."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One step. `began`: its first instant, in seconds of the clock of events. `sizes`: bytes of what lived then.
+    `categories`: the first of each storage of the interval.
+    """
+
+    began: float
+    sizes: dict[StorageRecord, int]
+    categories: dict[StorageRecord, str]
+    events: list[Event]
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A storage got memory at `address` on a GPU shortly before `at`, in seconds of the clock of events."""
+
+    address: int
+    at: float
+    stored: StorageRecord
+
+
+@dataclass
+class History:
+    """On a CPU the measured step with the highest peak, of equal ones the last; on CUDA the births."""
+
+    step: Interval | None = None
+    births: deque[Birth] = field(default_factory=lambda: deque(maxlen=ENTRIES))
+
+
+class IntervalReplay:
+    """An interval, event by event. `totals`: live bytes by tier and category."""
+
+    def __init__(self, interval: Interval) -> None:
+        self.sizes, self.categories = dict(interval.sizes), dict(interval.categories)
+        self.totals: dict[str, Counter[str]] = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
+        for stored, size in self.sizes.items():
+            self.totals[stored.tier][self.categories[stored]] += size
+
+    def now(self, stored: StorageRecord) -> tuple[int, str]:
+        """Returns a storage's size and category after the events so far."""
+        return self.sizes.get(stored, 0), self.categories[stored]
+
+    def take(self, event: Event) -> None:
+        """Applies the next event."""
+        stored = event.stored
+        if stored is None:
+            return
+        tier, size = self.totals[stored.tier], self.sizes.get(stored, 0)
+        if event.moved is not None:
+            old, new = event.moved
+            tier[old] -= size
+            tier[new] += size
+            self.categories[stored] = new
+        else:
+            tier[self.categories[stored]] += event.grown
+            self.sizes[stored] = size + event.grown
+
+
+def alive_after(interval: Interval, last: int) -> list[tuple[int, StorageRecord, str]]:
+    """Returns the device's storages alive after event number `last`, with their categories then, largest first."""
+    replay = IntervalReplay(interval)
+    for event in interval.events[: last + 1]:
+        replay.take(event)
+    here = [(size, stored) for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
+    return sorted(((size, stored, replay.categories[stored]) for size, stored in here), key=lambda one: -one[0])
+
+
+class IntervalSums:
+    """The extremes of the device by phase, those of other tiers by (tier, phase), and the last interval's timeline."""
+
+    def __init__(self) -> None:
+        self.extremes: dict[str, Extremes] = {}
+        self.elsewhere: dict[tuple[str, str], Extremes] = {}
+        self.in_memory: Counter[str] = Counter()
+        """The peak of device and host memory together, by phase: on a CPU one allocator has both."""
+        self.timeline: list[Instant] = []
+
+    def add(self, whole: str, interval: Interval) -> int:
+        """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, -1 without any."""
+        replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
+        on_device, best_at, states_at = replay.totals[labels.DEVICE], -1, -1
+        best = self.extremes.setdefault(whole, Extremes())
+        self._see_elsewhere(replay, whole, whole)
+        for number, event in enumerate(interval.events):
+            replay.take(event)
+            if event.phase == ASIDE:
+                continue
+            if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
+                births.see(event.stored, event.grown, event.phase, replay.categories[event.stored])
+            self.extremes.setdefault(event.phase, Extremes()).see(on_device)
+            if event.stored is None or event.stored.tier != labels.DEVICE:
+                self._see_elsewhere(replay, event.phase, whole)
+            before = best.states
+            best_at = number if best.see(on_device) else best_at
+            states_at = number if best.states > before else states_at
+            instants.append(self._instant(number, event, interval.began, replay, whole))
+        if whole == "step":
+            self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)
+        best.see_births(births.end())
+        if best_at >= 0:
+            best.alive = alive_after(interval, best_at)
+        if states_at >= 0:
+            best.alive_states = [one for one in alive_after(interval, states_at) if one[2] in STATES]
+        self.timeline = thin_out(instants, INSTANTS)
+        return max((instant.totals.total() for instant in instants), default=-1)
+
+    def _instant(self, number: int, event: Event, began: float, replay: IntervalReplay, whole: str) -> Instant:
+        """Returns the instant after an event, and takes the sum of device and host memory into account."""
+        on_device = replay.totals[labels.DEVICE]
+        others = {tier: replay.totals[tier].total() for tier in TIERS[1:]}
+        together = on_device.total() + others[labels.HOST]
+        for name in (event.phase, whole):
+            self.in_memory[name] = max(self.in_memory[name], together)
+        return Instant(number, event.at - began, event.phase, on_device.copy(), others)
+
+    def _see_elsewhere(self, replay: IntervalReplay, *names: str) -> None:
+        for tier in TIERS[1:]:
+            if replay.totals[tier].total():
+                for name in names:
+                    self.elsewhere.setdefault((tier, name), Extremes()).see(replay.totals[tier])
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def extremes_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
+    """Yields a phase's rows: one per category, then the states and the total."""
+    at_peak, at_states, highest, made = extremes.at_peak, extremes.at_states, extremes.highest, extremes.made
+    for category in CATEGORIES:
+        row = MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])
+        if made is not None:
+            row.allocations, row.lasting = made[category], extremes.lasting[category]
+        yield row
+    states = sum(at_peak[category] for category in STATES)
+    yield MemoryRow(rank, phase, "states", states, extremes.states, extremes.states)
+    yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)
+
+
+def rows_by_line(rank: int, at: str, storages: Iterable[tuple[int, StorageRecord, str]]) -> Iterator[LineRow]:
+    """Yields a row per line of code, module and category, the largest first; `storages`: size, storage, category."""
+    groups: dict[tuple[str, str, str], list[tuple[int, StorageRecord]]] = {}
+    for size, stored, category in storages:
+        groups.setdefault((category, stored.module, stored.source), []).append((size, stored))
+    sums = {key: sum(size for size, _ in mine) for key, mine in groups.items()}
+    for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
+        if sums[key]:
+            largest = max(groups[key], key=lambda one: abs(one[0]))[1]
+            yield LineRow(rank, at, *key, sums[key], len(groups[key]), largest.name, largest.shown_shape)
