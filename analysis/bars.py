@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,6 +12,12 @@ from zerobench.plots.marks import Rows, absent, bars, show, split
 from zerobench.plots.style import PHASES, Fills, number, stack
 
 MS = 1000
+
+
+def in_short(labels: Sequence[str]) -> list[str]:
+    """Less the words that all of them have in common, the first of each apart."""
+    shared = set.intersection(*(set(label.split()[1:]) for label in labels))
+    return [" ".join(word for word in label.split() if word not in shared) for label in labels]
 
 
 def stacked(

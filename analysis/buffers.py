@@ -21,12 +21,12 @@ from matplotlib.lines import Line2D
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.bars import highest
+from analysis.bars import highest, in_short
 from analysis.common import script
 from zerobench.plots.marks import unit_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons
-from zerobench.plots.style import BLUE, GREEN, ORANGE, PURPLE, SKY, in_short, rule
+from zerobench.plots.style import BLUE, GREEN, ORANGE, PURPLE, SKY, rule
 from zerobench.results.tables import Results
 
 PARTS = {"communication": ("max_communication_bytes", "-", "on its way"),

@@ -24,7 +24,7 @@ from analysis.common import script
 from zerobench.plots.marks import absent, unit_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.style import HATCHES, look, number
+from zerobench.plots.style import look, number
 from zerobench.results.tables import Results
 
 SETTING = ["model", "world_size", "batch", "sequence", "device"]
@@ -34,6 +34,9 @@ CAPTION = (
 )
 GROUP = 0.92
 """Width of the bars of one limit together."""
+
+HATCHES = ("", "//", "..", "\\\\", "xx", "--")
+"""For bars that stand side by side."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:

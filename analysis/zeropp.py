@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.bars import in_short
 from analysis.common import script
 from zerobench.plots.marks import bars
 from zerobench.plots.page import key, sheet
@@ -32,7 +33,6 @@ from zerobench.plots.style import (
     SKY,
     VERMILION,
     Fills,
-    in_short,
     number,
     patches,
     rule,

@@ -137,7 +137,7 @@ def test_limits_are_of_the_model(limit: str) -> None:
         ">= 0": 0, ">= 2 unit": 2 * UNIT, "8 psi": 8 * PSI, "<= 1 KB": 1000, "<= 1 psi": 1,
     }.get(written.strip('"'), GRADIENTS if "gradients" in argument else 0)  # fmt: skip
     assert found.of(sizes).value == expected
-    assert found.exact == (not written.startswith(('"<=', '">=')) and argument != "leaks")
+    assert (found.bound == "") == (not written.startswith(('"<=', '">=')) and argument != "leaks")
 
 
 def test_the_largest_unit_is_what_is_gathered_at_once() -> None:

@@ -19,7 +19,7 @@ from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from zerobench.judging.judge import OF_KERNELS, RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 from zerobench.judging.recording import Wanted, record_cell
-from zerobench.judging.reports import write_junit, write_markdown
+from zerobench.judging.reports import Verdicts, write_junit, write_markdown
 from zerobench.sizes import parse_bytes, show_bytes
 
 MIB = 2**20
@@ -296,11 +296,11 @@ def test_reports(tmp_path: Path) -> None:
         Finding("improvement", "a", "states_bytes", "a: less"),
     ]
     judged = [("a", "peak_bytes"), ("a", "states_bytes"), ("a", "volume_psi")]
-    write_junit(tmp_path / "out/j.xml", findings, judged)
+    write_junit(tmp_path / "out/j.xml", Verdicts(findings, judged))
     suite = ElementTree.parse(tmp_path / "out/j.xml").getroot()
     assert {k: suite.get(k) for k in ("tests", "failures", "errors")} == {"tests": "4", "failures": "1", "errors": "1"}
     assert suite.find(".//failure").get("message") == "a: peak | moved"
-    write_markdown(tmp_path / "m.md", findings, judged)
+    write_markdown(tmp_path / "m.md", Verdicts(findings, judged))
     text = (tmp_path / "m.md").read_text()
     assert "1 of 3 limits hold" in text
     assert "a: peak \\| moved" in text

@@ -25,7 +25,7 @@ from zerobench.judging.github import (
     is_github,
     repository_root,
     verdict,
-    write_check,
+    write_comment,
 )
 from zerobench.judging.judge import Finding, Limit
 from zerobench.judging.lines import Place
@@ -100,7 +100,7 @@ def test_a_hostile_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> Non
     level, pairs, message = parse(command)
     assert (level, pairs) == ("error", {"title": f"peak_bytes of {EVIL}"})
     assert message == f"{EVIL}: peak_bytes moved"
-    print_findings([finding(cell=EVIL)], [(EVIL, "peak_bytes")])
+    print_findings(Verdicts([finding(cell=EVIL)], [(EVIL, "peak_bytes")]))
     assert not [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("::")]
 
 
@@ -109,8 +109,8 @@ def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
     verdicts.measured[EVIL, "peak_bytes"] = Limit(1.0), 2.0
     plain = "\n".join(check_body(verdicts)[1:])
     changed = "\n".join(changes_body(EVIL, [LimitChange(EVIL, "peak_bytes", 1, 2, "", EVIL)])[1:])
-    write_markdown(tmp_path / "m.md", verdicts.findings, verdicts.judged)
-    write_junit(tmp_path / "j.xml", [finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS], [])
+    write_markdown(tmp_path / "m.md", verdicts)
+    write_junit(tmp_path / "j.xml", Verdicts([finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS]))
     assert len(ElementTree.parse(tmp_path / "j.xml").getroot()) == len(LEVELS)
     for text in (plain, changed, (tmp_path / "m.md").read_text()):
         assert "<img" not in text
@@ -196,7 +196,7 @@ def _peaks(folder: Path) -> list[int]:
 def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:
     places = tuple(Place("a.py", n, "x" * 90) for n in range(20))
     verdicts = Verdicts([Finding("regression", f"c{n}", "peak_bytes", "s" * 500, places) for n in range(100)])
-    write_check(tmp_path / "c.md", verdicts)
+    write_comment(tmp_path / "c.md", check_body(verdicts))
     text = (tmp_path / "c.md").read_text()
     assert len(text) <= MOST_OF_COMMENT
     assert text.endswith(CUT)

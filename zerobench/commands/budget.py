@@ -27,7 +27,7 @@ from ..judging.budget_file import (
     read_budget,
     write_budget,
 )
-from ..judging.github import is_github, tell_github, write_changes, write_check
+from ..judging.github import changes_body, check_body, is_github, tell_github, write_comment
 from ..judging.judge import (
     METRICS,
     OF_KERNELS,
@@ -130,7 +130,7 @@ def _write_and_tell(
     print_changes(changes)
     for path in (chosen.markdown, chosen.comment):
         if path:
-            write_changes(path, str(file.path), changes)
+            write_comment(path, changes_body(str(file.path), changes))
     if chosen.dry_run:
         print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written"))
         return
@@ -200,7 +200,7 @@ def check(arguments: list[str]) -> int:
             verdicts.add(_check_file(read_budget(path), finished, more, chosen.all))
         except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
             verdicts.add(Verdicts([Finding("unjudged", str(path), "", str(error))]))
-    print_findings(verdicts.findings, verdicts.judged)
+    print_findings(verdicts)
     _write_reports(verdicts, chosen)
     return exit_code(verdicts.findings, chosen.strict)
 
@@ -225,11 +225,11 @@ def _check_parser() -> argparse.ArgumentParser:
 def _write_reports(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
     """Writes the reports that were asked for."""
     if chosen.junit:
-        write_junit(chosen.junit, verdicts.findings, verdicts.judged)
+        write_junit(chosen.junit, verdicts)
     if chosen.markdown:
-        write_markdown(chosen.markdown, verdicts.findings, verdicts.judged)
+        write_markdown(chosen.markdown, verdicts)
     if chosen.comment:
-        write_check(chosen.comment, verdicts)
+        write_comment(chosen.comment, check_body(verdicts))
     if chosen.benchmark_json:
         write_benchmark(chosen.benchmark_json, verdicts)
     if is_github() if chosen.github is None else chosen.github:

@@ -58,18 +58,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class HandLimit:
-    """A limit as it is written. `terms`: factors of units; `exact`: more and less than the value are both wrong."""
+    """A limit as it is written. `bound`: as that of judge.Limit; `terms`: factors of units."""
 
     metric: str
     written: str
     bound: str
     terms: tuple[tuple[float, str], ...]
     tolerance: float
-
-    @property
-    def exact(self) -> bool:
-        """True where the limit is no ceiling and no floor."""
-        return not self.bound
 
     def of(self, sizes: Sizes) -> Limit:
         """Returns the limit of a model of these sizes."""

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from ..host.environment import rank_environment
+from ..host.files import replace_text
 from ..host.temporary import temporary_folder
 from ..launch.start_ranks import launch
 from . import IN_RANK
@@ -137,9 +138,7 @@ class GateRank:
 
     def write_failure(self, report: RankReport) -> None:
         """Writes the report of a failure, whole or not at all."""
-        aside = self._failure.with_suffix(".aside")
-        aside.write_text(json.dumps(asdict(report)))
-        aside.replace(self._failure)
+        replace_text(self._failure, json.dumps(asdict(report)))
 
     @property
     def _failure(self) -> Path:

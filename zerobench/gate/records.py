@@ -31,16 +31,15 @@ TRAFFIC = ("volume_psi", *PARTS, "wire_bytes", "control_bytes")
 
 @dataclass(frozen=True)
 class Home:
-    """Where the record of a test is. `name`: the test within its file; `nodeid`: as pytest takes it."""
+    """Where the record of a test is. `nodeid`: the test, as pytest takes it."""
 
     path: Path
-    name: str
     nodeid: str
 
     @classmethod
     def of(cls, test_file: Path, nodeid: str) -> Home:
         """Returns the home of a test."""
-        return cls(test_file.with_name(f"{test_file.stem}{SUFFIX}"), nodeid.partition("::")[2], nodeid)
+        return cls(test_file.with_name(f"{test_file.stem}{SUFFIX}"), nodeid)
 
     @property
     def how(self) -> str:
@@ -66,9 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def recorded_budget(home: Home, name: str, environment: str) -> CellBudget:
-    """Returns the recorded limits of a watch, those for any environment too. Raises GateError, which says how to
-    record.
-    """
+    """Returns a watch's recorded limits, those for any environment too. Raises GateError, which says how to record."""
     if not home.path.is_file():
         raise GateError(f"zerobench: {name} has no limit and no record; give its marker a limit, or {home.how}")
     file = read_budget(home.path)

@@ -111,7 +111,7 @@ class _Sections:
         sizes = Sizes(int(self.row["psi"] or 0), one.unit)
         for limit in limits:
             for finding in judge_cell(one.name, {limit.metric: limit.of(sizes)}, self.row):
-                if finding.kind != "improvement" or limit.exact:
+                if finding.kind != "improvement" or not limit.bound:
                     about = "; ".join(filter(None, [f"written as {limit.written}", self._most(limit.metric)]))
                     self._tell(finding, [about], {})
         return len(limits)

@@ -24,6 +24,7 @@ from ..config.flat import base_name, differences, name_cells, show_value
 from ..config.identity import work_id
 from ..host.environment import SIMULATED
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
+from ..results.frames import records_of
 from ..results.selection import latest
 from ..results.summary import summarize
 from .lines import Lines, LinesOfRuns
@@ -82,9 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a pair of cells. Parts that are not comparable are empty, and `refused` and the like name the
-    differing field.
-    """
+    """The comparison of a pair of cells. A part that is not comparable is empty; `refused` and the like say why."""
 
     a: Measured
     b: Measured
@@ -222,9 +221,7 @@ def _range(values: set[Any]) -> str:
 
 
 def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
-    """Returns the records of both sides' environments, which differ where the versions of torch do; one where they
-    agree.
-    """
+    """Returns the records of both sides' environments: two where the versions of torch differ, else one."""
     found = [lookup(floors, environment_of(row)) for row in (a, b)]
     return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]
 
@@ -247,9 +244,9 @@ def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
     """Returns the cells of these runs, each of its newest launches; `lines`: the table of lines of the runs."""
     known = None if lines is None else LinesOfRuns(lines)
     launches: dict[str, list[Row]] = {}
-    for row in _records(latest(runs)):
+    for row in records_of(latest(runs)):
         launches.setdefault(row["cell_id"], []).append(row)
-    rows = _records(summarize(runs))
+    rows = records_of(summarize(runs))
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     return [
         Measured(
@@ -260,13 +257,6 @@ def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
             known.of(row["run_id"] for row in mine) if known else {},
         )
         for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
-    ]
-
-
-def _records(frame: pd.DataFrame) -> list[Row]:
-    """Converts rows to plain dicts, None for missing values."""
-    return [
-        {str(key): None if pd.isna(value) else value for key, value in row.items()} for row in frame.to_dict("records")
     ]
 
 

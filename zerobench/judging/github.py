@@ -20,7 +20,7 @@ from ..host.revisions import GitError, git
 from .judge import Finding, Limit, show_value
 from .lines import Place
 from .recording import HEADER, LimitChange
-from .reports import Verdicts
+from .reports import Verdicts, one_line, write
 
 LEVELS = {"regression": "error", "missing": "error", "unjudged": "warning", "improvement": "notice"}
 
@@ -34,9 +34,7 @@ def is_github(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def commands_of(findings: list[Finding], root: Path | None) -> list[str]:
-    """Returns a workflow command per level, cell and line, the findings of one line together; `root`: the repository's,
-    None where there is none.
-    """
+    """Returns a workflow command per level, cell and line. `root`: the repository's, None where there is none."""
     groups: dict[tuple[str, str, tuple[str, int]], list[Finding]] = {}
     for one in findings:
         groups.setdefault((LEVELS[one.kind], one.cell, _first_place(one, root)), []).append(one)
@@ -134,7 +132,7 @@ KINDS = {"regression": "worse", "missing": "missing", "unjudged": "not measured"
 
 def escaped(text: str) -> str:
     """Returns a text that Markdown shows as it is, in one line: no table, link, mention, HTML or code comes of it."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = " ".join(one_line(text).split())
     shown = re.sub(r"([\\`*\[\]|~#!])", r"\\\1", html.escape(line, quote=False))
     shown = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", shown)
     return shown.replace("@", "&#64;").replace("://", ":&#47;&#47;")
@@ -142,12 +140,8 @@ def escaped(text: str) -> str:
 
 def grid(header: Sequence[str], rows: list[list[str]]) -> list[str]:
     """Returns the lines of a Markdown table of plain texts."""
-    ruler = "| " + " | ".join("---" for _ in header) + " |"
-    return [_pipes(header), ruler, *map(_pipes, rows)]
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
+    lines = [map(escaped, header), ["---"] * len(header), *(map(escaped, row) for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def folded(title: str, lines: list[str]) -> list[str]:
@@ -182,7 +176,7 @@ def check_body(verdicts: Verdicts) -> list[str]:
     """Returns the Markdown of a check: the verdict, a table of what moved, lines of code and sentences folded."""
     found = sorted(verdicts.findings, key=lambda one: list(KINDS).index(one.kind))
     body = [MARKER, f"### Memory and traffic: {verdict(verdicts)}", ""]
-    body += [f"{verdicts.held} of {len(verdicts.judged)} limits hold.", ""]
+    body += [f"{verdicts.words}.", ""]
     rows = []
     for one in found:
         limit, value = verdicts.measured.get((one.cell, one.metric), (None, 0.0))
@@ -207,11 +201,6 @@ def _limit(metric: str, limit: Limit) -> str:
     return f"{limit.bound} {show_value(metric, limit.value)}{tolerance}".strip()
 
 
-def write_check(path: Path, verdicts: Verdicts) -> None:
-    """Writes the body of a comment on a check."""
-    write(path, fitted(check_body(verdicts), MOST_OF_COMMENT))
-
-
 def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
     """Returns the Markdown of a recording: each changed limit, what moved it, and the line."""
     if not changes:
@@ -220,12 +209,6 @@ def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
     return [MARKER_OF_CHANGES, f"### Budget {escaped(file)}: {count}", "", *grid(HEADER, [one.row for one in changes])]
 
 
-def write_changes(path: Path, file: str, changes: list[LimitChange]) -> None:
-    """Writes the account of a recording."""
-    write(path, fitted(changes_body(file, changes), MOST_OF_COMMENT))
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a report, and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+def write_comment(path: Path, body: list[str]) -> None:
+    """Writes the lines of a body, as many as a comment may have."""
+    write(path, fitted(body, MOST_OF_COMMENT))

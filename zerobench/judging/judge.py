@@ -39,22 +39,10 @@ RECORDED = (
 """Metrics that repeat exactly; the default of `record`."""
 
 
-def _offloads(config: CellConfig) -> bool:
-    return bool(config.offload.label)
-
-
-def _has_nodes(config: CellConfig) -> bool:
-    return config.node_size is not None
-
-
-def _has_codecs(config: CellConfig) -> bool:
-    return bool(config.zeropp.label)
-
-
 SAYS_NOTHING_WITHOUT: dict[str, Callable[[CellConfig], bool]] = {
-    **dict.fromkeys(FILES, _offloads),
-    **dict.fromkeys(BETWEEN, _has_nodes),
-    **dict.fromkeys(SHARES, _has_codecs),
+    **dict.fromkeys(FILES, lambda config: bool(config.offload.label)),
+    **dict.fromkeys(BETWEEN, lambda config: config.node_size is not None),
+    **dict.fromkeys(SHARES, lambda config: bool(config.zeropp.label)),
 }
 """Metric -> a choice that must be in a cell's resolved config: otherwise it is 0, or equal to another metric."""
 
@@ -99,9 +87,7 @@ _LIMIT = re.compile(r"(<=|>=)?\s*([^±]+?)\s*(?:±\s*([0-9.]+)\s*%)?")
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit. `bound`: "" for an exact value, "<=" or ">=" for a ceiling or floor. `tolerance`: a fraction of the
-    value.
-    """
+    """One limit. `bound`: "" for an exact value, "<=" or ">="; `tolerance`: a fraction of the value."""
 
     value: float
     bound: str = ""

@@ -78,9 +78,7 @@ def same_runs(pairs: list[Pair]) -> bool:
 
 
 def detectable(pairs: list[Pair], metric: str = "step_s") -> float | None:
-    """Returns the smallest effect that so many pairs with such a spread detect in 80 of 100 cases; None for fewer than
-    three.
-    """
+    """Returns the smallest effect that such pairs detect in 80 of 100 cases; None for fewer than three pairs."""
     spread = _spread(pairs, metric)
     return None if spread is None else float(np.expm1(_reach(len(pairs)) * spread))
 
@@ -109,9 +107,10 @@ def _reach(pairs: int) -> float:
 def effect_of(metric: str, a: list[float], b: list[float], threshold: float) -> Effect:
     """Computes the change of a time over pairs of launches, at least one."""
     ratios = [theirs / ours for ours, theirs in zip(a, b, strict=True)]
-    ratio = _mean(ratios)
+    ratio = float(stats.gmean(ratios))
     low, high = geometric_interval(ratios) if len(ratios) >= LEAST_LAUNCHES else (None, None)
-    return Effect(metric, _mean(a), _mean(b), ratio, low, high, threshold, _verdict(ratio, low, high, threshold))
+    verdict = _verdict(ratio, low, high, threshold)
+    return Effect(metric, float(stats.gmean(a)), float(stats.gmean(b)), ratio, low, high, threshold, verdict)
 
 
 def _verdict(ratio: float, low: float | None, high: float | None, threshold: float) -> str:
@@ -122,7 +121,3 @@ def _verdict(ratio: float, low: float | None, high: float | None, threshold: flo
     if low <= 1 <= high:
         return NOISE
     return SLOWER if ratio > 1 else FASTER
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.exp(np.log(values).mean()))

@@ -100,9 +100,7 @@ PROCESSORS = "; "
 
 @dataclass(frozen=True)
 class Wanted:
-    """The choice of what is recorded of a cell: `metrics`, or those of use, with `step_s` if `time`. `tolerances`: of
-    metrics, as fractions.
-    """
+    """What is recorded of a cell: `metrics`, or those of use, and `step_s` if `time`. `tolerances`: fractions."""
 
     metrics: tuple[str, ...] = ()
     time: bool = False

@@ -57,8 +57,10 @@ def absent(axes: Axes, place: float, word: str, color: str = "black", number: in
     )
 
 
-def unit_of(largest: float) -> tuple[str, int]:
-    """The unit in which sizes up to `largest` bytes read well, and its bytes."""
+def unit_of(largest: Any) -> tuple[str, int]:
+    """The unit in which sizes up to `largest` bytes read well, and its bytes; `largest` may be missing."""
+    if pd.isna(largest):
+        largest = 0
     return ("GiB", 2**30) if largest >= 4 * 2**30 else ("MiB", 2**20) if largest >= 2**20 else ("KiB", 2**10)
 
 

@@ -49,7 +49,7 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     """`capacity`: bytes that a rank has, drawn as a line."""
     settings = comparisons(results)
     largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
-    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    name, unit = unit_of(largest)
     figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION)
     for axes, cells in places:
         bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))

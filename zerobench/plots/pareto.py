@@ -101,7 +101,7 @@ def _without_a_place(cells: pd.DataFrame) -> list[str]:
 
 def _points(axes: Axes, cells: pd.DataFrame) -> str:
     """Draws the cells and their front; the unit of the x axis."""
-    name, unit = unit_of(0 if cells.empty else cells["peak_bytes"].max())
+    name, unit = unit_of(cells["peak_bytes"].max())
     cells = cells.assign(x=cells["peak_bytes"].astype("float64") / unit, front=front(cells))
     for cell in cells.itertuples():
         how = look(cell.strategy)
@@ -215,9 +215,8 @@ def _strokes(axes: Axes) -> list[Path]:
 
 
 def _mark(axes: Axes, point: Point, scale: float) -> Bbox:
-    across, up = axes.transData.transform(point)
-    half = MARK * scale
-    return Bbox.from_bounds(across - half, up - half, 2 * half, 2 * half)
+    place = axes.transData.transform(point)
+    return Bbox([place, place]).padded(MARK * scale)
 
 
 def _middle(box: Bbox) -> Point:
@@ -232,4 +231,4 @@ def _distance(box: Bbox, mark: Bbox) -> float:
 
 
 def _within(box: Bbox, other: Bbox) -> bool:
-    return bool(other.x0 <= box.x0 and box.x1 <= other.x1 and other.y0 <= box.y0 and box.y1 <= other.y1)
+    return all(other.contains(*corner) for corner in box.get_points())

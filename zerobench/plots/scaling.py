@@ -7,7 +7,6 @@ each model and micro-batch; a cell that failed, or that has no run where others 
 
 from __future__ import annotations
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from ..results.tables import Results
@@ -22,8 +21,7 @@ CAPTION = "Memory on the fullest rank at a fixed micro-batch."
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Two panels a setting: states, peak."""
     settings = grids(results)
-    largest = results.runs["peak_bytes"].max()
-    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    name, unit = unit_of(results.runs["peak_bytes"].max())
     figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
     for (states, peak), cells in places:
         for mine, how in curves(states, cells, "states_bytes", "", unit):

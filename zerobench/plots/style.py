@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -26,17 +26,6 @@ BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.
 YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY
 CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
 OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
-
-
-HATCHES = ("", "//", "..", "\\\\", "xx", "--")
-"""For bars that stand side by side."""
-
-
-def in_short(labels: Sequence[str]) -> list[str]:
-    """Less the words that all of them have in common, the first of each apart."""
-    shared = set.intersection(*(set(label.split()[1:]) for label in labels))
-    return [" ".join(word for word in label.split() if word not in shared) for label in labels]
-
 
 _COLORS: dict[str, str] = {}
 """Strategy that only a user's script knows -> the color that its runs were told."""

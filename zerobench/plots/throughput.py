@@ -39,8 +39,7 @@ def add_drop_from(parser: argparse.ArgumentParser) -> None:
 def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
     """Three panels a setting: tokens/s, drop, peak."""
     settings = with_times(grids(results))
-    largest = results.runs["peak_bytes"].max()
-    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    name, unit = unit_of(results.runs["peak_bytes"].max())
     caption = f"Throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals; "
     caption += f"its drop is against {REFERENCES[drop_from]}."
     figure, places = sheet(settings, panels, (2.2, 1.9), caption, across=3)

@@ -36,7 +36,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, places = sheet(singles, panels, (3.2, 1.9), CAPTION + f" All: {alike}." * (len(settings) == 1))
     drawn: set[str] = set()
     for (axes, cells), most in zip(places, scales, strict=False):
-        name, unit = unit_of(0 if pd.isna(most) else most)
+        name, unit = unit_of(most)
         cell: Any = next(cells.itertuples())
         axes.set_title(cell.label if len(settings) == 1 else f"{cell.label}: {title(cells, settings)}", loc="left")
         axes.set_ylabel(f"live on the fullest rank ({name})")

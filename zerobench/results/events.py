@@ -40,9 +40,7 @@ def live_bytes(events: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class RecordedCollective:
-    """One collective. `begin`: place of its first launch in the stream; `end`: place of its wait, or -1; `launches`:
-    its rows.
-    """
+    """One collective. `begin`, `end`: places of its first launch and of its wait, or -1; `launches`: its rows."""
 
     begin: int
     end: int

@@ -66,9 +66,7 @@ def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
 
 
 def check_table(path: Path, kind: type) -> None:
-    """Reads the end of a table of a run, if it has one. Raises ValueError, with the name of the file, if it is damaged
-    or not of such a table.
-    """
+    """Checks the end of a run's table, if it has one. Raises ValueError, with the file's name, where it is damaged."""
     if os.path.lexists(path):
         with _opened(path, kind, own=True):
             pass
@@ -116,6 +114,11 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     for name in (name for name, base in columns.items() if base is str and frame[name].hasnans):
         frame[name] = frame[name].where(frame[name].notna(), None)  # equal whether read from JSON or from parquet
     return frame
+
+
+def records_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns the rows as dicts, None for missing values."""
+    return frame.astype("object").where(frame.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
 ORDERS: dict[str, Callable[[], Sequence[str]]] = {

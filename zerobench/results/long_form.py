@@ -97,14 +97,11 @@ def _of_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
 
 
 def _of_memory(memory: pd.DataFrame) -> pd.DataFrame:
-    memory = memory[memory["phase"] == "step"]
-    names = memory[["tier", "category"]].astype("object")
-    parts = []
-    for column in ("at_peak_bytes", "max_bytes"):
-        keys = zip(names["tier"], names["category"], [column] * len(names), strict=True)
-        metric = [OF_MEMORY.get(key, "") for key in keys]
-        parts.append(memory[["run_id", "rank"]].assign(metric=metric, value=memory[column].astype("float64")))
-    return pd.concat(parts)
+    columns = ["at_peak_bytes", "max_bytes"]
+    memory = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
+    figures = memory.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
+    keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
+    return figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])
 
 
 def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

@@ -141,27 +141,47 @@ def bars(rows: Sequence[Bar], name: str, titles: bool = False) -> Html:
     """Builds a figure of rows. `name`: its subject, for screen readers. `titles`: a browser shows the words of a part
     where it is pointed at; else the page's script does.
     """
-    most = max((_longest(row) for row in rows), default=0) or 1.0
-    drawn = [_row(row, place, WIDTH / most, titles) for place, row in enumerate(rows)]
     style = {"xmlns": "http://www.w3.org/2000/svg", "style": "width:100%;max-width:40rem"} if titles else {}
+    return _svg(rows, name, 0.0, titles, **style)
+
+
+def deltas(rows: Sequence[Bar], name: str) -> Html:
+    """Builds a figure of differences: pieces above zero to the right of the middle, below zero to the left. `name`: its
+    subject, for screen readers.
+    """
+    return _svg(rows, name, WIDTH / 2)
+
+
+def _svg(rows: Sequence[Bar], name: str, zero: float, titles: bool = False, **style: object) -> Html:
+    """`zero`: the x of values of 0."""
+    scale = (WIDTH - zero) / (max(map(_farthest, rows), default=0.0) or 1.0)
+    drawn = [_row(row, place, zero, scale, titles) for place, row in enumerate(rows)]
     return h("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {ROW * len(rows):g}", role="group", aria_label=name, **style)
 
 
-def _longest(row: Bar) -> float:
-    sums = [sum(piece.value for piece in line) for line in (row.pieces, row.below)]
-    return max(*sums, row.mark or 0, row.reach[1] if row.reach else 0)
+def _farthest(row: Bar) -> float:
+    sums = [
+        abs(sum(piece.value for piece in line if piece.value * way > 0))
+        for line in (row.pieces, row.below)
+        for way in (1, -1)
+    ]
+    return max(*sums, row.mark or 0.0, *map(abs, row.reach or (0.0,)))
 
 
-def _row(row: Bar, place: int, scale: float, titles: bool) -> Html:
+def _row(row: Bar, place: int, zero: float, scale: float, titles: bool) -> Html:
     parts = _text(row.label, row.text)
     if row.absent:
         parts.append(h("line", x1=0, x2=WIDTH, y1=THICK + 6, y2=THICK + 6, **ABSENT))
-    parts += [*_line(row.pieces, THICK, 12, scale, 0.0, titles), *_line(row.below, THIN, 5, scale)]
+    less = [replace(piece, value=-piece.value) for piece in reversed(row.pieces) if piece.value < 0]
+    parts += _line(less, THICK, 12, scale, zero - scale * sum(piece.value for piece in less), titles)
+    parts += [*_line(row.pieces, THICK, 12, scale, zero, titles), *_line(row.below, THIN, 5, scale)]
+    if zero:
+        parts.append(h("line", x1=zero, x2=zero, y1=THICK - 3, y2=THICK + 15, **MARK))
     if row.mark is not None:
         x = min(row.mark * scale, WIDTH - 1)
         parts.append(h("line", x1=f"{x:.2f}", x2=f"{x:.2f}", y1=THIN - 2, y2=THIN + 7, **MARK))
     if row.reach is not None:
-        parts.append(_whisker(*(end * scale for end in row.reach)))
+        parts.append(_whisker(*(zero + end * scale for end in row.reach)))
     return _focused(parts, place, row.told)
 
 
@@ -198,34 +218,6 @@ def _whisker(low: float, high: float) -> Html:
     y = THICK + 6
     d = f"M{low:.2f},{y} H{high:.2f} M{low:.2f},{y - 4} v8 M{high:.2f},{y - 4} v8"
     return h("path", d=d, stroke="currentColor", fill="none", class_="whisker")
-
-
-def deltas(rows: Sequence[Bar], name: str) -> Html:
-    """Builds a figure of differences: pieces above zero to the right of the middle, below zero to the left. `name`: its
-    subject, for screen readers.
-    """
-    most = max((_farthest(row) for row in rows), default=0.0)
-    scale = WIDTH / 2 / (most or 1.0)
-    drawn = [_delta(row, place, scale) for place, row in enumerate(rows)]
-    return h("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {ROW * len(rows):g}", role="group", aria_label=name)
-
-
-def _farthest(row: Bar) -> float:
-    sums = [abs(sum(piece.value for piece in row.pieces if piece.value * way > 0)) for way in (1, -1)]
-    return max(*sums, *map(abs, row.reach or (0.0,)))
-
-
-def _delta(row: Bar, place: int, scale: float) -> Html:
-    more = [piece for piece in row.pieces if piece.value > 0]
-    less = [piece for piece in row.pieces if piece.value < 0]
-    start = WIDTH / 2 + scale * sum(piece.value for piece in less)
-    widths = [replace(piece, value=abs(piece.value)) for piece in reversed(less)]
-    middle = h("line", x1=WIDTH / 2, x2=WIDTH / 2, y1=THICK - 3, y2=THICK + 15, **MARK)
-    parts = [*_text(row.label, row.text), *_line(widths, THICK, 12, scale, start),
-             *_line(more, THICK, 12, scale, WIDTH / 2), middle]  # fmt: skip
-    if row.reach is not None:
-        parts.append(_whisker(*(WIDTH / 2 + end * scale for end in row.reach)))
-    return _focused(parts, place, row.told)
 
 
 def _cut(text: str, most: int) -> str:

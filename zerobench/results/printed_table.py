@@ -153,7 +153,7 @@ def print_results(
     """
     cells = sorted_cells(rows)
     console = stdout_console()
-    columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
+    columns = columns_of(cells)
     shown = COLUMNS if chosen else columns
     if words := busy_words(cells):
         console.print(words, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
@@ -164,6 +164,11 @@ def print_results(
         console.print(f"{ONE_MEMORY}: * ranks peaks and states by their sum", style="dim", highlight=False)
     print_failures(cells)
     print_other_training(cells)
+
+
+def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
+    """Returns the columns of the table that any of the cells makes worth their width."""
+    return {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
 
 
 def print_other_training(rows: list[Row]) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,7 @@ class Unwritten:
 def places(results_dir: Path) -> list[Path]:
     """Returns the folders in which a run may be written, in the order in which they are tried."""
     beside = results_dir.absolute()
-    return [
-        results_dir,
-        beside.with_name(f"{beside.name}-rescued"),
-        temporary_place(),
-    ]
+    return [results_dir, beside.with_name(f"{beside.name}-rescued"), temporary_place()]
 
 
 def temporary_place() -> Path:
@@ -55,9 +51,7 @@ def _claim_in(place: Path, prefix: str) -> Aside:
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
-    """Claims a folder to write a run in, in the first place that permits it. Raises the first one's OSError where none
-    does.
-    """
+    """Claims a folder for a run, in the first place that permits it. Raises the first OSError where none does."""
     errors = []
     for place in places(results_dir):
         try:
@@ -72,13 +66,17 @@ def keep(
     tables: dict[str, list[Any]],
 ) -> Unwritten | None:  # fmt: skip
     """Calls folders.write_run in the first place that works. Returns None where that is the results folder."""
+
+    def write(to: Aside) -> None:
+        write_run(to, prefix, row, config, provenance, tables)
+
     why = "" if aside.path.parent == results_dir else why_unwritable(results_dir)
     place = aside.path.parent
     try:
-        write_run(aside, prefix, row, config, provenance, tables)
+        write(aside)
     except OSError as error:
         why = why or _words(error)
-        found = _write_elsewhere(aside.path, results_dir, prefix, row, config, provenance, tables)
+        found = _write_elsewhere(aside.path, results_dir, prefix, write)
         shutil.rmtree(aside.path, ignore_errors=True)
         if found is None:
             row.run_id = prefix
@@ -87,10 +85,7 @@ def keep(
     return None if place == results_dir else Unwritten(results_dir, why or "it could not be written to", place)
 
 
-def _write_elsewhere(
-    begun: Path, results_dir: Path, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any],
-    tables: dict[str, list[Any]],
-) -> Path | None:  # fmt: skip
+def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callable[[Aside], None]) -> Path | None:
     """Returns the place that took the run, with the logs of the folder that was `begun`; None where none did."""
     for place in places(results_dir):
         with suppress(OSError):
@@ -98,7 +93,7 @@ def _write_elsewhere(
             try:
                 with suppress(OSError, shutil.Error):  # as many as can be read
                     shutil.copytree(begun / "logs", aside.path / "logs")
-                write_run(aside, prefix, row, config, provenance, tables)
+                write(aside)
             except OSError:
                 shutil.rmtree(aside.path, ignore_errors=True)
                 raise

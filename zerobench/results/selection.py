@@ -156,9 +156,7 @@ def split(run_id: str) -> tuple[str, int]:
 
 
 def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
-    """Returns the moments of (run_id, started) of one folder, given in the order of a collection or
-    sorted by `split`.
-    """
+    """Returns the moments of (run_id, started) of one folder, in a collection's order or sorted by `split`."""
     named = [(*split(run_id), started) for run_id, started in runs]
     counts = Counter((prefix, number) for prefix, number, _ in named)
     merged = {prefix for (prefix, _), count in counts.items() if count > 1}
@@ -185,9 +183,7 @@ def in_order(places: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the newest launches of each cell, all by the same code, the newest of each repeat; cells in their first
-    order.
-    """
+    """Returns each cell's newest launch of each repeat, all by the same code; cells in their first order."""
     last = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id")[list(CODE)]
     same = (runs[list(CODE)].to_numpy() == last.loc[runs["cell_id"]].to_numpy()).all(axis=1)
     kept = runs[same].drop_duplicates(["cell_id", "repeat"], keep="last")

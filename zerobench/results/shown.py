@@ -18,9 +18,10 @@ import pandas as pd
 from ..host.terminal import Output
 from ..records import CATEGORIES
 from ..sizes import printable, show_bytes, show_count, show_ms
+from .frames import records_of
 from .grid import Grid
 from .markup import Bar, BarPart, figure
-from .printed_table import COLUMNS, FIRST_TO_GO, Row, SweepColumn, best_rows, grid_of, sorted_cells
+from .printed_table import FIRST_TO_GO, Row, best_rows, columns_of, grid_of, sorted_cells
 from .summary import busy_words
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def text_of_run(run: Run) -> str:
 
 def cells_of(results: Results) -> list[Row]:
     """Returns the rows of the table: a cell each, named, as `zerobench status` orders them."""
-    return sorted_cells(results.runs.astype("object").where(results.runs.notna(), None).to_dict("records"))  # type: ignore[arg-type]
+    return sorted_cells(records_of(results.runs))
 
 
 def heading(results: Results, cells: int) -> str:
@@ -65,11 +66,6 @@ def heading(results: Results, cells: int) -> str:
     devices = sorted(set(runs["device"].dropna()))
     words += [f"on {' and '.join(devices)}, whose times are not comparable"] if len(devices) > 1 else []
     return f"Results: {', '.join(words)}"
-
-
-def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
-    """Returns the columns of the sweep's table that any of the cells makes worth their width."""
-    return {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
 
 
 def failures(cells: Sequence[Row]) -> list[str]:

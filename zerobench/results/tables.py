@@ -14,41 +14,30 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
-import pyarrow as pa
 
 from ..config.flat import swept
 from ..host.files import read_text
-from ..records import EventRow, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from ..records import RunRow, SearchRow
+from ..records.describe import LONG, ROWS
 from . import shown
-from .frames import concatenate, read_table, to_frame, typed, write_frame
+from .frames import concatenate, read_table, records_of, to_frame, typed, write_frame
 from .long_form import long_form
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
 from .run_files import RunFiles, read_or_warn
 from .selection import in_order, pick
 
 
-class Later:
-    """A table that is read when it is first used, by whichever Results that has it."""
-
-    def __init__(self, read: Callable[[], pd.DataFrame]) -> None:
-        self._read = read
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """The table."""
-        return self._read()
-
-
 @dataclass(frozen=True, repr=False)
 class Results:
-    """Tables of one or many runs. `runs`: one row per run. The others carry `run_id`; their columns: records/.
+    """Tables of one or many runs. `runs`: one row per run. The others carry `run_id`; their columns: records/. A table
+    may be given as a function, which is called when the table is first used.
 
     strategy, category, phase and tier are ordered categories; bytes are integers; `frame.attrs["units"]` is column ->
     unit. In a notebook it shows itself as a table and a figure.
@@ -65,20 +54,18 @@ class Results:
     searches: pd.DataFrame
 
     plot: ClassVar[Any]
-    """Figures of these runs, each a method that returns matplotlib axes: `results.plot.memory()`. The package plots/,
-    which imports this one, adds it.
-    """
+    """Figures of these runs, each a method that returns matplotlib axes: `results.plot.memory()`; plots/ adds it."""
 
     def __post_init__(self) -> None:
         for name, table in vars(self).items():
-            if not isinstance(table, Later):
+            if not callable(table):
                 object.__setattr__(self, name, typed(name, table))
 
     def __getattribute__(self, name: str) -> Any:
         """Reads a table that is used for the first time."""
         found = object.__getattribute__(self, name)
-        if isinstance(found, Later):
-            found = typed(name, found.frame)
+        if name in ALL_TABLES and callable(found):
+            found = typed(name, found())
             object.__setattr__(self, name, found)
         return found
 
@@ -131,7 +118,7 @@ class Results:
             return frame[frame["run_id"].isin(kept)] if "run_id" in frame else frame
 
         def part(name: str, table: Any) -> Any:
-            return Later(lambda: of_kept(getattr(self, name))) if isinstance(table, Later) else of_kept(table)
+            return cache(lambda: of_kept(getattr(self, name))) if callable(table) else of_kept(table)
 
         return {name: part(name, table) for name, table in vars(self).items()}
 
@@ -157,20 +144,12 @@ class Run(Results):
         return shown.html_of_run(self)
 
 
-TABLES: dict[str, type] = {
-    "steps": StepRow,
-    "memory": MemoryRow,
-    "timeline": TimelineRow,
-    "tensors": TensorRow,
-    "lines": LineRow,
-    "traffic": TrafficRow,
-    "events": EventRow,
-}
+TABLES = {name: ROWS[name] for name in LONG}
 """The long tables, whose rows carry `run_id`."""
 OPTIONAL = ("events",)
 """Tables that have no file where they have no rows."""
 
-ALL_TABLES = {"runs": RunRow, "searches": SearchRow, **TABLES}
+ALL_TABLES = {name: ROWS[name] for name in ("runs", "searches", *LONG)}
 
 SEARCHES = "searches"
 """The folder, in a results folder, of the results of searches: a JSON file each."""
@@ -192,7 +171,7 @@ def load(path: str | Path) -> Results:
     def long_table(name: str) -> pd.DataFrame:
         return to_frame([files.table(name), *(one[name] for one in collected)], TABLES[name], "run_id")
 
-    tables: Any = {name: Later(partial(long_table, name)) if files.is_large else long_table(name) for name in TABLES}
+    tables: Any = {name: cache(partial(long_table, name)) if files.is_large else long_table(name) for name in TABLES}
     runs = to_frame([in_order([files.rows, *(one["runs"] for one in collected)])], RunRow)
     searches = [pd.DataFrame(read_searches(where)), *(one["searches"] for one in collected)]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
@@ -205,18 +184,6 @@ def merge(parts: Sequence[Results]) -> Results:
     return Results(runs, **tables, searches=to_frame([p.searches for p in parts], SearchRow))
 
 
-def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]] | None:
-    """Reads a run's row and its long tables; None, with a warning, where a file is damaged."""
-    row = read_row(folder)
-    if row is None:
-        return None
-    try:
-        return row, {name: read_table(folder / f"{name}.parquet", kind, row["run_id"]) for name, kind in TABLES.items()}
-    except ValueError as error:
-        warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
-        return None
-
-
 def of_run(results: Results, place: int, folder: Path) -> Results:
     """Returns the results of the run at `place` of `results.runs`; no table of another run is read for them."""
     run = results.runs.iloc[[place]]
@@ -226,13 +193,13 @@ def of_run(results: Results, place: int, folder: Path) -> Results:
         rows = concatenate([] if table is None else [table], TABLES[name])
         return to_frame([rows], TABLES[name], "run_id")
 
-    tables: Any = {name: Later(partial(long_table, name)) for name in TABLES}
+    tables: Any = {name: cache(partial(long_table, name)) for name in TABLES}
     return Results(run, **tables, searches=results.searches.iloc[:0])
 
 
 def is_whole(folder: Path) -> bool:
     """Returns True where every table of a run can be read."""
-    return _read_run(folder) is not None
+    return not RunFiles(folder, [folder], TABLES, read_row).rows.empty
 
 
 def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
@@ -242,7 +209,7 @@ def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
     except ValueError as error:
         warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
         return None
-    rows = tables["runs"].astype("object").where(tables["runs"].notna(), None).to_dict("records")
+    rows = records_of(tables["runs"])
     problems = [problem_of_run(row) for row in rows]
     for row, problem in zip(rows, problems, strict=True):
         if problem:
@@ -277,9 +244,7 @@ def read_row(folder: Path) -> dict[str, Any] | None:
 
 
 def read_searches(where: Path) -> list[dict[str, Any]]:
-    """Reads the searches of a results folder, without those of its collections; damaged ones are left out, with a
-    warning.
-    """
+    """Reads a results folder's searches, not those of its collections. A damaged one is left out, with a warning."""
     rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
     return [row for row in rows if row is not None]
 

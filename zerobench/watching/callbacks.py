@@ -7,6 +7,22 @@ from typing import Any
 from .watch import Watch
 
 
+class WatchOfTrainer:
+    """The part of a callback that is the same for both: the watch, from the first step on, and its end."""
+
+    watch: Watch | None = None
+
+    def on_train_end(self, *_args: Any, **_held: Any) -> None:
+        """Makes the tables."""
+        if self.watch is not None:
+            self.watch.stop()
+
+    @property
+    def results(self) -> Any:
+        """The tables, on rank 0 once the training has ended."""
+        return self.watch.results if self.watch is not None else None
+
+
 def trainer_callback(**options: Any) -> Any:
     """Returns a transformers.TrainerCallback that watches a Trainer's steps; `options` are Watch's.
 
@@ -16,9 +32,7 @@ def trainer_callback(**options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class TrainerWatch(TrainerCallback):
-        watch: Watch | None = None
-
+    class TrainerWatch(WatchOfTrainer, TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **held: Any) -> None:
             if self.watch is None:
                 self.watch = Watch(held["model"], held.get("optimizer"), ends="step", **options).start()
@@ -26,14 +40,6 @@ def trainer_callback(**options: Any) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **held: Any) -> None:
             if self.watch is not None:
                 self.watch.step()
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **held: Any) -> None:
-            if self.watch is not None:
-                self.watch.stop()
-
-        @property
-        def results(self) -> Any:
-            return self.watch.results if self.watch is not None else None
 
     return TrainerWatch()
 
@@ -46,8 +52,7 @@ def lightning_callback(**options: Any) -> Any:
     """
     from lightning.pytorch import Callback
 
-    class LightningWatch(Callback):
-        watch: Watch | None = None
+    class LightningWatch(WatchOfTrainer, Callback):
         _updates = 0
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -59,16 +64,8 @@ def lightning_callback(**options: Any) -> Any:
                 self._updates = trainer.global_step
                 self.watch.step()
 
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            if self.watch is not None:
-                self.watch.stop()
-
         def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
             if self.watch is not None:
                 self.watch.stop(exception)
-
-        @property
-        def results(self) -> Any:
-            return self.watch.results if self.watch is not None else None
 
     return LightningWatch()

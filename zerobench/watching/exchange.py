@@ -6,16 +6,12 @@ A record travels as JSON: nothing of another process is unpickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch.distributed as dist
-
-from ..probes.probe import EventOrder, PassRecords
 
 PROBLEM = "problem"
 """Key of the sentence that a rank posts in place of its record."""
@@ -101,25 +97,3 @@ def share_folder(place: str, folder: Path | None, rank: int, world_size: int, ti
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()  # torch-private, pinned by a test
-
-
-def to_plain(records: PassRecords) -> dict[str, Any]:
-    """Converts a record to what JSON has."""
-    return asdict(records)
-
-
-def from_plain(plain: dict[str, Any]) -> PassRecords:
-    """Converts what JSON has to a record. Raises TypeError for columns that this version has not."""
-    hints = get_type_hints(PassRecords)
-    rebuilt: dict[str, Any] = {}
-    for one in fields(PassRecords):
-        value = plain[one.name]
-        row: Callable[..., Any] | None = next(iter(get_args(hints[one.name])), None)
-        if isinstance(value, list) and value and isinstance(value[0], dict) and row is not None:
-            value = [row(**row_values) for row_values in value]
-        rebuilt[one.name] = value
-    order = rebuilt["order"]
-    if order is not None:
-        runs = tuple((name, returns) for name, returns in order["modules_run"])
-        rebuilt["order"] = EventOrder(tuple(order["arrivals"]), runs)
-    return PassRecords(**rebuilt)

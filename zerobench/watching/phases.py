@@ -17,8 +17,9 @@ scaler       a GradScaler that skips the update for an overflow ends the step as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn, optim
@@ -26,30 +27,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..zero import labels
 
-
-class LoopListener(Protocol):
-    """Hears of a loop's phases."""
-
-    def enter_phase(self, phase: str) -> None:
-        """A phase begins."""
-
-    def on_inputs(self, given: Any) -> None:
-        """The model is called with these arguments; its forward is next."""
-
-    def on_update(self, optimizer: Any) -> None:
-        """This optimizer's step begins."""
-
-    def on_loss(self, tensors: Any) -> None:
-        """Backward is called on these tensors."""
-
-    def after_backward(self) -> None:
-        """Gradients are there."""
+if TYPE_CHECKING:
+    from .watch import Watch
 
 
 class Phases(AbstractContextManager["Phases"]):
-    """Hooks of a model, of backward, of all optimizers and of `engines`, from enter to exit."""
+    """Hooks of a model, of backward, of all optimizers and of `engines`, from enter to exit, which tell a watch."""
 
-    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: LoopListener) -> None:
+    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: Watch) -> None:
         self._model, self._engines, self._listener = model, engines, listener
         self._open: list[str] = []  # phases that have not ended, the innermost last
         self._stack = ExitStack()
@@ -61,13 +46,13 @@ class Phases(AbstractContextManager["Phases"]):
             register_optimizer_step_post_hook(lambda *_: self._end()),
         ):
             self._stack.callback(hook.remove)
-        self._stack.callback(replaced(torch.autograd, "backward", self._backward_heard))
+        self._stack.callback(replaced(torch.autograd, "backward", self._backward))
         if callable(getattr(self._model, "training_step", None)):
-            self._stack.callback(replaced(self._model, "training_step", self._forward_heard))
+            self._stack.callback(replaced(self._model, "training_step", self._training_step))
         for engine in self._engines:
             for method, phase in (("backward", "backward"), ("step", "update")):
                 if callable(getattr(engine, method, None)):
-                    self._stack.callback(replaced(engine, method, self._within(phase)))
+                    self._stack.callback(replaced(engine, method, partial(self._phase, phase)))
         if callable(getattr(self._model, "_sync_buffers", None)):  # DDP's, torch-private, pinned by a test
             self._stack.callback(replaced(self._model, "_sync_buffers", _as_control))
         return self
@@ -92,47 +77,39 @@ class Phases(AbstractContextManager["Phases"]):
         self._listener.on_inputs((args, kwargs))
         self._listener.enter_phase("forward")
 
-    def _forward_heard(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(*args: Any, **kwargs: Any) -> Any:
-            self._before_forward(self._model, args, kwargs)
-            return method(*args, **kwargs)
-
-        return heard
+    @contextmanager
+    def _training_step(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._before_forward(self._model, args, kwargs)
+        yield
 
     def _before_update(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         self._listener.on_update(optimizer)
         self._begin("update")
 
-    def _within(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-            def heard(*args: Any, **kwargs: Any) -> Any:
-                self._begin(phase)
-                try:
-                    return method(*args, **kwargs)
-                finally:
-                    self._end()
+    @contextmanager
+    def _phase(self, phase: str, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        self._begin(phase)
+        try:
+            yield
+        finally:
+            self._end()
 
-            return heard
-
-        return wrap
-
-    def _backward_heard(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self._listener.on_loss(tensors)
-            self._begin("backward")
-            try:
-                backward(tensors, *args, **kwargs)
-                self._listener.after_backward()
-            finally:
-                self._end()
-
-        return heard
+    @contextmanager
+    def _backward(self, tensors: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        self._listener.on_loss(tensors)
+        with self._phase("backward"):
+            yield
+            self._listener.after_backward()
 
 
-def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Puts `wrap` of an attribute in its place; returns what undoes it, as long as nothing else was put there since."""
-    own = vars(owner).get(name)
-    put = wrap(getattr(owner, name))
+def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManager[Any]]) -> Callable[[], None]:
+    """Has a method run within the `context` of its arguments; returns what undoes it, unless it was replaced since."""
+    own, method = vars(owner).get(name), getattr(owner, name)
+
+    def put(*args: Any, **kwargs: Any) -> Any:
+        with context(*args, **kwargs):
+            return method(*args, **kwargs)
+
     setattr(owner, name, put)
 
     def undo() -> None:
@@ -146,14 +123,9 @@ def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
     return undo
 
 
-def _as_control(send: Callable[..., Any]) -> Callable[..., Any]:
+def _as_control(*_args: Any) -> AbstractContextManager[Any]:
     """A broadcast of buffers, which is no part of the volume."""
-
-    def labeled(*arguments: Any) -> Any:
-        with labels.collective("control", labels.BUFFERS):
-            return send(*arguments)
-
-    return labeled
+    return labels.collective("control", labels.BUFFERS)
 
 
 def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
@@ -184,30 +156,24 @@ def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
         seen[0] += 1
         act()
 
-    def after(step: Callable[..., Any]) -> Callable[..., Any]:
-        def step_and_tell(*args: Any, **kwargs: Any) -> Any:
-            result = step(*args, **kwargs)
+    @contextmanager
+    def stepped(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+        tell()
+
+    @contextmanager
+    def stepped_or_skipped(_scaler: Any, given: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        before = seen[0]
+        yield
+        if given in (optimizer, inner) and seen[0] == before:
             tell()
-            return result
-
-        return step_and_tell
-
-    def also_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
-        def step_or_skip(scaler: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-            before = seen[0]
-            result = step(scaler, given, *args, **kwargs)
-            if given in (optimizer, inner) and seen[0] == before:
-                tell()
-            return result
-
-        return step_or_skip
 
     inner = optimizer
     while isinstance(inner, optim.Optimizer) and not hasattr(inner, "_optimizer_step_post_hooks"):
         inner = inner.optimizer  # type: ignore[attr-defined]  # accelerate's, which steps when gradients are complete
     if isinstance(inner, optim.Optimizer):
         undo.callback(inner.register_step_post_hook(lambda *_: tell()).remove)
-        undo.callback(replaced(torch.amp.GradScaler, "step", also_skipped))
+        undo.callback(replaced(torch.amp.GradScaler, "step", stepped_or_skipped))
     else:
-        undo.callback(replaced(inner, "step", after))
+        undo.callback(replaced(inner, "step", stepped))
     return undo.close

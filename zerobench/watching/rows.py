@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..cluster.serialize import rebuild
 from ..config.cell import CellConfig
 from ..config.identity import WATCHED
 from ..host.temporary import temporary_folder
+from ..probes.probe import PassRecords
 from ..probes.step_values import StepResult
 from ..rank_record import RankRecord, steps_of
 from ..records import RunRow
@@ -32,7 +34,6 @@ from ..results.tables import Results, load
 from ..sweep.aggregate import join
 from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
-from .exchange import from_plain
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
@@ -40,32 +41,20 @@ NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
 
 
 @dataclass(frozen=True)
-class Began:
-    """An instant, as the wall clock and as a clock that never jumps show it."""
-
-    started: str
-    seconds: float
-
-
-def now() -> Began:
-    """Returns this instant."""
-    return Began(datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic())
-
-
-@dataclass(frozen=True)
 class WatchedWorld:
-    """The ranks of a loop, and when its watch began."""
+    """The ranks of a loop, and when its watch began: by the wall clock, and in seconds of a clock that never jumps."""
 
     rank: int
     world_size: int
     node_size: int | None
-    began: Began
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def here(cls, node_size: int | None) -> WatchedWorld:
         """Reads the default process group; without one, a world of one rank."""
         joined = dist.is_initialized()
-        return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size, now())
+        return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size)
 
 
 @dataclass
@@ -143,27 +132,18 @@ def write(
     config = about.config(world, measured)
     row, machine = _blank_row(world, config)
     row.status, row.reason = status_of(error)
-    row.seconds = round(time.monotonic() - world.began.seconds, 3)
+    row.seconds = round(time.monotonic() - world.began, 3)
     first = 0 if error is None else world.rank
     records = [_record(about, rank, one, measured) for rank, one in enumerate(plain, first) if one]
     tables = join(row, config, records, theory=False) if records else {}
-    with _folder(to) as folder:
+    with nullcontext(Path(to)) if to is not None else temporary_folder() as folder:
         prefix = f"{NOT_IN_A_FOLDER_NAME.sub('-', about.name)[:80]}-{row.cell_id}"
         path = write_run(claim_folder(folder, prefix), prefix, row, config, machine, tables)
         return load(path), path if to is not None else None
 
 
-@contextmanager
-def _folder(to: str | Path | None) -> Iterator[Path]:
-    if to is not None:
-        yield Path(to)
-        return
-    with temporary_folder() as folder:
-        yield folder
-
-
 def _record(about: About, rank: int, plain: dict[str, Any], measured: int) -> RankRecord:
-    found = from_plain(plain)
+    found = rebuild(PassRecords, plain)
     losses = (about.losses + [float("nan")] * (about.warmup + measured))[: about.warmup + measured]
     results = [StepResult(loss, None, 1.0, False, None) for loss in losses]
     return RankRecord(
@@ -194,6 +174,6 @@ def _blank_row(world: WatchedWorld, config: CellConfig) -> tuple[RunRow, dict[st
         command=machine["command"],
         commit=machine["commit"], source_hash=machine["source_hash"], torch_version=machine["versions"]["torch"],
         device_class=machine["device_class"], processor=machine["processor"], cores=machine["cores"],
-        started=world.began.started, seconds=0.0,
+        started=world.started, seconds=0.0,
     )  # fmt: skip
     return row, machine

@@ -22,6 +22,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from ..cluster.serialize import to_plain
 from ..probes import AccountedPass
 from ..probes.in_transit import InTransit
 from ..probes.intervals import History
@@ -29,7 +30,7 @@ from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
 from . import held_tensors, rows
-from .exchange import WatchError, gather, next_place, post_problem, share_folder, to_plain
+from .exchange import WatchError, gather, next_place, post_problem, share_folder
 from .held_tensors import HeldTensors
 from .phases import Phases, is_engine, on_step, tensors_in
 
