@@ -88,12 +88,12 @@ def test_a_pipe_is_no_yaml(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", ["strategy", "model", "data", "optimizer", "precision"])
 def test_a_choice_that_begins_with_no_schema_is_told_how_to_begin(group: str, tmp_path: Path) -> None:
-    flag = folder_with(tmp_path, f"{group}/mine", "seed: 3")
+    flag = folder_with(tmp_path, f"{group}/begins_with_nothing", "seed: 3")
     with pytest.raises(RefusedError, match=rf"^{group}: it has no value; begin its yaml with .*/schema/{group}/"):
-        compose_cells([flag, f"{group}=mine"])
-    (tmp_path / group / "mine.yaml").write_text("")
+        compose_cells([flag, f"{group}=begins_with_nothing"])
+    (tmp_path / group / "begins_with_nothing.yaml").write_text("")
     with pytest.raises(RefusedError, match=rf"^{group}\.\w+: it has no value"):
-        compose_cells([flag, f"{group}=mine"])
+        compose_cells([flag, f"{group}=begins_with_nothing"])
 
 
 def test_a_choice_that_is_a_number_is_refused_by_its_file(tmp_path: Path) -> None:

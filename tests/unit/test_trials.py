@@ -16,6 +16,7 @@ import yaml
 from hydra.core.plugins import Plugins
 
 from tests import made_up_sweeper
+from zerobench.config import overrides
 from zerobench.config.cell import Cell
 from zerobench.config.compose import RefusedError, compose, compose_cells
 from zerobench.config.overrides import Composer
@@ -227,6 +228,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
         raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")
 
     monkeypatch.setattr(Composer, "compose_whole", fails)
+    monkeypatch.setattr(overrides, "_SHIPPED", {})
     assert "a plugin of Hydra's cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 

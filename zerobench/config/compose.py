@@ -33,6 +33,7 @@ from ..cluster import job
 from ..host.signals import insist
 from ..registry import GROUPS
 from ..sizes import printable
+from ..strategies import specs
 from .cell import Cell
 from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
@@ -68,7 +69,8 @@ def checker(extra_dirs: list[Path]) -> Overrides:
     }
     store_schemas(users)
     added = {group: list(schemas) for group, schemas in users.items()} | {"strategy": list(strategy_choices())}
-    return Overrides(config_dir(), added, extra_dirs)
+    of_user = bool(extra_dirs) or any(users.values()) or any(spec.of_user for spec in specs().values())
+    return Overrides(config_dir(), added, extra_dirs, shipped_alone=not of_user)
 
 
 @dataclass(frozen=True)

@@ -64,19 +64,28 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueE
 """Errors that a user's yaml may raise when it is composed."""
 
 
+Composition = tuple[DictConfig, DictConfig]
+"""A config, and Hydra's own part of it. Nobody writes to either."""
+
+_SHIPPED: dict[tuple[str, ...], Composition] = {}
+"""Compositions of what the package brings, by overrides: a process may run many commands."""
+
+
 class Composer:
     """Knows every choice, those of `users` and of `extra_dirs` included. `loader`: Hydra's, of the last config that was
-    composed.
+    composed. `shipped_alone`: there is no choice but those of the package.
     """
 
-    def __init__(self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path]) -> None:
+    def __init__(
+        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path], shipped_alone: bool = False
+    ) -> None:
         self._config_dir = config_dir
         self._extra_dirs = extra_dirs
         self.folders = (*extra_dirs, config_dir)
         self.choices = {group: self._found_choices(group) for group in GROUPS}
         for group, names in users.items():
             self.choices[group] += names
-        self._composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
+        self._composed: dict[tuple[str, ...], Composition] = _SHIPPED if shipped_alone else {}
         self.loader: Any = None
 
     def config_of(self, overrides: list[str]) -> DictConfig:
@@ -95,7 +104,7 @@ class Composer:
                 "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=True
             )
 
-    def _compose(self, overrides: list[str]) -> tuple[DictConfig, DictConfig]:
+    def _compose(self, overrides: list[str]) -> Composition:
         """The config of `overrides`, and Hydra's part of it: at once, since Hydra takes a quarter of a second."""
         where = tuple(overrides)
         if where not in self._composed:
@@ -161,8 +170,10 @@ class Overrides(Composer):
     choices of a sweep have and others lack: these are left out where they mean nothing.
     """
 
-    def __init__(self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path]) -> None:
-        super().__init__(config_dir, users, extra_dirs)
+    def __init__(
+        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path], shipped_alone: bool = False
+    ) -> None:
+        super().__init__(config_dir, users, extra_dirs, shipped_alone)
         self.problems: list[str] = []
         self.elsewhere: set[str] = set()
         self.cells = 1
