@@ -118,8 +118,8 @@ MUTANTS = (
     Mutant(
         "clip-half-the-tiles",
         "The norm leaves out the gradients of the last tile.",
-        "for tile in filter(None, self.tiles):\n            with tile[0].shard_range.reading()",
-        "for tile in filter(None, self.tiles[:-1]):\n            with tile[0].shard_range.reading()",
+        "for tile in filter(None, self.tiles):\n            with tile[0].shard_range.gradients()",
+        "for tile in filter(None, self.tiles[:-1]):\n            with tile[0].shard_range.gradients()",
         (f"{TRAINING_CHECK}::test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping[2]",),
     ),
     Mutant(
