@@ -135,8 +135,8 @@ MUTANTS = (
     Mutant(
         "activations-view-from-the-start",
         "A view of a saved storage comes back from the storage's first element.",
-        "return like.set_(here.untyped_storage(), self.offset, self.shape, self.stride)",
-        "return like.set_(here.untyped_storage(), 0, self.shape, self.stride)",
+        "set_(memory.untyped_storage(), offset, shape, stride)",
+        "set_(memory.untyped_storage(), 0, shape, stride)",
         (f"{UNIT_RESIDUAL}::test_one_memory_travels_once_and_views_come_back_with_their_strides",),
     ),
     Mutant(
