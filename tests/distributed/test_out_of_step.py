@@ -306,7 +306,6 @@ def test_ranks_that_wait_in_a_circle_are_told_from_slow_ones() -> None:
     assert circle([a, b, c]) == [a, b, c], "rank 2 waits for rank 1, which will never come"
     apart = Position(2, "c", 1, "", {"a": 2, "b": 2, "c": 1}, [2])
     assert circle([a, b, apart]) == [a, b], "nobody else is to launch it"
-    assert Position.from_json(a.to_json()) == a
     assert out_of_step([b, a, c]).startswith("the ranks are out of step: ranks 0 and 2 are at a, rank 1 is at b; every")
     one, other = Position(0, None, 0, "here", {"a": 1}), Position(1, None, 0, "here", {"a": 1, "b": 3})
     assert "ranks 0 and 1 are here, of b rank 0 had 0, rank 1 had 3; every rank" in out_of_step([one, other])

@@ -16,7 +16,7 @@ def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
     size = 2**20
     pool = Pool(size, 3, pinned=True)
     values = torch.arange(size // 4, dtype=torch.int32, device="cuda")
-    with FileStore(tmp_path) as store, pool.all_back():
+    with FileStore(tmp_path) as store:
         region, there, back = store.allocate(size), pool.take(), pool.take()
         assert there.tensor.is_pinned()
         assert there.tensor.data_ptr() % ALIGN_BYTES == 0
@@ -26,3 +26,5 @@ def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
         region.read(back.tensor).wait()
         assert torch.equal(back.view(torch.int32, size // 4).to("cuda", non_blocking=True), values)
         pool.give(back)
+        store.drain()
+        assert pool.taken == 0

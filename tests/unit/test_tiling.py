@@ -41,9 +41,9 @@ def test_it_is_the_whole_linear(inputs: int, outputs: int, exact: bool, bias: bo
     torch.testing.assert_close(y.grad, x.grad, rtol=1e-5, atol=1e-6)
     for parameter in tiled.parameters():
         assert parameter.is_contiguous()
-    for (weight, tiled_bias), whole in (((linear.weight, linear.bias), tiled.whole()),):
-        assert torch.equal(whole[0], weight)
-        assert tiled_bias is None if whole[1] is None else torch.equal(whole[1], tiled_bias)
+    whole = whole_state(tiled, tiled.state_dict())
+    assert whole.keys() == linear.state_dict().keys()
+    assert all(torch.equal(whole[name], value) for name, value in linear.state_dict().items())
 
 
 def test_sizes_that_do_not_divide_differ_by_one_and_bad_ones_are_refused() -> None:

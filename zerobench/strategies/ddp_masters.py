@@ -20,11 +20,10 @@ from torch import nn, optim
 
 from ..zero import labels
 from ..zero.layout import MemoryOrder, Segment
-from ..zero.optim.loss_scaling import GradientScaling
 from ..zero.optim.segments import swap_parameters
 from ..zero.optim.step_by_tiles import update_tiles
 from ..zero.options import TILE_BYTES
-from ..zero.precision import HALF, LossScaling, Share, norm_of, sum_of_powers, tiles_of  # fmt: skip
+from ..zero.precision import HALF, GradientScaling, LossScaling, Share, norm_of, sum_of_powers, tiles_of
 from .ddp import DdpEngine
 
 ALIGN = 16

@@ -52,8 +52,6 @@ TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 dominated by launch overhead.
 """
 
-HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
 
 @dataclass(frozen=True)
 class Options:
@@ -151,11 +149,11 @@ class Options:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCE_WITH)}")
-        if self.gradient_dtype not in (None, *HALVES):
+        if self.gradient_dtype not in (None, *DTYPES.values()):
             raise ValueError(
                 f"gradient_dtype: {self.gradient_dtype} cannot hold gradients; use torch.float32 or a half"
             )
-        if self.wire_dtype not in (None, *HALVES):
+        if self.wire_dtype not in (None, *DTYPES.values()):
             raise ValueError(f"wire_dtype: {self.wire_dtype} cannot travel; use torch.float32 or a half")
 
 

@@ -116,7 +116,9 @@ class Stage3(Stage2):
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
             raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
 
-    def stamp(self, unit: Unit) -> Stamp:
+    def stamp(self, unit: Unit) -> Stamp | None:
+        if not self.comm.stamps:
+            return None
         return Stamp(self._numbers[unit.name], self.steps, lambda number: self._all_units[number].name)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:

@@ -71,7 +71,7 @@ ROWS: dict[str, dict[Any, Any]] = {
 
 NAMES: dict[str, tuple[Any, str, Any]] = {
     "norms": (precision, "_norms_by_chunk", precision._norms_at_once),
-    "copies of activations": (offloaded_activations, "AtOnce", partial(CommStream, NullCuda)),
+    "copies of activations": (offloaded_activations, "Threads", partial(CommStream, NullCuda)),
     "dropout": (F, "dropout", kernels.dropout),
     "layer norm": (F, "layer_norm", kernels.layer_norm),
     "rms norm": (F, "rms_norm", kernels.rms_norm),

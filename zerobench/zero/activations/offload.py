@@ -29,7 +29,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from operator import call
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
 from ..arena import Slots
-from ..comm.streams import Collective, CommStream, Waitable
+from ..comm.streams import CommStream, Handle, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
 PLAIN = {torch.Tensor, nn.Parameter}
@@ -46,41 +47,20 @@ PLAIN = {torch.Tensor, nn.Parameter}
 WRITTEN = "backward: {} was written to in place after the forward had saved it; write to a copy of it"
 
 
-class AtOnce:
-    """Runs copies at once: the CPU's substitute for a stream."""
-
-    def launch(self, copy: Collective) -> Waitable:
-        """Runs `copy`."""
-        copy(async_op=False)
-        return self
-
-    def wait(self) -> None:
-        """Returns at once."""
-
-
-class CopyStream(Protocol):
-    """A stream for copies, or its substitute."""
-
-    def launch(self, copy: Collective) -> Waitable:
-        """Queues `copy` behind the current stream's work; `wait` of the result orders later work after the copy."""
-
-
 @dataclass
 class StreamPair:
     """A stream per direction, since a bus transfers both ways at once. `pinned`: page-locks the host memory."""
 
-    down: CopyStream
-    up: CopyStream
+    down: CommStream | Threads
+    up: CommStream | Threads
     pinned: bool = False
 
     @staticmethod
     def of(device: torch.device) -> StreamPair:
-        """Creates a GPU's streams, or the substitutes of another device."""
-        return (
-            StreamPair(CommStream(), CommStream(), pinned=True)
-            if device.type == "cuda"
-            else StreamPair(AtOnce(), AtOnce())
-        )
+        """Creates a GPU's streams; elsewhere copies run at once."""
+        if device.type == "cuda":
+            return StreamPair(CommStream(), CommStream(), pinned=True)
+        return StreamPair(Threads(), Threads())
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,10 +84,10 @@ class OffloadedStorage:
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._written = False
 
-    def see(self, tensor: torch.Tensor) -> View:
+    def see(self, tensor: torch.Tensor) -> Saved:
         """Returns `tensor`, which autograd saves, as a view of this storage, while it is leaving."""
         self._seen.append((tensor, tensor._version))
-        return view_of(tensor, self)
+        return view_of(tensor, self.here)
 
     @property
     def takes_more(self) -> bool:
@@ -151,56 +131,38 @@ class OffloadedStorage:
             self._arrive()  # an unfinished copy still reads and writes the memory that is freed here
 
 
-def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> None:
+def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Waitable:
     destination.copy_(source, non_blocking=True)
+    return Handle([])
 
 
-class Memory(Protocol):
-    """The memory of a view."""
-
-    def here(self) -> torch.Tensor:
-        """Returns (bytes,) uint8 on the device."""
+Saved = Callable[[], torch.Tensor]
+"""The object that autograd holds in place of a tensor, which it rebuilds in backward."""
 
 
-@dataclass(frozen=True)
-class View:
-    """The object that autograd holds in place of a tensor whose memory may be elsewhere."""
+def view_of(tensor: torch.Tensor, here: Saved) -> Saved:
+    """Returns what rebuilds `tensor`, bit for bit, with its strides, from its storage's content: `here` returns that,
+    (bytes,) uint8 on the device.
+    """
+    dtype, offset, shape, stride = tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
-    memory: Memory
-    dtype: torch.dtype
-    offset: int
-    shape: torch.Size
-    stride: tuple[int, ...]
+    def rebuild() -> torch.Tensor:
+        memory = here()
+        return torch.empty(0, dtype=dtype, device=memory.device).set_(memory.untyped_storage(), offset, shape, stride)
 
-    def tensor(self) -> torch.Tensor:
-        """Rebuilds the tensor, bit for bit, with its strides."""
-        here = self.memory.here()
-        like = torch.empty(0, dtype=self.dtype, device=here.device)
-        return like.set_(here.untyped_storage(), self.offset, self.shape, self.stride)
+    return rebuild
 
 
-def view_of(tensor: torch.Tensor, memory: Memory) -> View:
-    """Returns `tensor`'s view of its storage, whose content is now in `memory`."""
-    return View(memory, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+def kept(tensor: torch.Tensor) -> Saved:
+    """Returns what gives back a tensor that is not offloaded. Raises RuntimeError if it was written to."""
+    version = tensor._version
 
+    def unchanged() -> torch.Tensor:
+        if tensor._version != version:
+            raise RuntimeError(WRITTEN.format(f"a saved tensor of shape {list(tensor.shape)}"))
+        return tensor
 
-@dataclass(frozen=True)
-class KeptTensor:
-    """The object that autograd holds for a tensor that is not offloaded."""
-
-    saved: torch.Tensor
-    version: int
-
-    def tensor(self) -> torch.Tensor:
-        """Returns the tensor. Raises RuntimeError if it was written to."""
-        if self.saved._version != self.version:
-            raise RuntimeError(WRITTEN.format(f"a saved tensor of shape {list(self.saved.shape)}"))
-        return self.saved
-
-
-def unpack(saved: View | KeptTensor) -> torch.Tensor:
-    """Rebuilds a saved tensor: the hook that autograd calls in backward."""
-    return saved.tensor()
+    return unchanged
 
 
 class UnitForward:
@@ -240,7 +202,7 @@ class Offloader:
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
         """Runs the forward of a unit and returns its result. The last unit stays: backward reads it first."""
         before, run = self._last, UnitForward(self._last)
-        with saved_tensors_hooks(partial(self._pack, run, unit, name), unpack) if not is_last else nullcontext():
+        with saved_tensors_hooks(partial(self._pack, run, unit, name), call) if not is_last else nullcontext():
             output = forward()
         for moved in before.storages() if before is not None else []:
             moved.go()
@@ -250,9 +212,9 @@ class Offloader:
             register_multi_grad_hook(tensors, run.fetch_before, mode="any")  # keeps the run alive with the graph
         return output
 
-    def _pack(self, run: UnitForward, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | KeptTensor:
+    def _pack(self, run: UnitForward, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
         if stays_put(unit, tensor, self._least):
-            return KeptTensor(tensor, tensor._version)
+            return kept(tensor)
         storage = tensor.untyped_storage()
         moved = self._leaving.get(storage.data_ptr())
         if moved is None or not moved.takes_more:
@@ -307,10 +269,10 @@ class SlotSwapper:
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
         """Runs the forward of a unit and returns its result."""
-        with saved_tensors_hooks(partial(self._pack, unit, name), unpack):
+        with saved_tensors_hooks(partial(self._pack, unit, name), call):
             return forward()
 
-    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | KeptTensor:
+    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
         if stays_put(unit, tensor, self._least):
-            return KeptTensor(tensor, tensor._version)
-        return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name))
+            return kept(tensor)
+        return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name).here)

@@ -137,12 +137,10 @@ class Recomputed(Wrapped):
 
 
 class SelectivelyRecomputed(Wrapped):
-    """A forward that is recomputed in backward but for operators whose outputs are kept."""
+    """One that is recomputed but for operators whose outputs are kept."""
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        return checkpoint(
-            self.forward, *inputs, use_reentrant=False, context_fn=contexts, **named_inputs
-        )  # fmt: skip
+        return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=contexts, **named_inputs)
 
 
 class OffloadedForward(Wrapped):

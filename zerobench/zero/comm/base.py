@@ -15,6 +15,7 @@ With a stamp (comm/desync.py) a collective whose ranks are at different units or
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
@@ -47,6 +48,8 @@ class Comm:
     """Process group of all ranks."""
     flags_device: torch.device | None = None
     """Device for flags that the host reads, chosen so that no GPU is synchronized; None: the model's device."""
+    stamps = True
+    """False in a simulated world, which has no other rank to be out of step with: collectives are not stamped."""
     on_streams = False
     """True where collectives run on CUDA streams of their own, beside the compute stream: comm/streams.py."""
 
@@ -125,29 +128,33 @@ class Comm:
 
 
 class WrappedComm(Comm):
-    """A Comm that forwards every collective to the one below; subclasses override those that they change."""
+    """Forwards every collective to the Comm below; subclasses override those that they change, or `start`."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below
         self.rank, self.size = below.rank, below.size
-        self.ranks, self.replica = below.ranks, below.replica
+        self.ranks, self.replica, self.stamps = below.ranks, below.replica, below.stamps
         self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
     ) -> Handle:
-        return self._below.reduce_scatter(full, unit, stamp, into)
+        return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into))
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self._below.all_gather(full, unit, stamp)
+        return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, stamp))
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self._below.all_reduce(full, unit, stamp)
+        return self.start("reduction", unit, full, partial(self._below.all_reduce, full, unit, stamp))
 
     def all_to_all(
         self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
     ) -> Handle:
-        return self._below.all_to_all(to, here, name, unit, stamp)
+        return self.start("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit, stamp))
+
+    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
+        """Runs `launch`, which starts a collective of that kind below, which moves `sent`."""
+        return launch()
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
         return self._below.disagreement(what, asked)

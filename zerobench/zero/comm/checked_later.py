@@ -10,6 +10,7 @@ The collectives that the stages ask for are counted, not the hops that they beco
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -35,19 +36,9 @@ class Sealed(WrappedComm):
         key = f"{kind} of {unit}"
         self.asked[key] = self.asked.get(key, 0) + 1
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        self.count("reduction", unit)
-        return self._below.reduce_scatter(full, unit, stamp, into)
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        self.count("reduction", unit)
-        return self._below.all_reduce(full, unit, stamp)
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        self.count("gather", unit)
-        return self._below.all_gather(full, unit, stamp)
+    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
+        self.count(kind, unit)
+        return launch()
 
     @property
     def exact(self) -> Comm:

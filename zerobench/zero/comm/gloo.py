@@ -90,16 +90,6 @@ def exchange_slices(
     return receives + [send(going[peer][place], peer, group, tag) for place in places for peer in others]
 
 
-def meet(what: str, rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """Returns when all ranks have called it with the same `what`: an empty message from each rank to each."""
-    tag, nothing = tag_of("meeting", what, size), torch.empty(0)
-    others = [peer for peer in range(size) if peer != rank]
-    works = [receive(nothing, peer, group, tag) for peer in others]
-    works += [send(nothing, peer, group, tag) for peer in others]
-    for work in works:
-        work.wait()
-
-
 class GlooComm(GroupComm):
     """gloo on CPU: slices are exchanged pairwise, stamps checked on arrival. [Note: true reduce-scatter on gloo]"""
 
@@ -130,8 +120,13 @@ class GlooComm(GroupComm):
         return super().all_reduce(full, unit, stamp)
 
     def meet(self, what: str) -> None:
+        tag, nothing = tag_of("meeting", what, self.size), torch.empty(0)  # an empty message from each rank to each
+        others = [peer for peer in range(self.size) if peer != self.rank]
         with labels.collective("control"):
-            meet(what, self.rank, self.size, self.group)
+            works = [receive(nothing, peer, self.group, tag) for peer in others]
+            works += [send(nothing, peer, self.group, tag) for peer in others]
+            for work in works:
+                work.wait()
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         return exchange_slices(to, here, self.rank, self.size, self.group, unit)

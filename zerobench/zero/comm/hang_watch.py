@@ -42,7 +42,7 @@ import torch.distributed as dist
 from .. import labels
 from .backends import FAKE
 from .base import Comm, WrappedComm
-from .desync import DesyncError, Stamp
+from .desync import DesyncError
 from .streams import Handle
 
 if TYPE_CHECKING:
@@ -83,15 +83,6 @@ class Position:
             and self.rank in other.peers
             and self.launched.get(other.channel, 0) < other.number
         )
-
-    def to_json(self) -> str:
-        """Returns one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Position:
-        """Parses the text of `to_json`."""
-        return cls(**json.loads(text))
 
 
 def circle(positions: Iterable[Position]) -> list[Position]:
@@ -310,12 +301,15 @@ class PositionStore:
 
     def publish(self, topic: str, mine: Position) -> None:
         """Publishes this rank's position."""
-        self._try(lambda: self._store.set(f"{topic} {mine.rank}", mine.to_json()))
+        self._try(lambda: self._store.set(f"{topic} {mine.rank}", json.dumps(asdict(mine))))
 
     def read(self, topic: str) -> list[Position]:
         """Returns the published positions."""
         keys = [f"{topic} {rank}" for rank in range(self._size)]
-        return self._try(lambda: [Position.from_json(self._store.get(k)) for k in keys if self._store.check([k])]) or []
+        return (
+            self._try(lambda: [Position(**json.loads(self._store.get(k))) for k in keys if self._store.check([k])])
+            or []
+        )
 
     def exchange(self, topic: str, mine: Position) -> list[Position]:
         """Publishes this rank's position and returns those of all ranks that publish theirs within ANSWER_S."""
@@ -413,22 +407,6 @@ class WatchedComm(WrappedComm):
         self.watch, self._peers = watch, peers
         self._among = "" if len(peers) == watch.size else f" among {named(peers)}"
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        return self._launch("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into))
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self._launch("reduction", unit, full, partial(self._below.all_reduce, full, unit, stamp))
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self._launch("gather", unit, full, partial(self._below.all_gather, full, unit, stamp))
-
-    def all_to_all(
-        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
-    ) -> Handle:
-        return self._launch("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit, stamp))
-
     def broadcast(self, tensor: torch.Tensor) -> None:
         self.call("broadcast", partial(self._below.broadcast, tensor))
 
@@ -456,8 +434,8 @@ class WatchedComm(WrappedComm):
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
         return self.watch.differ(f"calling {what}(){self.watch.step()}", asked)
 
-    def _launch(self, kind: str, unit: str, sent: torch.Tensor, start: Callable[[], Handle]) -> Handle:
-        """Starts a collective that moves `sent`. Its launch is watched like its wait, since a launch can block too."""
+    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
+        """The launch is watched like its wait, since a launch can block too."""
         channel = f"{kind} of {unit}{self._among}, {sent.nbytes} bytes"
         number = self.watch.launch(channel)
 
@@ -465,7 +443,7 @@ class WatchedComm(WrappedComm):
             since = number - self.watch.before.get(channel, 0)
             return f"{kind} {since} of {unit}{self.watch.parameters(unit)}{self._among}{self.watch.step()}"
 
-        handle = self.watch.wait(channel, number, self._peers, words, start)
+        handle = self.watch.wait(channel, number, self._peers, words, launch)
         return Handle([], lambda: self.watch.wait(channel, number, self._peers, words, handle.wait))
 
 

@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import GroupComm, NcclComm
-from .base import Comm
 from .desync import Stamp
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Handle, Waitable
@@ -32,33 +31,15 @@ TAG = 7000
 """An arbitrary tag: the fake group pairs nothing."""
 
 
-class Unstamped(Comm):
-    """A mixin before a backend that drops the stamps of its collectives."""
-
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        return super().reduce_scatter(full, unit, None, into)
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return super().all_gather(full, unit, None)
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return super().all_reduce(full, unit, None)
-
-    def all_to_all(
-        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
-    ) -> Handle:
-        return super().all_to_all(to, here, name, unit, None)
-
-
-class SimulatedGloo(Unstamped, GlooComm):
+class SimulatedGloo(GlooComm):
     """The pairwise exchange of gloo at constant cost: of equal pieces one is sent, and accounted once per piece and
     other rank.
 
     Nothing is received and nothing summed, so that a world of 1 024 ranks costs no more than one of 8, and a shard of
     1 GB no more than one of 1 MB.
     """
+
+    stamps = False
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -165,9 +146,10 @@ def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGro
     return work
 
 
-class SimulatedNccl(Unstamped, NcclComm):
+class SimulatedNccl(NcclComm):
     """NCCL's collectives, on streams. Outputs are overwritten: the fake group's differ between versions of torch."""
 
+    stamps = False
     scatter_into = staticmethod(_scatter_alone)
     gather_into = staticmethod(_gather_alone)
     exchange_into = staticmethod(_exchange_alone)

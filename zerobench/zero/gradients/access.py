@@ -13,8 +13,7 @@ docs/how-to/gradients.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import groupby
@@ -35,7 +34,7 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
     """(numel,) each, in their own dtype and tier, still multiplied by the loss scale: this rank's part of the means
     over the ranks. A tensor is to be read before the next is asked for. No collective, and nothing is changed.
 
-    Of the ranks that share a shard each yields another part; replicas yield the same (`replicas`).
+    Of the ranks that share a shard each yields another part; replicas yield the same (`gradient_holders`).
     """
     for bucket in engine.gradients.buckets:
         bucket.settle()
@@ -45,7 +44,7 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
         for segment in there:  # ranks agree on what was used in `step`; of a unit that was reduced all of it is there
             segment.used = True
         try:
-            with tile[0].shard_range.reading():
+            with tile[0].shard_range.gradients():
                 for segment in there:
                     gradient = segment.gradient()
                     assert gradient is not None
@@ -53,11 +52,6 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
         finally:
             for segment, used in zip(there, before, strict=True):
                 segment.used = used
-
-
-def replicas(engine: Strategy) -> int:
-    """How many ranks hold the same part."""
-    return engine.comm.ranks // engine.comm.size
 
 
 def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
@@ -152,7 +146,8 @@ class GradientFace:
     @property
     def gradient_holders(self: Any) -> int:
         """Ranks that hold the same part of the gradients: replicas."""
-        return replicas(self)
+        holders: int = self.comm.ranks // self.comm.size
+        return holders
 
     def gradient_norms(self: Any, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
         """The norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.
@@ -183,17 +178,24 @@ def _number_of(engine: Strategy, name: str) -> int:
     raise ValueError(f"{name}: it was frozen when initialize() was called, and has no gradient")
 
 
+Wanted = Callable[["OptimizerSegment"], bool]
+
+
+def _visited(engine: Strategy, wanted: Wanted, edits: bool = False) -> Iterator[OptimizerSegment]:
+    """Yields the wanted segments, while their gradients are there to be read, or with `edits` to be changed."""
+    for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
+        found = [one for one in mine if wanted(one)]
+        if found:
+            with shard_range.gradients(edits):
+                yield from found
+
+
 def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
     """Yields the gradients of one parameter, or of all; a write to one is kept when the next is asked for."""
-    update, scale = engine.update, engine.update.scaling.pending
-    for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
-        wanted = [one for one in mine if one.used and number in (None, one.segment.parameter)]
-        if not wanted:
-            continue
-        with shard_range.editing():
-            for one in wanted:
-                yield _segment(engine, one, scale)
-    update.scaling.edited()
+    scale = engine.update.scaling.pending
+    for one in _visited(engine, lambda one: one.used and number in (None, one.segment.parameter), edits=True):
+        yield _segment(engine, one, scale)
+    engine.update.scaling.edited()
 
 
 def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
@@ -211,16 +213,14 @@ def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
     for number in numbers:
         for unit, piece in engine.gradients.pieces[number]:
             unit.gradients.filled.discard(piece)
-    for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
-        # not yet reduced ones are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
-        dropped = [one for one in mine if one.segment.parameter in numbers and one.bucket.is_reduced]
-        for one in dropped:
-            one.used = True
-        with shard_range.editing() if dropped else nullcontext():
-            for one in dropped:
-                one.bucket.segment(one.segment.offset, one.segment.numel).zero_()
-        for one in dropped:
-            one.used = False
+    # not yet reduced ones are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
+    dropped = {one for one in engine.update.segments if one.segment.parameter in numbers and one.bucket.is_reduced}
+    for one in dropped:
+        one.used = True
+    for one in _visited(engine, dropped.__contains__, edits=True):
+        one.bucket.segment(one.segment.offset, one.segment.numel).zero_()
+    for one in dropped:
+        one.used = False
     engine.update.drop(numbers)
 
 
@@ -230,14 +230,10 @@ def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
     parameter = engine.trainable[number]
     dtype = engine.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
     flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-    for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
-        wanted = [one for one in mine if one.segment.parameter == number]
-        if wanted:
-            with shard_range.reading():
-                for one in wanted:
-                    gradient = one.gradient()
-                    assert gradient is not None
-                    flat[one.segment.start : one.segment.stop].copy_(gradient)
+    for one in _visited(engine, lambda one: one.segment.parameter == number):
+        gradient = one.gradient()
+        assert gradient is not None
+        flat[one.segment.start : one.segment.stop].copy_(gradient)
     engine.comm.sum(flat)
     return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
 
@@ -246,15 +242,10 @@ def _norms(engine: Strategy, norm_type: float) -> dict[str, torch.Tensor]:
     update = engine.update
     device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
     totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)
-    for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
-        wanted = [one for one in mine if one.used]
-        if wanted:
-            with shard_range.reading():
-                for one in wanted:
-                    gradient, number = one.gradient(), one.segment.parameter
-                    assert gradient is not None
-                    part = sum_of_powers([gradient], norm_type, gradient.device).to(device)
-                    total = totals[number]
-                    total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
+    for one in _visited(engine, lambda one: one.used):
+        gradient, total = one.gradient(), totals[one.segment.parameter]
+        assert gradient is not None
+        part = sum_of_powers([gradient], norm_type, gradient.device).to(device)
+        total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
     norms = norm_over_ranks(totals, norm_type, engine.comm.sum, engine.comm.maximum) * update.scaling.pending
     return {engine.names[i]: norms[i] for i in sorted(update.used)}

@@ -60,7 +60,9 @@ class TiledLinear(nn.Module):
         like, has_bias = linear.weight, linear.bias is not None
         shape = linear.in_features, linear.out_features, has_bias, in_splits, out_splits
         tiled = TiledLinear(*shape, device="meta", dtype=like.dtype).to_empty(device=like.device)
-        tiled.load_whole(like, linear.bias)
+        with torch.no_grad():
+            for tile in tiled.tiles:
+                tile.take(like, linear.bias)
         return tiled.train(linear.training)
 
     @property
@@ -75,23 +77,6 @@ class TiledLinear(nn.Module):
             reduce(torch.add, (tile(column) for tile, column in zip(row, columns, strict=True))) for row in self._rows
         ]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-
-    def whole(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Copies of the whole weight, (out_features, in_features), and of the bias, (out_features,) or None."""
-        first = self.tiles[0]
-        weight = first.weight.detach().new_empty(self.out_features, self.in_features)
-        bias = None if first.bias is None else first.bias.detach().new_empty(self.out_features)
-        for tile in self.tiles:
-            weight[tile.rows, tile.columns] = tile.weight.detach()
-            if bias is not None and tile.bias is not None:
-                bias[tile.rows] = tile.bias.detach()
-        return weight, bias
-
-    @torch.no_grad()
-    def load_whole(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Copies the values of a whole Linear; without `bias` that of the tiles is unchanged."""
-        for tile in self.tiles:
-            tile.take(weight, bias)
 
 
 class Tile(nn.Module):

@@ -232,17 +232,15 @@ class HostRange(ShardRange):
             self._upload.send(place, one.tensor.detach().view(-1))
 
 
-class HostPlacement(Placement):
-    """Host memory for what a policy lets leave."""
+class TieredPlacement(Placement):
+    """A placement by a policy: the first elements of every shard leave the device, the rest of it stays."""
 
     tiles_always = True
     is_tiered = True
 
     def __init__(self, policy: Offload, device: torch.device) -> None:
         super().__init__()
-        self._host_shards: set[Unit] = set()
         self._policy, self._device = policy, device
-        self._sinks: list[HostGradients] = []
         self._streams = CopyStreams(device)
         self.keeps_parameters = not policy.parameters
         self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
@@ -254,8 +252,23 @@ class HostPlacement(Placement):
         stop, most = self.offloaded_numel(unit.layout), unit.layout.shard_numel
         if not self._policy.optimizer:
             return [ShardRange(self, unit, 0, most)]
-        ranges: list[ShardRange] = [HostRange(self, unit, 0, stop, self._device, self._upload)]
-        return ranges + [ShardRange(self, unit, stop, most)] * (stop < most)
+        return self.leaving_ranges(unit, stop) + [ShardRange(self, unit, stop, most)] * (stop < most)
+
+    def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
+        """The ranges of the first `stop` elements of a unit's shard, which leave the device."""
+        raise NotImplementedError
+
+
+class HostPlacement(TieredPlacement):
+    """Host memory for what a policy lets leave."""
+
+    def __init__(self, policy: Offload, device: torch.device) -> None:
+        super().__init__(policy, device)
+        self._host_shards: set[Unit] = set()
+        self._sinks: list[HostGradients] = []
+
+    def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
+        return [HostRange(self, unit, 0, stop, self._device, self._upload)]
 
     def new_sink(self, unit: Unit) -> HostGradients | None:
         if not self._policy.gradients:

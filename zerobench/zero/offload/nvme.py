@@ -13,18 +13,17 @@ In host memory there are the pool, `buffers` of `block_bytes`; a chunk's gradien
 and 1 Mi parameters twice on their way up. Nothing else grows with the model but the optimizer's counts: 4 bytes for
 each parameter's part of a chunk.
 
-A chunk of a unit's shard whose master and states lie in the file (offload/nvme.py), and its visit by the optimizer.
+A visit by the optimizer:
 
-fill      the optimizer's tensors are views of the pool, into which the chunk has been read
-update    torch's optimizer, over them alone; states that it makes move into the file
-empty     they are NaN without memory again, so that misuse is loud, and the chunk is written back
+    fill       its tensors are views of the pool, into which the chunk has been read
+    update     torch's optimizer, over them alone; states that it makes move into the file
+    empty      they are NaN without memory again, so that misuse is loud, and the chunk is written back
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -32,10 +31,9 @@ import torch
 from torch import optim
 
 from .. import labels
-from ..layout import Layout
-from .cpu import CopyStreams, NoUpload, Upload, wait_for
+from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
-from .placement import GradientSink, Placement, ShardRange
+from .placement import GradientSink, ShardRange
 from .policy import LEAST_BUFFERS, NvmeOffload
 
 if TYPE_CHECKING:
@@ -45,41 +43,6 @@ if TYPE_CHECKING:
 
 MASTER = "master"
 """The master's name beside those of the optimizer's states."""
-
-
-class FileTier(Placement, ABC):
-    """The placement (offload/nvme.py) as its chunks see it."""
-
-    optimizer: optim.Optimizer
-    is_in_memory: bool
-
-    @abstractmethod
-    def absent(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A NaN of that size, without memory."""
-
-    @abstractmethod
-    def bring(self, one: FileRange) -> None:
-        """The range's chunk is in the pool; the reading of those that are updated next has begun."""
-
-    @abstractmethod
-    def is_used(self, one: FileRange) -> bool:
-        """A gradient has come to something in it; else none need be in the file."""
-
-    @abstractmethod
-    def give_back(self, one: FileRange, master: torch.Tensor) -> None:
-        """The parameters of the range become the rounded master."""
-
-    @abstractmethod
-    def state_of(self, one: FileRange, key: str, dtype: torch.dtype) -> torch.Tensor:
-        """Where a state of the range's chunk lies in the pool; made, of zeros, where the file does not have it yet."""
-
-    @abstractmethod
-    def reading_gradients(self, one: FileRange, write_back: bool = False) -> AbstractContextManager[None]:
-        """Inside, the range's gradients are in the pool; with `write_back` what is made of them there is kept."""
-
-    @abstractmethod
-    def forget_gradients(self, one: FileRange) -> None:
-        """The optimizer has had the range's gradients."""
 
 
 class FileRange(ShardRange):
@@ -93,7 +56,7 @@ class FileRange(ShardRange):
     rounds_late = False
 
     def __init__(
-        self, tier: FileTier, unit: Unit, start: int, stop: int, chunk: int, number: int, master: PagedTensor
+        self, tier: FilePlacement, unit: Unit, start: int, stop: int, chunk: int, number: int, master: PagedTensor
     ) -> None:
         super().__init__(tier, unit, start, stop)
         self.chunk, self.number = chunk, number
@@ -137,7 +100,7 @@ class FileRange(ShardRange):
             yield
             return
         tier.bring(self)
-        self._fill(tile)
+        self._fill(tile, {key: kept.present(self.chunk) for key, kept in self.kept.items()})
         with labels.on_tier(labels.HOST):
             yield
         master = self.kept[MASTER].present(self.chunk)
@@ -148,25 +111,15 @@ class FileRange(ShardRange):
         tier.forget_gradients(self)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        with self._tier.reading_gradients(self):
-            yield
-
-    @contextmanager
-    def editing(self) -> Iterator[None]:
-        with self._tier.reading_gradients(self, write_back=True):
+    def gradients(self, edits: bool = False) -> Iterator[None]:
+        with self._tier.reading_gradients(self, write_back=edits):
             yield
 
     def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
         """Masters and states lie in memory of their own, until `put_in`."""
         copies = {key: kept.copy(self.chunk) for key, kept in self.kept.items()}
         self.master = copies[MASTER]
-        for share in segments:
-            at, numel = share.segment.offset - self.start, share.segment.numel
-            shape = share.tensor.shape
-            share.tensor.data = self.master.narrow(0, at, numel).view(shape)
-            state = self._tier.optimizer.state.get(share.tensor, {})
-            state |= {key: copies[key].narrow(0, at, numel).view(shape) for key in state.keys() & copies.keys()}
+        self._fill(segments, copies)
 
     def put_in(self, segments: Sequence[OptimizerSegment], write_back: bool) -> None:
         """They lie in the file again; with `write_back` as they are now."""
@@ -178,15 +131,13 @@ class FileRange(ShardRange):
                 self.kept[key].write_back(self.chunk)
         self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
 
-    def _fill(self, tile: Sequence[OptimizerSegment]) -> None:
-        """The optimizer's tensors are those in the pool."""
+    def _fill(self, tile: Sequence[OptimizerSegment], chunk: dict[str, torch.Tensor]) -> None:
+        """The optimizer's tensors are views of the chunk's: master and states, by name."""
         for share in tile:
-            at, numel = share.segment.offset - self.start, share.segment.numel
-            shape = share.tensor.shape
-            share.tensor.data = self.kept[MASTER].present(self.chunk).narrow(0, at, numel).view(shape)
+            at, numel, shape = share.segment.offset - self.start, share.segment.numel, share.tensor.shape
+            share.tensor.data = chunk[MASTER].narrow(0, at, numel).view(shape)
             state = self._tier.optimizer.state.get(share.tensor, {})
-            for key in state.keys() & self.kept.keys():
-                state[key] = self.kept[key].present(self.chunk).narrow(0, at, numel).view(shape)
+            state |= {key: chunk[key].narrow(0, at, numel).view(shape) for key in state.keys() & chunk.keys()}
 
     def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
         """They are in the pool alone; with `keep` states that the optimizer has made elsewhere move there."""
@@ -202,27 +153,6 @@ class FileRange(ShardRange):
                         place.copy_(value)
                 state[key] = self._tier.absent(numel, value.dtype).view(shape)
             share.tensor.data = self._tier.absent(numel, share.tensor.dtype).view(shape)
-
-
-class Together:
-    """The tensors of one chunk that are read at once."""
-
-    def __init__(self, kept: list[PagedTensor]) -> None:
-        self._kept = kept
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def load_all(self, chunk: int) -> None:
-        """All of it is in the pool."""
-        for one in self._kept:
-            one.launch(chunk)
-        for one in self._kept:
-            one.load(chunk)
-
-    def load_ahead(self, chunk: int, spare: int) -> bool:
-        """Its reading begins, as far as the pool has room but for `spare` buffers. Returns whether that was enough."""
-        return all(one.launch_if_free(chunk, spare) for one in self._kept)
 
 
 class FileGradients(GradientSink):
@@ -247,45 +177,33 @@ class FileGradients(GradientSink):
         """A read waits for the writes before it."""
 
 
-class FilePlacement(FileTier):
-    """Files for what a policy lets leave."""
+class FilePlacement(TieredPlacement):
+    """Files for what a policy lets leave. `is_in_memory`: everything is in memory of its own, for a checkpoint."""
 
-    tiles_always = True
-    is_tiered = True
     optimizer: optim.Optimizer
+    is_in_memory = False
 
     def __init__(self, policy: NvmeOffload, device: torch.device) -> None:
-        super().__init__()
-        self._policy, self._device = policy, device
+        super().__init__(policy, device)
         self.swapper = Swapper(policy, pinned=device.type == "cuda")
-        self.keeps_parameters = not policy.parameters
-        self._streams = CopyStreams(device)
-        self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
         self._parameters: dict[Unit, PagedTensor] = {}
         self._states: dict[tuple[Unit, str], PagedTensor] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
         self._sinks: dict[Unit, FileGradients] = {}
         self._file_ranges: list[FileRange] = []
         self._segments: dict[FileRange, list[OptimizerSegment]] = {}
-        self.is_in_memory = False
 
     # -- what a unit asks ------------------------------------------------------------------------------------
 
-    def offloaded_numel(self, layout: Layout) -> int:
-        return self._policy.part_of(layout.shard_numel, layout.align)
-
-    def new_ranges(self, unit: Unit) -> list[ShardRange]:
-        stop, most = self.offloaded_numel(unit.layout), unit.layout.shard_numel
-        if not self._policy.optimizer:
-            return [ShardRange(self, unit, 0, most)]
+    def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
         master = self.swapper.keep(stop, unit.dtypes.master, labels.MASTER, unit.name)
         first = len(self._file_ranges)
         mine = [
-            FileRange(self, unit, start, stop, chunk, first + chunk, master)
-            for chunk, (start, stop) in enumerate(master.chunks)
+            FileRange(self, unit, start, end, chunk, first + chunk, master)
+            for chunk, (start, end) in enumerate(master.chunks)
         ]
         self._file_ranges += mine
-        return [*mine, *([ShardRange(self, unit, stop, most)] * (stop < most))]
+        return [*mine]
 
     def new_sink(self, unit: Unit) -> FileGradients | None:
         if not self._policy.gradients:
@@ -370,20 +288,24 @@ class FilePlacement(FileTier):
     def bring(self, one: FileRange) -> None:
         """The range's chunk is in the pool; the reading of those that are updated next has begun."""
         here = self._kept_of(one)
-        here.load_all(one.chunk)
+        for kept in here:
+            kept.launch(one.chunk)
+        for kept in here:
+            kept.load(one.chunk)
         spare = GIVING_BACK if len(one.kept) > 1 else LEAST_BUFFERS - len(here)  # states may have to be made
         behind = (other for other in islice(self._file_ranges, one.number + 1, None) if self.is_used(other))
         for following in islice(behind, AHEAD):
-            if not self._kept_of(following).load_ahead(following.chunk, spare):
+            if not all(kept.launch_if_free(following.chunk, spare) for kept in self._kept_of(following)):
                 break  # in order: a later one's buffers would be missed
 
     def is_used(self, one: FileRange) -> bool:
         """True where a gradient has come to something in it; else none need be in the file."""
         return any(segment.used for segment in self._segments[one])
 
-    def _kept_of(self, one: FileRange) -> Together:
+    def _kept_of(self, one: FileRange) -> list[PagedTensor]:
+        """All that is read for the update of the range's chunk."""
         sink = self._sinks.get(one.unit)
-        return Together([*one.kept.values(), *([] if sink is None else [sink.kept])])
+        return [*one.kept.values(), *([] if sink is None else [sink.kept])]
 
     def give_back(self, one: FileRange, master: torch.Tensor) -> None:
         """The parameters of the range become the rounded master."""

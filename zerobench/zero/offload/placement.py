@@ -156,13 +156,8 @@ class ShardRange:
         yield
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Inside, the gradients of this range are there to be read."""
-        yield
-
-    @contextmanager
-    def editing(self) -> Iterator[None]:
-        """Inside, they are there to be changed."""
+    def gradients(self, edits: bool = False) -> Iterator[None]:
+        """Inside, the gradients of this range are there to be read, and with `edits` to be changed."""
         yield
 
     @property

@@ -26,9 +26,8 @@ from .. import labels
 from ..comm.base import Comm
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
-from ..precision import LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
+from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
 from ..units.unit import ALIGN_BYTES, Unit
-from .loss_scaling import GradientScaling
 from .segments import STEP, OptimizerSegment, dimensions, guard, swap_parameters
 from .step_by_tiles import update_tiles
 
@@ -179,7 +178,7 @@ class Update:
         """Over all ranks' gradients, 0-dim fp64; NaN where one of them is."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for tile in filter(None, self.tiles):
-            with tile[0].shard_range.reading(), labels.on_tier(tile[0].gradient_tier):
+            with tile[0].shard_range.gradients(), labels.on_tier(tile[0].gradient_tier):
                 gradients = [g for segment in tile if (g := segment.gradient()) is not None]
                 part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
             total = torch.maximum(total, part) if norm_type == math.inf else total + part

@@ -23,8 +23,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -258,11 +257,6 @@ class Pool:
                 raise TimeoutError(f"{words}; make it larger, or give some back")
             return self._free.popleft()
 
-    def take_free(self) -> Buffer | None:
-        """A buffer if one is free."""
-        with self._changed:
-            return self._free.popleft() if self._free else None
-
     def give(self, buffer: Buffer, after: IoHandle | None = None) -> None:
         """Gives a buffer back, at once or when `after`, which reads or writes it, is done.
 
@@ -278,11 +272,3 @@ class Pool:
                 raise ValueError("this buffer was given back already")
             self._free.append(buffer)
             self._changed.notify()
-
-    @contextmanager
-    def all_back(self) -> Iterator[Pool]:
-        """Checks that buffers taken inside are given back inside. Raises RuntimeError otherwise."""
-        before = self.taken
-        yield self
-        if self.taken != before:
-            raise RuntimeError(f"{self.taken - before} of the pool's {self.count} buffers did not come back")
