@@ -40,7 +40,8 @@ Tell = Callable[[dict[str, Any]], None]
 @dataclass(frozen=True)
 class RankJob:
     """The work of one rank in one pass. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
-    run's, as long as it is written, where this rank leaves what is no table.
+    run's, as long as it is written, where this rank leaves what is no table. `own_activation_bytes`: the prediction of
+    a cell before with the same model and batch; without one rank 0 makes it.
     """
 
     config: CellConfig
@@ -48,6 +49,7 @@ class RankJob:
     rank: int
     rendezvous: Rendezvous
     folder: str
+    own_activation_bytes: int | None = None
 
     @property
     def scratch(self) -> str | None:
@@ -107,7 +109,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
     # 3 bring home, once the probe has let go: what it writes down is no part of a step
     found = probe.found(job.rank, Path(job.folder))
-    first = job.mode == "accounted" and job.rank == 0
+    own_activation_bytes = job.own_activation_bytes
+    if own_activation_bytes is None and job.mode == "accounted" and job.rank == 0:
+        own_activation_bytes = predicted_activations.of(config, batches, build_model)
     return RankRecord(
         **vars(found),
         rank=job.rank,
@@ -115,7 +119,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         steps=steps_of(job.rank, job.mode, measure.warmup, results, found.times),
         schedule=schedule_of(found.order, shapes, config.accumulation, schedule_options(config)),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
-        own_activation_bytes=predicted_activations.of(config, batches, build_model) if first else None,
+        own_activation_bytes=own_activation_bytes,
         gradient_holders=holders,
     )
 

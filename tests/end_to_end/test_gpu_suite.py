@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir, redirect_stdout
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 import zerobench as package
 from tests.end_to_end.command import ROOT, heed_ctrl_c
+from validation.__main__ import main as validate
 from validation.gpu_suite import SECTIONS
 from validation.gpu_suite.section import NONE
 
@@ -60,21 +63,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
 
 
+SMALL = ("--small", "--device", "cpu", "--minutes", "1000")
+"""The minutes count from the start of this process."""
+
+
 def command(out: Path, *more: str) -> list[str]:
     """`-S`: without the packages that this Python has by itself."""
-    return [
-        sys.executable,
-        "-S",
-        "-m",
-        "validation",
-        "gpu-suite",
-        "--small",
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-        *more,
-    ]
+    return [sys.executable, "-S", "-m", "validation", "gpu-suite", *SMALL, "--out", str(out), *more]
 
 
 def told(out: Path) -> dict[str, Any]:
@@ -82,11 +77,12 @@ def told(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(checkout: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("suite") / "the suite"
-    done = subprocess.run(command(out), env=checkout, capture_output=True, text=True, timeout=500, cwd=out.parent)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return out, done.stdout
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The whole suite, in this process: one of its own would load torch twice again."""
+    out, printed = tmp_path_factory.mktemp("suite") / "the suite", io.StringIO()
+    with chdir(out.parent), redirect_stdout(printed):
+        assert validate(["gpu-suite", *SMALL, "--out", str(out)]) == 0
+    return out, printed.getvalue()
 
 
 def test_without_being_installed_it_says_so(checkout: dict[str, str], tmp_path: Path) -> None:
@@ -104,7 +100,6 @@ def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
         assert section["title"] in printed
         assert section["table"]["rows"]
         assert not section["differs"]
-    assert "zerobench not installed" in printed
     assert "not reached: 0" in printed
     summary = (out / "summary.md").read_text()
     assert [line[3:] for line in summary.splitlines() if line.startswith("## ")] == [s.title for s in SECTIONS.values()]

@@ -29,7 +29,6 @@ from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.flat import name_cells
 from zerobench.config.keys import KEYS
-from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS, Config, config_dir, store_schemas, strategy_choices
 from zerobench.fake_execution import execute
 from zerobench.sizes import LONGEST, printable
@@ -214,16 +213,9 @@ KINDS: dict[str, st.SearchStrategy[tuple[Words, dict[str, str]]]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def composed_once() -> Iterator[None]:
-    """Lets checks of different command lines look at the same composed configs: those of our own folder, which stays as
-    it is. The command line's own cells are composed again each time.
-    """
-    known: dict[Any, Any] = {}
-    make, stored = Overrides.__init__, list[Any]()
-
-    def made(self: Overrides, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path]) -> None:
-        make(self, config_dir, users, extra_dirs)
-        self._composed = {} if extra_dirs else known
+def _schemas_stored_once() -> Iterator[None]:
+    """Command lines by the hundred look at the same composed configs; their own cells are composed again each time."""
+    stored = list[Any]()
 
     def store_once(users: dict[str, dict[str, type]]) -> None:
         if not stored:
@@ -231,7 +223,6 @@ def composed_once() -> Iterator[None]:
             stored.append(users)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Overrides, "__init__", made)
         patch.setattr(compose, "store_schemas", store_once)
         yield
 

@@ -228,7 +228,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
         raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")
 
     monkeypatch.setattr(Composer, "compose_whole", fails)
-    monkeypatch.setattr(overrides, "_SHIPPED", {})
+    overrides.compositions_of.cache_clear()
     assert "a plugin of Hydra's cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 

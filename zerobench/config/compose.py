@@ -39,7 +39,7 @@ from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
 from .hydra_keys import not_composed, problem_of_missing, quoted, reason, sentence_of
 from .launcher import GROUP, LauncherChoice, planning_for
-from .overrides import Overrides
+from .overrides import Overrides, compositions_of
 from .resolve import resolve, unresolved
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
 from .sweeper import Proposed
@@ -69,8 +69,10 @@ def checker(extra_dirs: list[Path]) -> Overrides:
     }
     store_schemas(users)
     added = {group: list(schemas) for group, schemas in users.items()} | {"strategy": list(strategy_choices())}
-    of_user = bool(extra_dirs) or any(users.values()) or any(spec.of_user for spec in specs().values())
-    return Overrides(config_dir(), added, extra_dirs, shipped_alone=not of_user)
+    builders = ((group, *row) for group, registry in GROUPS.items() for row in registry.all().items())
+    composed = compositions_of(*builders, *((name, spec.options) for name, spec in specs().items()))
+    # files of the user's may change from one command of a process to the next
+    return Overrides(config_dir(), added, extra_dirs, {} if extra_dirs else composed)
 
 
 @dataclass(frozen=True)

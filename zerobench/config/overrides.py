@@ -9,7 +9,9 @@ Overrides   checks each override against these
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import fields
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -67,25 +69,31 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueE
 Composition = tuple[DictConfig, DictConfig]
 """A config, and Hydra's own part of it. Nobody writes to either."""
 
-_SHIPPED: dict[tuple[str, ...], Composition] = {}
-"""Compositions of what the package brings, by overrides: a process may run many commands."""
+
+@lru_cache(4)
+def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], Composition]:
+    """Returns the compositions so far, by overrides, where these `choices` were added to those of the package: a
+    process may run many commands.
+    """
+    return {}
 
 
 class Composer:
     """Knows every choice, those of `users` and of `extra_dirs` included. `loader`: Hydra's, of the last config that was
-    composed. `shipped_alone`: there is no choice but those of the package.
+    composed. `composed`: compositions that are known already.
     """
 
     def __init__(
-        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path], shipped_alone: bool = False
-    ) -> None:
+        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path],
+        composed: dict[tuple[str, ...], Composition],
+    ) -> None:  # fmt: skip
         self._config_dir = config_dir
         self._extra_dirs = extra_dirs
         self.folders = (*extra_dirs, config_dir)
         self.choices = {group: self._found_choices(group) for group in GROUPS}
         for group, names in users.items():
             self.choices[group] += names
-        self._composed: dict[tuple[str, ...], Composition] = _SHIPPED if shipped_alone else {}
+        self._composed = composed
         self.loader: Any = None
 
     def config_of(self, overrides: list[str]) -> DictConfig:
@@ -171,9 +179,10 @@ class Overrides(Composer):
     """
 
     def __init__(
-        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path], shipped_alone: bool = False
-    ) -> None:
-        super().__init__(config_dir, users, extra_dirs, shipped_alone)
+        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path],
+        composed: dict[tuple[str, ...], Composition],
+    ) -> None:  # fmt: skip
+        super().__init__(config_dir, users, extra_dirs, composed)
         self.problems: list[str] = []
         self.elsewhere: set[str] = set()
         self.cells = 1

@@ -39,6 +39,13 @@ def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module
     return activation_bytes(lambda: build(config), batches.batch(0, 0))
 
 
+def depends_on(config: CellConfig) -> str:
+    """Returns what `of` depends on, as text: cells of one text have one prediction."""
+    cast = None if config.precision.name == "fp32" else (config.precision, config.strategy.name)
+    model = config.model_options, config.model.kind, config.data, config.micro_batch, config.sequence
+    return repr((model, cast, config.activation, config.arena, config.device, config.tensors, config.deterministic))
+
+
 def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tensor]) -> int:
     """Returns the peak bytes of activations in a forward and backward of the model on `inputs`, whose shapes and dtypes
     alone are used; it returns a loss. Passes on the error of a model that reads values.

@@ -23,6 +23,7 @@ from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
 from ..launch.over_cluster import launch, places, why_not
+from ..predict import activations
 from ..predict.estimate import simulated_rank
 from ..probes import allocator_hook, snapshot
 from ..rank_record import RankRecord
@@ -153,11 +154,14 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
-    ranks = _ranks(cell.config)
+    ranks, predicted = _ranks(cell.config), activations.depends_on(cell.config)
     for mode in passes_of(cell.config):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
-        jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in zip(ranks, meeting, strict=True)]
+        known = _own_activation_bytes.get(predicted)
+        jobs = [
+            RankJob(cell.config, mode, rank, place, folder, known) for rank, place in zip(ranks, meeting, strict=True)
+        ]
         others = OtherProcesses()
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config.launch.timeout_s, on_progress)
         if mode == "timed" and job.current_job() is None:  # ranks of a joined job are no processes of this one
@@ -167,7 +171,13 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
             return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []
         records += outcome.results
+    found = (record.own_activation_bytes for record in records)
+    _own_activation_bytes.update((predicted, size) for size in found if size is not None)
     return "ok", "", records
+
+
+_own_activation_bytes: dict[str, int] = {}
+"""Predictions of this process's cells so far, by what they depend on: each takes a forward and a backward."""
 
 
 def _ranks(config: CellConfig) -> Sequence[int]:

@@ -8,8 +8,9 @@ A Linear of (out, in) is divided into out_splits × in_splits *tiles*, as evenly
     y_o  =  ((x_0 W_o0ᵀ + b_o) + x_1 W_o1ᵀ) + ...        rows of tiles compute parts of the output, concatenated
 
 Under stage 3 each tile is a unit, gathered before and freed after it runs: full at once are that tile and the
-prefetched ones, not the layer. With out_splits alone the output equals the whole Linear's bit for bit; in_splits sum
-in another order, and so do gradients of the input, over the rows of tiles.
+prefetched ones, not the layer. The output equals the whole Linear's but for rounding: in_splits sum in another order,
+and so do gradients of the input, over the rows of tiles; with out_splits alone matrix kernels may, since some
+processors' kernels are chosen by the width.
 
 Initial values are drawn for the whole Linear and then divided, so that a seed gives one model however it is tiled.
 """
