@@ -225,7 +225,10 @@ def test_two_real_ranks_do_as_well(tmp_path) -> None:
 FORGOTTEN = ("fresh", "full", "received", "wire", "unit", "tile", "unsynced", "secondary")
 
 
-@pytest.mark.parametrize("term", FORGOTTEN)
+@pytest.mark.parametrize(
+    "term",
+    [pytest.param(one, marks=() if one in ("full", "wire", "unit") else pytest.mark.thorough) for one in FORGOTTEN],
+)
 def test_an_allocation_that_the_replay_forgets_is_seen(simulated, monkeypatch, term: str) -> None:
     hold = Replay.hold
 

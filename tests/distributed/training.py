@@ -72,7 +72,7 @@ def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, 
 
 def train_optimizers(rank: int, n: int, optimizers: list[str]) -> dict[str, dict[str, Any]]:
     """Several optimizers in one launch."""
-    return {optimizer: train_all(rank, n, "tied", optimizer, 4) for optimizer in optimizers}
+    return {optimizer: train_all(rank, n, "tied", optimizer, 3) for optimizer in optimizers}
 
 
 def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:

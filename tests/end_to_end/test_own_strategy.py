@@ -48,6 +48,7 @@ def test_a_toy_zero1_trains_as_ddp_and_has_its_states_and_volume(swept: Path) ->
     assert toy.unexplained == ""
 
 
+@pytest.mark.thorough
 def test_its_budget_holds_and_a_lower_one_does_not(swept: Path) -> None:
     done = run(swept, "budget", "check", "own.yaml")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -221,7 +221,7 @@ for at in range(1, 40):
 """Saves, killed (as by `kill -9`) at every call that changes the disk, one after the other."""
 
 
-@pytest.mark.parametrize("name", ["other", "good"])
+@pytest.mark.parametrize("name", [pytest.param("other", marks=pytest.mark.thorough), "good"])
 def test_a_killed_save_leaves_the_last_good_one(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLS, str(tmp_path), name],

@@ -93,7 +93,7 @@ class Copy:
         assert self._server.stdout is not None
         said = self.root / "said.txt"
         # What pyproject.toml adds (durations, workers) is for a whole run of the tests.
-        request = ["-o", "addopts=", "-p", "no:cacheprovider", "-q", *flags]
+        request = ["-o", "addopts=", "-p", "no:cacheprovider", "-q", "--thorough", *flags]
         print(
             json.dumps({"folder": str(self.root), "said": str(said), "flags": request}),
             file=self._server.stdin,

@@ -123,8 +123,8 @@ RADAM = {"optimizer": schema_training.RAdam(), "precision": schema_training.Bf16
 @pytest.mark.parametrize(
     ("strategy", "n", "model", "more"),
     [
-        ("zero_redundancy", 3, "odd", {}),
-        ("zero2", 3, "tiny", RMSPROP),
+        pytest.param("zero_redundancy", 3, "odd", {}, marks=pytest.mark.thorough),
+        pytest.param("zero2", 3, "tiny", RMSPROP, marks=pytest.mark.thorough),
         ("zero1", 4, "words", {"node_size": 2, **RADAM}),
         ("zero3", 3, "odd", {"offload": CpuOffload(fraction=0.5)}),
     ],

@@ -87,11 +87,11 @@ OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
     ("name", "precision", "more"),
     [
         ("kept", Bf16(), {}),
-        ("layers", Fp32(), {}),
-        ("logits", Fp32(), {}),
-        ("offloaded", Fp32(), {"activation": OFFLOAD}),
+        pytest.param("layers", Fp32(), {}, marks=pytest.mark.thorough),
+        pytest.param("logits", Fp32(), {}, marks=pytest.mark.thorough),
+        pytest.param("offloaded", Fp32(), {"activation": OFFLOAD}, marks=pytest.mark.thorough),
         ("offloaded", Bf16(), {"activation": BOTH}),
-        ("large logits", Fp32(), {"activation": OFFLOAD}),
+        pytest.param("large logits", Fp32(), {"activation": OFFLOAD}, marks=pytest.mark.thorough),
         ("large logits", Fp32(), {"activation": BOTH}),
     ],
 )

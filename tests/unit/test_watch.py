@@ -150,7 +150,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+IN_EVERY_RUN = ("accumulation", "checkpoint", "two optimizers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in IN_EVERY_RUN else pytest.mark.thorough) for one in CASES]
+)
 def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start(name: str) -> None:
     oracle, seen = seen_by_the_oracle(**CASES[name]), Loop(**CASES[name])
     results = watched(seen)
