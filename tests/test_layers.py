@@ -182,6 +182,7 @@ def test_imports_run_downwards_and_there_is_no_circle() -> None:
     assert faults_of(PACKAGE) == []
 
 
+@pytest.mark.slow
 def test_no_module_imports_one_that_imports_it() -> None:
     graph = graph_of(PACKAGE)
     modules = {n: {i for i in found if not i.endswith("__init__")} for n, found in graph.items()}
@@ -224,6 +225,7 @@ def test_an_import_for_types_alone_may_run_upwards(tmp_path: Path) -> None:
     assert imports_of(path, tmp_path, ()) == {"numpy", "ast"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_import_is_seen(tmp_path: Path, planted: str) -> None:
     where, line, sentence = PLANTED[planted]
@@ -253,6 +255,7 @@ def classes_of(package: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_class_name_has_two_meanings(tmp_path: Path) -> None:
     assert {name: modules for name, modules in classes_of(PACKAGE).items() if len(modules) > 1} == {}
     for name in ("one", "other"):

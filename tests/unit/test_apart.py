@@ -42,6 +42,7 @@ def test_what_lives_before_is_counted_only_where_the_loop_uses_it() -> None:
     assert not is_apart(others[0])
 
 
+@pytest.mark.slow
 def test_a_name_may_be_a_tests() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -43,6 +43,7 @@ def test_an_unknown_target_is_named_in_a_sentence(given: dict[str, str]) -> None
         Target(**given)
 
 
+@pytest.mark.slow
 def test_reductions_on_a_gpu_have_no_slots_to_receive_in() -> None:
     """gloo's exchange receives the others' pieces in slots; NCCL reduces in place: the rest is alike."""
     on_cpu, on_gpu = executed(CPU, "zero2", model="wide"), executed(CUDA, "zero2", model="wide")
@@ -51,6 +52,7 @@ def test_reductions_on_a_gpu_have_no_slots_to_receive_in() -> None:
     assert on_gpu.volume_elements == on_cpu.volume_elements
 
 
+@pytest.mark.slow
 def test_memory_under_the_allocator_is_the_ledgers_in_blocks_of_512_bytes() -> None:
     for strategy in ("ddp", "zero3", "fsdp2"):
         found = executed(CUDA, strategy)
@@ -65,6 +67,7 @@ def test_memory_under_the_allocator_is_the_ledgers_in_blocks_of_512_bytes() -> N
     assert executed(CPU, "ddp").allocated_bytes is None
 
 
+@pytest.mark.slow
 def test_workspaces_are_the_architectures_and_one_per_thread() -> None:
     sizes = {one: executed(Target("cuda", architecture=one), "ddp").allocated_bytes for one in BLAS_WORKSPACE}
     assert sizes["hopper"] - sizes["ampere"] == 2 * (BLAS_WORKSPACE["hopper"] - BLAS_WORKSPACE["ampere"])  # type: ignore[operator]
@@ -180,6 +183,7 @@ def test_a_refusal_is_the_sentence_of_an_execution() -> None:
     assert execute(config, target=Target("cuda", "flash")).problem.startswith("attention=flash: this kernel takes fp16")
 
 
+@pytest.mark.slow
 def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is emptied when all is built: what lives then, the whole model say, would keep its memory reserved."""
     logs: list[Allocations] = []
@@ -194,6 +198,7 @@ def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.Mon
     assert whole / 4 <= living < 1.1 * whole / 4
 
 
+@pytest.mark.slow
 def test_a_peer_in_bf16_attends_by_flash_though_its_module_is_in_fp32() -> None:
     """Nothing beside the rank's own steps is run: the model alone, whose queries are fp32, would be refused."""
     found = executed(Target("cuda", "flash"), "fsdp2", precision=schema_training.Bf16())

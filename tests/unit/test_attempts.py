@@ -35,6 +35,7 @@ def attempt(one: Cell, hour: int, **more: object) -> str:
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) -> None:
     """With ten attempts, and more, whose names sort otherwise; another cell has its place by the clock."""
     one = cell("zero1", 2, results_dir=str(tmp_path / "runs"))
@@ -58,6 +59,7 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     assert held.verdicts().count("superseded") == len(made) - 1
 
 
+@pytest.mark.slow
 def test_of_two_folders_the_one_that_began_later_has_the_newest(tmp_path: Path) -> None:
     """Each counts its attempts from 1, so between them the clock decides."""
     first, second = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("first", "second"))
@@ -69,6 +71,7 @@ def test_of_two_folders_the_one_that_began_later_has_the_newest(tmp_path: Path) 
         assert list(latest(runs)["seed"]) == [2]
 
 
+@pytest.mark.slow
 def test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own(tmp_path: Path) -> None:
     """Folders name their first attempts alike; of each the newest counts, and a copy is no launch more."""
     times = dict.fromkeys(TIMES, 1.0) | {"tokens_per_s": 1.0}
@@ -87,6 +90,7 @@ def test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_
     assert str(passages(compare_runs(a.runs, b.runs[:1], 0.03, []))).count("More pairs: measure.repeats=6") == 1
 
 
+@pytest.mark.slow
 def test_two_folders_whose_files_are_copied_hold_every_run_once(tmp_path: Path, capsys) -> None:
     """As `rsync -a` in both directions; between attempts of two machines the clock decides."""
     here, there = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("here", "there"))

@@ -86,6 +86,7 @@ def test_verdicts_go_both_ways(metric: str, limit: Limit, value: float, verdict:
     assert limit.judge(metric, value) == verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", RECORDED)
 def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: Path, metric: str) -> None:
     """Each through the file, as `record` writes it and `check` reads it."""
@@ -122,6 +123,7 @@ NOTHING = {"volume_other_psi", "growth_bytes", "between_steps_inputs_bytes"}
 """Metrics that are 0 in every committed budget: none sends by other collectives, leaks, or keeps a batch or buffers."""
 
 
+@pytest.mark.slow
 def test_every_metric_that_is_recorded_is_somewhere_more_than_nothing() -> None:
     """A budget in which it is 0 throughout would not see that what it measures is gone."""
     files = (Path(__file__).parents[2] / "results/budgets").glob("*.yaml")
@@ -227,6 +229,7 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     assert ("b.yaml: recorded on AMD EPYC, measured on Intel Xeon: " in capsys.readouterr().out) == (len(worse) == 2)
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of the file was changed: what it was recorded by says what the budget is for."""
     monkeypatch.setattr(budget, "_tell_of_older_code", lambda rows: None)
@@ -316,6 +319,7 @@ def test_sizes() -> None:
             parse_bytes(wrong)
 
 
+@pytest.mark.slow
 def test_the_projects_own_budgets_can_be_read() -> None:
     files = sorted((Path(__file__).parents[2] / "results/budgets").glob("*.yaml"))
     assert files

@@ -204,6 +204,7 @@ def test_a_ceiling_names_what_grew_since_or_what_is_largest() -> None:
     assert [(place.line, place.sentence[-22:]) for place in found.places] == [(31, "ward: +4.0 MiB (blocks.3)"[-22:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -17,6 +17,8 @@ from zerobench.judging.github import MARKER_OF_CHANGES
 from zerobench.judging.judge import Limit
 from zerobench.judging.lines import Line, LineTable
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__)
 KEPT = next(n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.strip().startswith("self.kept"))
 """The line that holds a copy of the logits in a loop that keeps them."""

@@ -164,6 +164,7 @@ def parsed(run: Any) -> str:
     return "it has parsed nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_on_a_page_parses(page: Path) -> None:
     assert {line: problem for line in lines_of(page) if (problem := problem_of(line))} == {}

@@ -72,6 +72,7 @@ def verdict(a: list[Row], b: list[Row], floors: list[NoiseFloor] | None = None) 
     return only(compare(a, b, floors)).effects[0].verdict
 
 
+@pytest.mark.slow
 def test_growth_that_older_tables_do_not_have_is_no_change() -> None:
     of = cell("zero1", 2)
     assert only(compare([run(of)], [run(of, growth_bytes=64)])).moved == ()
@@ -100,6 +101,7 @@ def test_the_category_that_moved_is_named() -> None:
     assert found.worse
 
 
+@pytest.mark.slow
 def test_one_byte_is_a_change_unless_launches_of_one_side_differ_by_it() -> None:
     one = cell("zero1", 2)
     a = [run(one), run(one, 1)]
@@ -112,6 +114,7 @@ def test_one_byte_is_a_change_unless_launches_of_one_side_differ_by_it() -> None
     assert len(only(compare(b, b)).equal) == 19
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "more", "words"),
     [
@@ -132,6 +135,7 @@ def test_another_device_class_is_other_work() -> None:
     assert found.refused == ("device_class is cpu in A and NVIDIA H200 in B",)
 
 
+@pytest.mark.slow
 def test_a_strategy_how_a_batch_is_cut_and_recomputing_are_what_is_compared() -> None:
     other = cell("zero2", 2, model="checkpointed", micro_batch=2, accumulation=2)
     found = only(compare([run(cell("zero1", 2))], [run(other, source_hash="new")]))
@@ -155,6 +159,7 @@ def test_times_of_another_machine_are_not_comparable_and_bytes_are(key: str, oth
     assert not found.worse
 
 
+@pytest.mark.slow
 def test_threads_refuse_times_alone_and_seeds_losses_alone() -> None:
     one = cell("zero1", 2)
     threads = only(compare([run(one)], [run(one.changed(launch=Launch(threads=2)))]))
@@ -165,6 +170,7 @@ def test_threads_refuse_times_alone_and_seeds_losses_alone() -> None:
     assert not seed.moved
 
 
+@pytest.mark.slow
 def test_cells_are_matched_by_work_then_by_name_and_the_rest_is_listed() -> None:
     a = [run(cell("ddp", 2)), run(cell("zero1", 2)), run(cell("zero2", 2))]
     b = [
@@ -189,6 +195,7 @@ def test_cells_that_differ_in_what_is_local_find_their_own_counterpart() -> None
     assert all(pair.a.row["cell_id"] == pair.b.row["cell_id"] for pair in found.pairs)
 
 
+@pytest.mark.slow
 def test_a_failed_cell_is_told_of_and_compared_in_nothing() -> None:
     one = cell("zero1", 2)
     failed = asdict(_blank_row(one)) | {"status": "oom", "reason": "rank 0 was killed"}
@@ -201,6 +208,7 @@ def test_a_failed_cell_is_told_of_and_compared_in_nothing() -> None:
 A = [0.100, 0.104, 0.097, 0.101, 0.099]
 
 
+@pytest.mark.slow
 def test_slower_has_the_ratio_and_interval_that_scipy_says() -> None:
     one = cell("zero1", 2)
     factors = [1.06, 1.10, 1.08, 1.07, 1.09]
@@ -235,6 +243,7 @@ def test_the_threshold_is_the_same_both_ways() -> None:
         assert (up == "noise") == (ratio < 1.03)
 
 
+@pytest.mark.slow
 def test_fewer_than_three_pairs_are_noise_or_undecided() -> None:
     one = cell("zero1", 2)
     assert verdict(*in_turns(one, [0.1, 0.1], [0.102, 0.102])) == "noise"
@@ -282,6 +291,7 @@ def false_alarms(drift: float, mirrored: bool) -> float:
     return alarms / 200
 
 
+@pytest.mark.slow
 def test_drift_is_no_change_of_the_code() -> None:
     """Judged all the same, blocks of identical code would be called changed: 31 % at 3 % of drift, 72 % at 10 %."""
     for drift in (0.03, 0.10):
@@ -294,6 +304,7 @@ def test_drift_is_no_change_of_the_code() -> None:
     assert blocks.effects[0].ratio == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
     """Of 2 000 experiments with the stated number of pairs and a 3 % change, 80 of 100 find an interval without 1."""
     random, spread = np.random.default_rng(0), 0.03
@@ -324,6 +335,7 @@ def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
     assert floor_of([1.0, 1.0, 1.0]) == 0
 
 
+@pytest.mark.slow
 def test_a_recorded_floor_raises_the_threshold_where_it_holds(tmp_path: Path) -> None:
     one = cell("ddp", 2)
     floor = floor_from(launches(one, [0.1, 0.12, 0.09, 0.11], 0), one.config)

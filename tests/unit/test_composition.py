@@ -44,6 +44,7 @@ RULES = {
 """Part of a sentence -> of which combinations it is to be said."""
 
 
+@pytest.mark.slow
 def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() -> None:
     refused = 0
     for one in core():
@@ -92,6 +93,7 @@ def refusal(strategy: str, **options: Any) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("world")
 def test_the_engine_refuses_what_the_config_refuses_and_no_more(tmp_path: Path) -> None:
     """But for buffers, which are a word of the config's alone."""

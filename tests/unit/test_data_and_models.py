@@ -134,6 +134,7 @@ def test_transformers_models_have_random_weights_and_train(architecture: str) ->
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None:
     from zerobench.models import fused_loss
 

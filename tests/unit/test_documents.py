@@ -161,6 +161,7 @@ def test_names_in_transformers_are_its_own() -> None:
     assert named <= known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_words_of_a_key_are_what_its_sentence_lists(strategy: str) -> None:
     """Of wrong words, several in one config: those that name the backend or belong to a stage in the other."""
@@ -183,6 +184,7 @@ def test_every_command_has_a_section() -> None:
         assert f"usage: zerobench {verb}" in page
 
 
+@pytest.mark.slow
 def test_every_package_and_module_says_what_it_is() -> None:
     page = where.everything()
     for path in (ROOT / "zerobench").rglob("*.py"):

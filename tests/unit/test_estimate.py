@@ -40,6 +40,7 @@ def written(folder: Path, **more: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_estimates_of_a_config_json_are_what_a_real_run_holds_and_sends(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out, path = tmp_path / "found.json", written(tmp_path)
@@ -101,6 +102,7 @@ def test_files_that_are_no_config_are_one_sentence(tmp_path: Path) -> None:
         read_config(str(tmp_path), {"trust_remote_code": True})
 
 
+@pytest.mark.slow
 def test_what_is_left_out_serves_who_asks_first() -> None:
     question = ask(["model=gpt_tiny"])
     assert [one.config.strategy.name for one in question.cells] == DEFAULTS["strategy"].split(",")
@@ -118,6 +120,7 @@ def test_what_is_left_out_serves_who_asks_first() -> None:
         ask(["modle=gpt_tiny"])
 
 
+@pytest.mark.slow
 def test_a_given_value_stays_though_it_is_the_default_of_the_other_device() -> None:
     words = ["model=gpt_tiny", "strategy=zero1", "optimizer=adagrad", "optimizer.implementation=auto,fused"]
     cells = ask([*words, "precision.tile_bytes=null,4MiB"]).cells
@@ -217,6 +220,7 @@ def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
     assert all(f"| `{name}` | " in estimates.schema() for name in ("peak_bytes", "parts_bytes", "shape"))
 
 
+@pytest.mark.slow
 def test_cells_side_by_side_are_named_by_what_tells_them_apart() -> None:
     names = name_strategies([cell(name, ranks).config for name in ("ddp", "zero3") for ranks in (4, 8)])
     assert names == ["ddp world_size=4", "ddp world_size=8", "zero3 world_size=4", "zero3 world_size=8"]

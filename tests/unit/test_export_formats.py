@@ -20,6 +20,8 @@ from zerobench.records import CATEGORIES
 from zerobench.results.tables import Results
 from zerobench.sweep import cell as cells
 
+pytestmark = pytest.mark.slow
+
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "cpu" / "stages"
 
 

@@ -45,6 +45,7 @@ def problems(text: str) -> list[str]:
     return found + ["lines out of order"] * (order != sorted(order) or -1 in order)
 
 
+@pytest.mark.slow
 def test_numbers_have_units_and_intervals_and_failures_a_word() -> None:
     rows = [run("ddp", 2, repeat=n, step=step) for n, step in enumerate((0.1, 0.1, 0.1))]
     rows += [run("zero1", 2, step_s_low=None, step_s_high=None, peak_bytes=5 * MIB), run("zero3", 2, "oom")]
@@ -79,6 +80,7 @@ def test_what_runs_are_called_reaches_no_command_of_latex() -> None:
     assert escaped("[a]") == "{[}a]", "an option of the row's end"
 
 
+@pytest.mark.slow
 def test_the_verb_writes_it_and_names_a_column_that_is_none(tmp_path: Path, capsys) -> None:
     collect(results_of([run("ddp", 2), run("zero1", 2)]), tmp_path / "runs")
     out = tmp_path / "runs.tex"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -80,6 +81,7 @@ class _Updates:
             self.phase = heard.name
 
 
+@pytest.mark.slow
 def test_whole_tensors_that_dtensor_asks_about_are_not_counted() -> None:
     """In the first update as in later ones nothing is larger than a shard's state."""
     updates, n = _Updates(), 8

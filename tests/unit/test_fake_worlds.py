@@ -73,6 +73,7 @@ def test_fake_tensors_of_a_real_world_are_refused() -> None:
     assert cell("zero1", 2, tensors="fake").problems == (words,)
 
 
+@pytest.mark.slow
 def test_a_fake_world_counts_the_bytes_of_files_and_makes_none(tmp_path: Path) -> None:
     one = cell("zero2", 2, "mlp", offload=NvmeOffloadConfig(path=str(tmp_path), block_bytes=2**30))
     found = execute(one.config)
@@ -120,6 +121,7 @@ RMSPROP = {"optimizer": schema_training.RMSprop()}
 RADAM = {"optimizer": schema_training.RAdam(), "precision": schema_training.Bf16()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "n", "model", "more"),
     [

@@ -47,6 +47,7 @@ def test_a_name_lies_beside_its_own_point_or_is_joined_to_it() -> None:
     assert names[0].arrow_patch is not None, "the point in the middle of others"
 
 
+@pytest.mark.slow
 def test_a_front_is_of_one_batch_on_as_many_ranks() -> None:
     rows = [run("ddp", n, micro_batch=m, peak_bytes=(4 + m) * MIB) for n in (1, 2) for m in (1, 8)]
     figure = figure_of("pareto", results_of(rows))
@@ -57,6 +58,7 @@ def test_a_front_is_of_one_batch_on_as_many_ranks() -> None:
     assert all(sum(line.get_label() == "front" for line in axes.lines) == 1 for axes in figure.axes)
 
 
+@pytest.mark.slow
 def test_losses_that_are_equal_are_a_sentence_and_no_axis_of_zeros() -> None:
     rows = [run(strategy, 2) for strategy in ("ddp", "zero1", "zero3")]
     (axes,) = figure_of("losses", results_of(rows)).axes
@@ -108,6 +110,7 @@ def test_a_short_phases_name_stays_within_the_axes() -> None:
     assert name.get_window_extent().x1 <= axes.get_window_extent().x1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "shaded"), [(2, True), (64, False)])
 def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool) -> None:
     figure = figure_of("throughput", results_of([replace(run("ddp", n), cores=cores) for n in (1, 2, 4)]))
@@ -117,6 +120,7 @@ def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool)
     assert spans == ([2.5] if shaded else [])
 
 
+@pytest.mark.slow
 def test_a_legend_names_what_can_be_seen_alone() -> None:
     assert legend_of(figure_of("volume", results_of([run("zero3", 2)]))) == [
         "reduce_scatter",
@@ -133,6 +137,7 @@ def test_a_legend_names_what_can_be_seen_alone() -> None:
     assert "temporary" in legend_of(figure_of("timeline", without))
 
 
+@pytest.mark.slow
 def test_what_table_1_and_the_largest_models_lack_is_drawn_as_missing() -> None:
     cells = table1.load(ROOT / "results/table1")
     assert "× missing" not in texts(table1.draw_table(cells))

@@ -56,6 +56,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(name, page, id=f"{name}-{page.width}-{page.style}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "page"), list(cases()))
 def test_every_figure_is_readable_as_printed(name: str, page: Page) -> None:
     figure = drawn(name, page)
@@ -64,6 +65,7 @@ def test_every_figure_is_readable_as_printed(name: str, page: Page) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_path: Path) -> None:
     """One run of a script: PDF and PGF of a column, without TeX; the caption beside them, not in them."""
     source = str(ROOT / REFERENCE / "stages")

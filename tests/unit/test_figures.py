@@ -36,6 +36,7 @@ def test_every_script_draws_what_is_not_there_and_saves_twice(name: str, tmp_pat
     assert "missing" not in " ".join(texts(figure_of(name, whole)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, capsys) -> None:
     main, out = main_of(name), ["--out", str(tmp_path / "out")]
@@ -45,6 +46,7 @@ def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, c
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_failures_alone_are_a_figure_of_failures(name: str) -> None:
     assert "timeout" in " ".join(texts(figure_of(name, results_of([run("ddp", 2, "timeout")]))))
@@ -72,6 +74,7 @@ def test_volume_bars_are_the_parts_by_collective() -> None:
     assert axes.collections[0].get_segments()[0][0][1] == 2.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory", "volume", "scaling"])
 def test_what_has_no_prediction_is_drawn_without_one(name: str) -> None:
     none = {"predicted_states_bytes": None, "floor_states_bytes": None, "predicted_volume_psi": None}
@@ -80,6 +83,7 @@ def test_what_has_no_prediction_is_drawn_without_one(name: str) -> None:
     assert len(figure.axes[0].patches) > 0 or len(figure.axes[0].lines) > 0
 
 
+@pytest.mark.slow
 def test_a_traced_cell_has_a_second_bar() -> None:
     traced = {"traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
     [axes] = figure_of("step_time", results_of([run("ddp", 2), run("zero2", 2, **traced)])).axes
@@ -101,6 +105,7 @@ def test_a_bar_of_phases_is_as_high_as_its_number_says(name: str, place: int) ->
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([100 / 3, 500 / 9, 100 / 9])
 
 
+@pytest.mark.slow
 def test_step_times_whiskers_are_the_summarys_interval() -> None:
     rows = [run("ddp", 2, repeat=n, step=step) for n, step in enumerate((0.1, 0.11, 0.13))]
     rows += [run("zero1", 2, step_s_low=None, step_s_high=None)]
@@ -131,6 +136,7 @@ def test_scaling_has_a_gap_where_a_cell_is_not_there() -> None:
     assert peak.get_ylabel() == "peak (MiB)"
 
 
+@pytest.mark.slow
 def test_throughput_drops_from_ddp_or_from_linear_scaling() -> None:
     rows = [run("ddp", 1), run("ddp", 2, step=0.2), run("zero2", 1, step=0.2), run("zero2", 2, step=0.25)]
     tokens, drop, _ = figure_of("throughput", results_of(rows)).axes
@@ -157,6 +163,7 @@ def test_timeline_stacks_the_fullest_ranks_categories_and_marks_phases() -> None
     assert axes.lines[-1].get_ydata()[0] == pytest.approx(sum(NUMBERS.values()) / MIB), "the peak"
 
 
+@pytest.mark.slow
 def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
     rows = [run(strategy, 2) for strategy in ("zero1", "ddp", "zero3")]
     found = results_of(rows, {"zero1": [3.0, 2.5, 1.0], "zero3": [3.0, float("nan"), 1.0]})
@@ -233,6 +240,7 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
     assert scripts == {*FIGURES, *others} - set(PLOTTED)
 
 
+@pytest.mark.slow
 def test_the_arenas_figure_counts_what_lasts_and_on_cuda_has_the_allocators_numbers() -> None:
     """On a CPU two axes a panel; on CUDA five, with what the allocator was told in a cell's name."""
     rows = [run("zero2", 2), run("zero3", 2, "oom")]

@@ -112,6 +112,7 @@ def late(delayed: bool, status: str = "ok") -> RunRow:
     return replace(row, cell_id=f"delayed {delayed}", run_id=f"delayed {delayed}", config=json.dumps(config))
 
 
+@pytest.mark.slow
 def test_a_delayed_run_stands_beside_the_one_that_is_not() -> None:
     figure = figure_of("delayed", results_of([late(False), late(True)]))
     labels = [line.get_label() for line in figure.axes[0].lines]
@@ -125,6 +126,7 @@ def test_runs_of_another_kind_are_nothing_to_draw(name: str) -> None:
         figure_of(name, results_of([run("ddp", 2)]))
 
 
+@pytest.mark.slow
 def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, capsys) -> None:
     moved = {"down_bytes": 4 * MIB, "predicted_down_bytes": 3 * MIB, "up_bytes": 0, "predicted_host_states_bytes": MIB}
     results = results_of([run("zero2", 2, host_peak_all_bytes=5 * MIB, **moved)])
@@ -159,6 +161,7 @@ def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[s
     return asdict(row)
 
 
+@pytest.mark.slow
 def test_memory_cap_has_a_bar_a_limit_or_says_that_nothing_fits(tmp_path: Path) -> None:
     best = {"micro_batch": 4, "accumulation": 2, "checkpointing": True}
     interval = {"tokens_per_s_low": 180.0, "tokens_per_s_high": 230.0}

@@ -39,6 +39,7 @@ def test_micro_batches_add_up() -> None:
     assert thrice.model == 3 * once.model
 
 
+@pytest.mark.slow
 def test_the_dtype_and_the_strategy_change_nothing() -> None:
     """So a model is counted once for all launches; another batch is another count."""
     flops._COUNTED.clear()

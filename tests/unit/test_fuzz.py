@@ -50,6 +50,7 @@ def test_configs_that_take_one_another_in_are_told_in_words(tmp_path: Path) -> N
     assert "data=mine" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_hydras_globals_and_random_numbers_are_left_as_they_were() -> None:
     before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, random.getstate()
     assert len(compose_cells(["-m", "seed=shuffle(1,2,3)", "world_size=2"])) == 3
@@ -86,6 +87,7 @@ def test_a_pipe_is_no_yaml(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "y.yaml") == yaml.safe_load("a: 1") == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["strategy", "model", "data", "optimizer", "precision"])
 def test_a_choice_that_begins_with_no_schema_is_told_how_to_begin(group: str, tmp_path: Path) -> None:
     flag = folder_with(tmp_path, f"{group}/begins_with_nothing", "seed: 3")
@@ -96,6 +98,7 @@ def test_a_choice_that_begins_with_no_schema_is_told_how_to_begin(group: str, tm
         compose_cells([flag, f"{group}=begins_with_nothing"])
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_a_number_is_refused_by_its_file(tmp_path: Path) -> None:
     (tmp_path / "zeropp").mkdir()
     (tmp_path / "zeropp/mine.yaml").write_text("3")

@@ -127,6 +127,7 @@ def table_of(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     return SuiteTable(["name", "how"], [[one.name, one.words] for one in done])
 
 
+@pytest.mark.slow
 def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Path) -> None:
     tasks = [SuiteTask("broken", crash, lambda rendezvous: [1], 30.0)]
     section = SuiteSection("probe", "T", "A?", 1, table_of, tasks=lambda _: tasks)
@@ -144,6 +145,7 @@ def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Pa
     assert "not run: the time was over" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, capsys) -> None:
     def differs(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         return SuiteTable(["cell"], [["one"]], differs=["zero2: losses differ"])

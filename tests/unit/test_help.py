@@ -62,6 +62,7 @@ def test_top_level_help_has_each_group_and_key_with_its_default(capsys) -> None:
     assert max(len(line) for line in text.splitlines()) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "wanted"),
     [

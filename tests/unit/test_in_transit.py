@@ -17,6 +17,7 @@ from zerobench.probes.in_transit import PATIENCE_S, InTransit, threads_without_f
 from zerobench.probes.ledger import Ledger
 
 
+@pytest.mark.slow
 def test_what_gloo_has_finished_with_is_gone_before_the_next_storage_is_counted() -> None:
     late = run_ranks(2, _reduce_and_drop)
     assert late == [0, 0]

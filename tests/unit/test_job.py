@@ -256,6 +256,7 @@ def test_the_board_takes_large_values_in_pieces(store: TCPStore, monkeypatch: py
     assert JobStore("127.0.0.1", store.port, "other run").read("key") is None
 
 
+@pytest.mark.slow
 def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_store, "BEAT_S", 0.05)
     heartbeat = Heartbeat(JobStore("127.0.0.1", store.port, "test"), 3)
@@ -269,6 +270,7 @@ def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest
     assert monitor.silent(3)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_a_sentence(store: TCPStore) -> None:
     with pytest.raises(LostError, match=r"MASTER_PORT=\d+: rank 0 cannot keep the job's store there"):
         JobStore("127.0.0.1", store.port, "test", host=True)

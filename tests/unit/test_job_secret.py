@@ -100,6 +100,7 @@ def test_a_stranger_reads_nothing(job: list[JobContext], server: TCPStore) -> No
         JobStore("127.0.0.1", server.port, job[0].prefix).read("order/1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_strangers_order_is_not_carried_out(job: list[JobContext], server: TCPStore, sealed: bool) -> None:
     stranger = JobStore("127.0.0.1", server.port, job[0].prefix)
@@ -141,6 +142,7 @@ def test_a_stranger_does_not_join(job: list[JobContext], server: TCPStore, monke
     door.stop()
 
 
+@pytest.mark.slow
 def test_an_old_beat_is_none(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zerobench.cluster.store.BEAT_S", 0.01)
     mine = JobStore("127.0.0.1", server.port, "test")

@@ -61,11 +61,13 @@ BRITISH_ON_PURPOSE = {
 """File -> what stands in a line that may be so: models of users have a method of that name; SLURM's word; this list."""
 
 
+@pytest.mark.slow
 def test_no_pattern_that_is_read_twice() -> None:
     found = [f"{_place(path)}:{line}: {text}" for path in _checked() for line, text in patterns(path.read_text())]
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_spelling_is_that_of_torch() -> None:
     found = [
         f"{_place(path)}:{line}: {text}"

@@ -173,6 +173,7 @@ def loaded(run: Path) -> list[dict[str, Any]]:
     return [pickle.loads(path.read_bytes()) for path in sorted((run / "snapshots").iterdir())]
 
 
+@pytest.mark.slow
 def test_a_watch_writes_the_step_of_its_peak(tmp_path: Path) -> None:
     with leave_out():  # what other tests have left in this process
         results = trained(tmp_path, Net(), (16, 16, 256, 16))
@@ -193,6 +194,7 @@ def test_a_watch_needs_a_folder_for_it() -> None:
         zerobench.watch(Net(), None, snapshot=True)
 
 
+@pytest.mark.slow
 def test_every_rank_writes_its_own(tmp_path: Path) -> None:
     run_ranks(2, _watched_rank, tmp_path)
     [run] = tmp_path.iterdir()

@@ -88,6 +88,7 @@ class Died(Exception):
     """Ends a follower's thread as SIGKILL ends a process: without a word."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks on three nodes; the node of rank 1 dies in a pass of all four, and comes back too late."""

@@ -84,6 +84,7 @@ def line(width: int = 3) -> torch.nn.Module:
     return torch.nn.Linear(width, 1)
 
 
+@pytest.mark.slow
 def test_registered_data_has_typed_keys_and_is_told_of_the_run() -> None:
     zerobench.register_data("numbers", numbers)
     zerobench.register_model("line", line)
@@ -163,6 +164,7 @@ def test_what_the_batches_raise_names_the_data() -> None:
     assert "the batches of data=mine" in rank_main._classify(raised.value)[1]
 
 
+@pytest.mark.slow
 def test_flops_of_own_data_are_counted_on_its_own_batches() -> None:
     def dots(*, micro_batch: int):
         return lambda step, micro: (torch.ones(micro_batch, 5),)

@@ -64,6 +64,7 @@ def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
     assert runs.loss_last.nunique() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", sorted(set(FIGURES.values())))
 def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str, capsys) -> None:
     results = zerobench.load(REFERENCE / experiment)

@@ -135,6 +135,7 @@ def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() ->
     assert "ddp, which costs less, ends at 2.00B parameters" in sentence(rows, goal, 100)
 
 
+@pytest.mark.slow
 def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     """Executed in this process: the layers that fit 3 MiB, under a strategy that theory bounds."""
     words = ["-m", *TINY, "strategy=zero3", "world_size=4", "backend=simulated", "tensors=fake", "device=cpu"]
@@ -174,6 +175,7 @@ def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() 
     assert "raise --host-memory" in nothing_fits(rows, Capacity(50 * MIB, host_bytes=10 * MIB))
 
 
+@pytest.mark.slow
 def test_a_plan_is_told_as_json_with_settings_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device-memory", "1 MiB", "--gpus", "2", *SMALL, "--format", "json", *TINY, "model.layers=1"]
     words += ["strategy=ddp,fsdp2", "activation=checkpoint", "--settings", "deepspeed", "--out", str(tmp_path)]
@@ -204,6 +206,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     more, words = WRONG[wrong]

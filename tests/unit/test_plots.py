@@ -36,6 +36,7 @@ def test_each_method_is_a_module_that_draws() -> None:
         assert callable(import_module(f"zerobench.plots.{name}").draw)
 
 
+@pytest.mark.slow
 def test_one_panel_is_axes_and_several_are_an_array() -> None:
     one = results_of([run("ddp", 2), run("zero2", 2)]).plot.memory(capacity="100 MiB")
     assert isinstance(one, Axes)
@@ -48,6 +49,7 @@ def test_one_panel_is_axes_and_several_are_an_array() -> None:
     assert len(results_of(GRID).plot.volume(panels=1).figure.axes) == 1
 
 
+@pytest.mark.slow
 def test_a_users_matplotlib_keeps_its_settings() -> None:
     with mpl.rc_context({"font.size": 17, "axes.grid": False, "savefig.dpi": 33}):
         before = dict(mpl.rcParams)
@@ -57,6 +59,7 @@ def test_a_users_matplotlib_keeps_its_settings() -> None:
     assert (wide.figure.get_figwidth(), narrow.figure.get_figwidth()) == (7.0, 3.35)
 
 
+@pytest.mark.slow
 def test_what_did_not_run_is_drawn_or_a_sentence() -> None:
     oom, crash = run("zero3", 2, "oom"), replace(run("zero1", 2, "crash"), reason="rank 1 died")
     drawn = results_of([run("ddp", 2), oom, crash]).plot.memory()
@@ -78,6 +81,7 @@ def test_what_did_not_run_is_drawn_or_a_sentence() -> None:
     assert isinstance(results_of([oom]).run("zero3-2-2-0").plot.memory(), Axes)
 
 
+@pytest.mark.slow
 def test_a_verb_draws_it_to_a_file_or_a_folder(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     collect(results_of([run("ddp", 2), run("zero2", 2)]), Path("runs"))

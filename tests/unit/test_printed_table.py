@@ -168,6 +168,7 @@ def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
     assert printed_table.ONE_MEMORY not in shown
 
 
+@pytest.mark.slow
 def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
     rows = [run("zero2", 2, step=0.1), run("zero3", 2, step=0.2, peak_bytes=2 * MIB)]
@@ -221,6 +222,7 @@ def exported(folder: Path, rows: list[Any], capsys) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_exported_markdown_has_them_where_anything_is_there(tmp_path: Path, capsys) -> None:
     plain = exported(tmp_path / "plain", [run("zero2", 2, **AT_HOME)], capsys)
     assert not any(word in "".join(plain) for word in ("host", "nvme", "nodes", "quantized"))

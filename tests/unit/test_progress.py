@@ -58,6 +58,7 @@ def truth(launches: list[CellLaunch], alike: float = 1.0) -> float:
     return sum(2 * START_S + 9 * step_s(one) * (1 + alike) + END_S for one in launches)
 
 
+@pytest.mark.slow
 def test_larger_models_take_longer_and_the_first_pass_pays_for_starting(monkeypatch) -> None:
     """A mean of whole launches would be off by a factor of three after the first."""
     clock, reporter = Clock(monkeypatch), progress.Reporter()
@@ -69,6 +70,7 @@ def test_larger_models_take_longer_and_the_first_pass_pays_for_starting(monkeypa
     assert estimate == 0
 
 
+@pytest.mark.slow
 def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
     clock, reporter = Clock(monkeypatch), progress.Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1")
@@ -82,6 +84,7 @@ def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
     assert left == pytest.approx(5 * 2 + (START_S + 10 * 2) + 2 * (START_S + 10 * 2))
 
 
+@pytest.mark.slow
 def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypatch) -> None:
     clock, reporter = Clock(monkeypatch), progress.Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1,2,3", "world_size=2,1000")
@@ -98,6 +101,7 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypa
     assert seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None]) == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(monkeypatch, capsys) -> None:
     clock, reporter = Clock(monkeypatch), progress.Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1,2")

@@ -28,6 +28,7 @@ def test_formulas_are_what_is_printed_where_nothing_is_said_against_it() -> None
     ]
 
 
+@pytest.mark.slow
 def test_a_row_that_differs_says_so_and_one_without_execution_says_why() -> None:
     name, row = "zero", replace(SOURCES["zero"].rows[1], note="why")
     assert Reproduced(name, row, row.value + 2 * row.margin).verdict == "no; why"

@@ -37,6 +37,7 @@ def example() -> list:
     ]
 
 
+@pytest.mark.slow
 def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
     found = {(one.peer, one.metric): one for one in numbers.ratios_of(results_of(example())) if one.pairs}
     step = found["fsdp2", "step_s"]
@@ -76,6 +77,7 @@ def test_larger_models_have_their_own_bound_and_other_ranks_none() -> None:
     assert step.verdict == ""
 
 
+@pytest.mark.slow
 def test_the_table_says_what_is_not_there() -> None:
     results = results_of(example())
     ratios = numbers.ratios_of(results)
@@ -90,6 +92,7 @@ def test_the_table_says_what_is_not_there() -> None:
     assert "deepspeed_zero3, N = 2" in words
 
 
+@pytest.mark.slow
 def test_launches_that_were_not_interleaved_are_called_so() -> None:
     rows = [*launches("zero3", [0.1, 0.1, 0.1], minute=1), *launches("fsdp2", [0.1, 0.1, 0.1])]
     for row in rows[:3]:
@@ -98,6 +101,7 @@ def test_launches_that_were_not_interleaved_are_called_so() -> None:
     assert "not interleaved" in numbers.source(results.runs, numbers.ratios_of(results))
 
 
+@pytest.mark.slow
 def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     where = tmp_path / "results/compare/cpu"
     reference = tmp_path / "results/reference/cpu"
@@ -118,6 +122,7 @@ def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     assert drawn == [("full", 0.25), ("full", 0.5), ("none", 0.4), ("none", pytest.approx(2 / 3))]
 
 
+@pytest.mark.slow
 def test_the_figure_says_where_there_is_no_interval_and_no_goal() -> None:
     rows = [run("zero3", 4, step=0.07), run("fsdp2", 4, step=0.1)]
     step, *_ = compare.draw(results_of(rows)).axes
@@ -128,6 +133,7 @@ def test_the_figure_says_where_there_is_no_interval_and_no_goal() -> None:
     assert with_goals.axes[0].collections
 
 
+@pytest.mark.slow
 def test_nothing_to_compare_is_one_sentence_and_exit_2(tmp_path: Path, capsys) -> None:
     collect(results_of(launches("ddp", [0.1])), tmp_path / "runs")
     assert compare.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2

@@ -180,6 +180,7 @@ def test_runs_of_different_settings_are_no_one_page(results: zerobench.Results) 
         recorded_worlds(replace(results, runs=other))
 
 
+@pytest.mark.slow
 def test_a_film_has_its_frames_and_the_sums_of_the_tables(world: ReplayWorld, tmp_path: Path) -> None:
     from PIL import Image
 

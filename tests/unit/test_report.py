@@ -59,6 +59,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return page_of(tmp_path_factory.mktemp("stages") / "report.html", STAGES)
 
 
+@pytest.mark.slow
 def test_every_bar_is_a_number_of_the_tables(stages: Page) -> None:
     expected = set()
     for row in summarize(load(STAGES).runs).to_dict("records"):
@@ -71,6 +72,7 @@ def test_every_bar_is_a_number_of_the_tables(stages: Page) -> None:
     assert len(stages.bars) == len(expected)
 
 
+@pytest.mark.slow
 def test_the_table_holds_every_value_of_the_runs(stages: Page) -> None:
     runs = load(STAGES).runs
     for name in ("peak_bytes", "states_bytes", "predicted_states_bytes", "volume_psi", "step_s", "run_id", "commit"):
@@ -117,6 +119,7 @@ def test_it_asks_for_nothing_and_forbids_it(stages: Page) -> None:
     assert len(stages.html) < 200_000
 
 
+@pytest.mark.slow
 def test_what_runs_hold_is_text_and_never_markup(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make(runs, "zero1", command=EVIL, processor=EVIL)
@@ -140,6 +143,7 @@ def test_failed_runs_alone_make_a_page_that_says_so(tmp_path: Path) -> None:
     assert not page.bars
 
 
+@pytest.mark.slow
 def test_one_cell_and_several_devices_are_told(tmp_path: Path) -> None:
     make(tmp_path / "runs", "zero1")
     assert "One cell: there is nothing to compare it with." in page_of(tmp_path / "page.html", tmp_path / "runs").text
@@ -149,6 +153,7 @@ def test_one_cell_and_several_devices_are_told(tmp_path: Path) -> None:
     assert "not comparable in time: zero1" in page.text or "not comparable in time: ddp" in page.text
 
 
+@pytest.mark.slow
 def test_the_headline_counts_wins_that_are_proven_and_none_of_a_busy_machine(tmp_path: Path) -> None:
     """Three launches of two cells in turns, in two settings: with seed 1 the times differ by twice, with 2 by noise."""
     results = load(STAGES)
@@ -178,6 +183,7 @@ def test_the_headline_counts_wins_that_are_proven_and_none_of_a_busy_machine(tmp
     assert "Fastest, of 2 settings with two cells or more: not proven in 2." in busy
 
 
+@pytest.mark.slow
 def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
     times = ("step_s", "forward_s", "backward_s", "update_s", "tokens_per_s")
     make(tmp_path / "runs", "zero3", **dict.fromkeys(times))
@@ -187,6 +193,7 @@ def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
     assert "times are not comparable: there are none" in page.text
 
 
+@pytest.mark.slow
 def test_of_many_runs_the_newest_are_told_and_no_other_is_read(tmp_path: Path, monkeypatch) -> None:
     """2,000 runs make a page of 3 MiB: accounts and drawn settings are few, and a run more is a row of the table."""
     monkeypatch.setattr(run_files, "WORTH", 8)
@@ -222,6 +229,7 @@ def moved(to: Path, **changes: float) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_of_two_folders_it_says_what_moved_in_which_category_by_how_much(tmp_path: Path) -> None:
     mib = 2**20
     b = moved(tmp_path / "b", peak_bytes=mib, peak_communication_bytes=mib, states_bytes=mib)
@@ -252,6 +260,7 @@ SENTENCES: dict[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SENTENCES)
 def test_a_folder_without_a_report_gets_one_sentence(tmp_path: Path, capsys: Any, case: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -271,6 +280,7 @@ def test_a_folder_is_no_file_to_write_to(tmp_path: Path, capsys: Any) -> None:
     assert "is a folder; name a file, as" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_launches_of_a_cell_are_judged_together(tmp_path: Path) -> None:
     results = load(STAGES)
     rounds = []

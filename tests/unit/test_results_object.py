@@ -26,6 +26,7 @@ def stages() -> Results:
     return load(STAGES)
 
 
+@pytest.mark.slow
 def test_categories_are_ordered_as_the_stages_the_ledger_and_a_step_are(stages: Results) -> None:
     rows = [run(name, 2) for name in ("zero3", "fsdp2", "zero1", "ddp", "zero2")]
     rows.append(replace(rows[0], strategy="mine", run_id="mine"))
@@ -50,6 +51,7 @@ def test_bytes_are_integers_and_every_number_has_its_unit(stages: Results) -> No
     assert stages.sweep().attrs["units"]["peak_bytes"] == "bytes"
 
 
+@pytest.mark.slow
 def test_files_and_merges_hold_what_they_held(stages: Results, tmp_path: Path) -> None:
     collect(stages, tmp_path)
     for again in (load(tmp_path), merge([stages.of(stages.runs.run_id[:1]), stages.of(stages.runs.run_id[1:])])):
@@ -77,6 +79,7 @@ def test_the_long_form_has_the_runs_figures_and_those_that_they_are_made_of(stag
     assert ranks[ranks.metric == "payload_bytes"].value.sum() == traffic.payload_bytes.sum() / 10
 
 
+@pytest.mark.slow
 def test_the_long_form_takes_names_and_says_which_there_are(stages: Results) -> None:
     assert set(stages.long("step_s", "peak_bytes").metric) == {"step_s", "peak_bytes"}
     assert set(stages.long("step_s").unit) == {"s"}
@@ -102,6 +105,7 @@ def test_a_run_is_found_as_it_is_named(stages: Results) -> None:
         stages.run("zero1 gpt_small N=4 b=8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_text_fits_the_terminal(stages: Results, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -111,6 +115,7 @@ def test_text_fits_the_terminal(stages: Results, width: int, monkeypatch: pytest
         assert len(lines) > 3
 
 
+@pytest.mark.slow
 def test_text_says_what_is_not_there() -> None:
     assert repr(results_of([])) == "Results: no runs."
     failed = replace(run("zero3", 2, "oom"), reason="rank 1 ran out of memory")
@@ -135,6 +140,7 @@ def bars_of(page: ElementTree.Element) -> dict[str, float]:
     return {one.findtext(f"{svg}title", ""): float(one.get("width", 0)) for one in page.iter(f"{svg}rect")}
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_cell_and_the_bars_have_its_bytes(stages: Results) -> None:
     page = html(stages)
     cells = [["".join(one.itertext()) for one in row.iter("td")] for row in page.iter("tr")][1:]
@@ -150,6 +156,7 @@ def test_the_table_has_a_row_per_cell_and_the_bars_have_its_bytes(stages: Result
     )
 
 
+@pytest.mark.slow
 def test_html_escapes_what_comes_from_folders_and_says_what_failed() -> None:
     evil = "<script>alert(1)</script>"
     failed = replace(run("zero3", 2, "crash"), reason=evil)

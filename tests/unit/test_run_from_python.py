@@ -26,6 +26,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_lists_are_sweeps_and_a_run_records_the_same_command(composed: list[Any]) -> None:
     before = list(sys.argv)
     with pytest.raises(KeyboardInterrupt):
@@ -35,6 +36,7 @@ def test_lists_are_sweeps_and_a_run_records_the_same_command(composed: list[Any]
     assert sys.argv == before
 
 
+@pytest.mark.slow
 def test_a_refused_cell_is_a_row_without_a_run(composed: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     def run_cells(cells: list[Cell], tables: bool) -> tuple[int, list[dict[str, Any]]]:
         return 1, [asdict(run_cell(cell, lambda _: None)) for cell in cells if cell.problems]
@@ -62,6 +64,7 @@ def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytes
     assert all(not isinstance(one, int) for one in composed), "nothing ran"
 
 
+@pytest.mark.slow
 def test_a_notebooks_own_model_is_refused_for_ranks_cannot_import_it(
     composed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

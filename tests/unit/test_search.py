@@ -64,6 +64,7 @@ def test_combinations_are_all_ways_to_split_the_batch(tmp_path) -> None:
     assert plain[0].cell_id == cell("zero2", 2, "tiny", micro_batch=1, accumulation=8).cell_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "limit", "best"),
     [

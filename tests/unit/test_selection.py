@@ -41,6 +41,7 @@ def some() -> Results:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("conditions", "kept"),
     [
@@ -102,6 +103,7 @@ def attempts() -> Results:
     return results_of([replace(row, run_id=f"r{n}", started=began.format(n)) for n, row in enumerate(rows)])
 
 
+@pytest.mark.slow
 def test_failed_and_superseded_attempts_are_left_out_unless_asked_for() -> None:
     found, words = selection.chosen(attempts(), [], everything=False)
     assert list(found.runs["run_id"]) == ["r2", "r5"]
@@ -110,6 +112,7 @@ def test_failed_and_superseded_attempts_are_left_out_unless_asked_for() -> None:
     assert list(selection.standing_or_failed(attempts().runs)["run_id"]) == ["r2", "r4", "r5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "drawn"), [([], False), (["--all"], True)])
 def test_a_figure_has_them_with_all_alone(flags: list[str], drawn: bool, tmp_path: Path, capsys, monkeypatch) -> None:
     from zerobench.commands.plot import plot
@@ -139,6 +142,7 @@ def test_every_swept_key_is_a_column() -> None:
     assert [c for c in results_of([]).sweep() if c not in RunRow.__dataclass_fields__] == []
 
 
+@pytest.mark.slow
 def test_verbs_take_where(tmp_path: Path, capsys) -> None:
     collect(some(), tmp_path / "runs")
     assert cli.run(["export", str(tmp_path / "runs"), "--where", "optimizer=adamw", "--where", "strategy=zero1"]) == 0
@@ -156,6 +160,7 @@ def test_verbs_take_where(tmp_path: Path, capsys) -> None:
         assert "no such run; strategy is zero1 or" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_budgets_from_runs_take_no_attempts_unless_asked(tmp_path: Path, capsys) -> None:
     """But a cell with a budget, all of whose attempts failed, is told of."""
     collect(attempts(), tmp_path / "runs")

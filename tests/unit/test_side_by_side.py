@@ -31,6 +31,7 @@ def work(name: str, tell: Callable[[Any], None]) -> Any:
     return WORK[name]()
 
 
+@pytest.mark.slow
 def test_each_job_ends_on_its_own_and_outcomes_are_in_order(tmp_path: Path) -> None:
     names, news = ["forever", "killed", "raises", "done", "done"], []
     outcomes = launch_each(work, names, tmp_path, 5.0, at_once=2, heard=lambda *told: news.append(told))
@@ -66,6 +67,7 @@ def test_tracebacks_have_no_prefix_that_grows_with_each_execution(monkeypatch) -
     assert sys.excepthook is hook
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     def interrupt(number: int, news: Any) -> None:
         raise KeyboardInterrupt
@@ -75,6 +77,7 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_cells_side_by_side_are_as_executed_here_and_one_that_fails_has_a_sentence() -> None:
     configs = [cell(name, 4).config for name in ("zero1", "fsdp2")]
     ended: list[int] = []

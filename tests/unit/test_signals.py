@@ -27,6 +27,7 @@ def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
     assert signal.getsignal(TERMINATE) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a callback may lose it as well
 def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -86,6 +86,7 @@ def test_the_row_of_a_run_out_of_memory_names_the_snapshot(tmp_path: Path, monke
     assert written(tmp_path / row.run_id) == ["snapshots/rank0.pickle", "snapshots/rank1.pickle"]
 
 
+@pytest.mark.slow
 def test_a_run_on_cpus_writes_the_step_of_its_peak(tmp_path: Path) -> None:
     asked = Measure(steps=1, warmup=2, snapshot=True, passes="accounted")
     row = cells.run_cell(cell("zero3", 1, results_dir=str(tmp_path), measure=asked), lambda _: None)

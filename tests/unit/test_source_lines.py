@@ -53,6 +53,7 @@ def watched(model: nn.Module, kept: list[Any] | None = None, steps: int = 3) -> 
     return watch.results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
 def test_storages_are_made_by_the_line_that_a_reader_would_name(again: bool) -> None:
     lines = watched(Net(again)).lines
@@ -65,6 +66,7 @@ def test_storages_are_made_by_the_line_that_a_reader_would_name(again: bool) -> 
     assert list(made.storages) == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_hooks_storages_are_the_hooks() -> None:
     model, kept = Net(), []
 
@@ -77,6 +79,7 @@ def test_a_hooks_storages_are_the_hooks() -> None:
     assert list(grown.bytes) == [2 * 4 * HIDDEN * HIDDEN]
 
 
+@pytest.mark.slow
 def test_what_grows_is_named_to_the_byte_and_all_rows_add_up() -> None:
     results = watched(Net(), kept=[])
     run, lines = results.runs.iloc[0], results.lines

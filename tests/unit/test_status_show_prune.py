@@ -106,6 +106,7 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
     alive.release()
 
 
+@pytest.mark.slow
 def test_status_of_collections_damaged_runs_and_nothing(tmp_path: Path, capsys, recwarn) -> None:
     make(tmp_path / "runs")
     collect(load(tmp_path / "runs"), tmp_path / "collection")
@@ -175,6 +176,7 @@ def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Pa
     assert f"unexplained: {said}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> None:
     """Also of a run in a collection, where what is missing comes as pandas has it."""
     sizes = {
@@ -206,6 +208,7 @@ def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> No
         assert f"traced, which slows a step down: {words}" in lines
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_lacks_columns_and_is_there(tmp_path: Path, capsys) -> None:
     """Newer columns are None; of the same version a run that lacks a column is damaged."""
     later = ("throttle", "overlap", "communication_s", "outside_ledger_bytes", "pinned_bytes", "sm_clock_mhz")
@@ -237,6 +240,7 @@ def test_show_of_a_failed_run_ends_with_its_logs(tmp_path: Path, capsys) -> None
     assert "Memory" not in shown
 
 
+@pytest.mark.slow
 def test_show_finds_a_run_by_part_of_its_name(tmp_path: Path, capsys) -> None:
     for strategy in ("ddp", "zero1", "zero1"):
         make(tmp_path / "runs", strategy)

@@ -55,6 +55,7 @@ def wrapped(build: Any, clips: bool = False, **section: Any) -> Any:
     return strategies.wrap({"name": "mine", **section}, model, optimizer, clips=clips, tile_bytes=7)
 
 
+@pytest.mark.slow
 def test_options_are_typed_keys_of_the_command_line_and_reach_the_builder() -> None:
     zerobench.register_strategy("mine", Mine, label="My own", color="#123456")
     row = strategies.spec_of("mine")
@@ -70,6 +71,7 @@ def test_options_are_typed_keys_of_the_command_line_and_reach_the_builder() -> N
     assert engine._engine.options == (5, True, "x")
 
 
+@pytest.mark.slow
 def test_a_theory_fills_the_predicted_columns_of_a_users_strategy() -> None:
     """A strategy that holds and moves what ZeRO-1 does may say so; its options are those that theory reads."""
 
@@ -85,6 +87,7 @@ def test_a_theory_fills_the_predicted_columns_of_a_users_strategy() -> None:
     assert wrong.problems == ("strategy.accumulate=some: use every or last",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -103,6 +106,7 @@ def test_a_wrong_option_is_answered_with_the_right_one(override: str, sentence: 
     assert refused.value.problems == [sentence]
 
 
+@pytest.mark.slow
 def test_a_key_in_bytes_takes_a_size_and_makes_the_cell_of_the_number() -> None:
     sizes = ["1MiB", "'2 MiB'", "0.5mib", "auto", "4096"]
     cells = compose_cells(["-m", "strategy=zero1", f"strategy.bucket_bytes={','.join(sizes)}", *CELL])
@@ -114,6 +118,7 @@ def test_a_key_in_bytes_takes_a_size_and_makes_the_cell_of_the_number() -> None:
     assert tile.config.precision.tile_bytes == 65536
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -130,6 +135,7 @@ def test_a_size_is_read_in_its_place_alone(override: str, words: str) -> None:
     assert any(words in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_help_and_completion_know_a_users_strategy(capsys: Any, monkeypatch: Any) -> None:
     zerobench.register_strategy("mine", Mine, label="My own")
     assert cli.run(["--help", "strategy=mine"]) == 0
@@ -223,6 +229,7 @@ def test_what_an_engine_leaves_out_is_completed() -> None:
     assert not engine.shares_gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
@@ -245,6 +252,7 @@ def test_what_it_does_not_compose_with_is_said_before_ranks_start(more: str, sen
     assert any(sentence in problem for problem in one.problems), one.problems
 
 
+@pytest.mark.slow
 def test_what_it_says_that_it_composes_with_its_builder_is_given() -> None:
     given: dict[str, Any] = {}
 
@@ -275,6 +283,7 @@ def test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys() -> 
         strategies.spec_of("somebody_elses")
 
 
+@pytest.mark.slow
 def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() -> None:
     def build(
         model: nn.Module, optimizer: Any, prefetch: str = "none", mode: str = "fast", bucket_bytes: int = 0
@@ -289,6 +298,7 @@ def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() ->
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: Any) -> None:
     point = SimpleNamespace(name="packaged", load=lambda: Mine)
     monkeypatch.setattr(registration, "_installed", lambda: (point,))

@@ -60,6 +60,7 @@ def labeled(view: torch.Tensor) -> None:
         dist.broadcast(view, 0)
 
 
+@pytest.mark.slow
 def test_every_collective_in_a_world_of_two() -> None:
     for seen in run_ranks(2, issue_everything):
         assert seen["all_reduce"] == [("allreduce_", 64, 64.0, 32, False)]

@@ -8,6 +8,7 @@ from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import Target, execute
 
 
+@pytest.mark.slow
 def test_a_sequence_per_row_needs_no_mask() -> None:
     """Flash attention, which takes none, says so where one is made."""
     pytest.importorskip("transformers")

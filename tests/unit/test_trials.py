@@ -120,6 +120,7 @@ def refusal(*words: str) -> str:
     return "; ".join(refused.value.problems)
 
 
+@pytest.mark.slow
 def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: Ran) -> None:
     words = ("objective=tokens_per_s", "micro_batch=2,4,16,0", "hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=4")
     code, account, said = ran(*BY_MADE_UP, *words)
@@ -139,6 +140,7 @@ def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: 
     assert code == 0, "not to fit is an answer"
 
 
+@pytest.mark.slow
 def test_a_memory_limit_launches_of_a_cell_and_a_crash(ran: Ran) -> None:
     words = ("objective=tokens_per_s", "micro_batch=4,2", "measure.repeats=3")
     code, account, said = ran(*BY_MADE_UP, *words, "search.memory_limit=20MiB", "hydra.sweeper.n_trials=2")
@@ -176,12 +178,14 @@ def test_what_ends_a_sweep_early_keeps_what_is_there(ran: Ran, monkeypatch: pyte
     assert f"hydra/sweeper=made_up gave up: more trials of a batch failed than {permits}" in said
 
 
+@pytest.mark.slow
 def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> None:
     with pytest.raises(RefusedError, match="objective=overlap: seed=1 ran and has no such figure"):
         ran(*BY_MADE_UP, "objective=overlap", "seed=1,2")
     assert len(MadeUp.ran) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -210,6 +214,7 @@ def test_what_cannot_be_meant_is_a_sentence(words: tuple[str, ...], sentence: st
     assert sentence in refusal(*words)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:[\\s\\S]*is validated against ConfigStore schema")
 def test_code_that_no_installed_plugin_names_is_not_imported(tmp_path: Path) -> None:
     assert "builtins.dict" in targets()
@@ -232,6 +237,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
     assert "a plugin of Hydra's cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 
+@pytest.mark.slow
 def test_an_axis_has_the_values_that_were_written_and_other_commands_refuse_it() -> None:
     words = ("micro_batch=range(1,9)", "strategy=glob(zero?)", "clip=tag(log,interval(0.1,2))", "seed=range(0,9,3)")
     sized = ("strategy.bucket_bytes=choice(1MiB,4MiB)", "batch=range(8,9)", "sequence=64")
@@ -248,6 +254,7 @@ def test_an_axis_has_the_values_that_were_written_and_other_commands_refuse_it()
         compose_cells([*BY_MADE_UP, "objective=peak_bytes", *words])
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> None:
     words = ("micro_batch=range(0,13)", "strategy=ddp,zero3", "strategy.bucket_bytes=1MiB,4MiB")

@@ -84,6 +84,7 @@ eval(text)
     assert not list(unsafe(ast.parse(fine)))
 
 
+@pytest.mark.slow
 def test_the_source_unpickles_nothing_but_messages_of_own_children() -> None:
     found = {
         (str(path.relative_to(ROOT)), name)

@@ -153,6 +153,7 @@ CASES: dict[str, dict[str, Any]] = {
 IN_EVERY_RUN = ("accumulation", "checkpoint", "two optimizers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=() if one in IN_EVERY_RUN else pytest.mark.thorough) for one in CASES]
 )
@@ -179,6 +180,7 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
         assert torch.equal(mine, other)
 
 
+@pytest.mark.slow
 def test_marked_steps_are_those_that_the_optimizer_ends() -> None:
     by_optimizer, marked = watched(Loop()), watched(Loop(), ends="step")
     rows = [
@@ -188,6 +190,7 @@ def test_marked_steps_are_those_that_the_optimizer_ends() -> None:
     assert marked.runs.peak_bytes.item() == by_optimizer.runs.peak_bytes.item()
 
 
+@pytest.mark.slow
 def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
     run = watched(Loop(), warmup=0, steps=2).runs.iloc[0]
     states = sum(2 * p.nbytes + 4 for p in Net().parameters())
@@ -196,6 +199,7 @@ def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
     assert run.growth_bytes == states + gradients + 4 * BATCH * HIDDEN + 4  # and so do batch and loss
 
 
+@pytest.mark.slow
 def test_an_update_that_a_scaler_skips_ends_a_step() -> None:
     results = watched(Loop(scaled=True, skips=(1, 2)), steps=3)
     losses = results.steps.loss.tolist()
@@ -233,6 +237,7 @@ class Stop(Exception):
     """Of a loop that fails."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["over", "error", "early"])
 def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
     before, loop = patched(), Loop(halves=True)
@@ -256,6 +261,7 @@ def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
     assert [one() for one in model] == [None] * 4  # by reference counts alone
 
 
+@pytest.mark.slow
 def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
     loop, go = Loop(), threading.Event()
     made: list[torch.Tensor] = []
@@ -295,6 +301,7 @@ class Engine:
         self.steps += 1
 
 
+@pytest.mark.slow
 def test_an_engine_in_an_optimizers_place_gets_its_own_step_back() -> None:
     loop = Loop()
     engine = Engine(loop.optimizers[0])
@@ -330,6 +337,7 @@ class DeepSpeedEngine(nn.Module):
             self.optimizer.zero_grad()
 
 
+@pytest.mark.slow
 def test_an_engine_that_accumulates_by_itself_is_watched_by_marked_steps() -> None:
     engine = DeepSpeedEngine(Loop())
     with zerobench.watch(engine, ends="step") as watch:
@@ -365,6 +373,7 @@ def run(loop: Loop, steps: int, **how: Any) -> None:
             loop.step(number, nothing)
 
 
+@pytest.mark.slow
 def test_a_loop_that_shows_too_little_gets_a_sentence() -> None:
     assert sentence(lambda: run(Loop(), 0)) == "watch: the loop ended without a step: the optimizer took no step"
     assert sentence(lambda: run(Loop(), 3, ends="step")) == (
@@ -378,6 +387,7 @@ def test_a_loop_that_shows_too_little_gets_a_sentence() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_is_replaced_midway_is_named() -> None:
     def replace_model() -> None:
         loop = Loop()
@@ -404,6 +414,7 @@ def test_what_is_replaced_midway_is_named() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_watch_is_used_once_and_alone() -> None:
     loop = Loop()
     watch = zerobench.watch(loop.model, loop.optimizers[0])

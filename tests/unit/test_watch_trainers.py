@@ -71,6 +71,7 @@ class Recorded(TrainerCallback):
     """Another callback beside the watch's."""
 
 
+@pytest.mark.slow
 def test_the_callback_hears_what_transformers_tells_its_callbacks() -> None:
     """Without accelerate there is no Trainer: its events come from its own handler, over a loop of ours."""
     model = tiny()

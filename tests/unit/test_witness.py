@@ -42,6 +42,7 @@ def of_step(probe: AccountedPass) -> dict[str, int]:
     return {row.category: row.max_bytes for row in probe.memory_rows(0) if (row.phase, row.tier) == ("step", "device")}
 
 
+@pytest.mark.slow
 def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.AllocatorHook) -> None:
     before = hook.live_bytes()
     hook.take_peak()
@@ -61,6 +62,7 @@ def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.Alloca
     assert hook.live_bytes() == before
 
 
+@pytest.mark.slow
 def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.AllocatorHook) -> None:
     before = hook.live_bytes()
     made = [torch.empty(size % 257 + 1, dtype=torch.uint8) for size in range(20_000)]
@@ -72,6 +74,7 @@ def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.Allo
     assert hook.live_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.AllocatorHook) -> None:
     """4 MiB that a thread keeps."""
     kept: list[torch.Tensor] = []
@@ -89,6 +92,7 @@ def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.Alloca
     assert mine.numel() + kept[0].numel() == 5 * MIB
 
 
+@pytest.mark.slow
 def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allocator_hook.AllocatorHook) -> None:
     with TimedPass(CPU) as probe:
         for measured, size in ((False, 9 * MIB), (True, 2 * MIB)):
@@ -98,6 +102,7 @@ def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allo
     assert probe.memory["timed_allocator_peak_bytes"] == 2 * MIB
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_profiler_tells(no_compiler: None) -> None:
     """Of the accounted pass; the timed one carries none."""
     with AccountedPass(CPU) as probe:
@@ -137,6 +142,7 @@ def test_no_run_fails_for_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(tmp_path.glob("**/.compiling-*"))
 
 
+@pytest.mark.slow
 def test_a_compiled_hook_is_kept_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = allocator_hook.library()
