@@ -216,6 +216,7 @@ def test_a_simulated_rank_holds_what_is_replayed(simulated) -> None:
     assert {name: found for name, run in simulated.items() if (found := [*off(*run)])} == {}
 
 
+@pytest.mark.thorough
 def test_two_real_ranks_do_as_well(tmp_path) -> None:
     configs = [random_config(seed, STRATEGIES[seed], 2, backend="gloo") for seed in range(REAL)]
     records = account_each(configs, tmp_path, ranks=2)

@@ -292,6 +292,7 @@ def false_alarms(drift: float, mirrored: bool) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_drift_is_no_change_of_the_code() -> None:
     """Judged all the same, blocks of identical code would be called changed: 31 % at 3 % of drift, 72 % at 10 %."""
     for drift in (0.03, 0.10):
@@ -305,6 +306,7 @@ def test_drift_is_no_change_of_the_code() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
     """Of 2 000 experiments with the stated number of pairs and a 3 % change, 80 of 100 find an interval without 1."""
     random, spread = np.random.default_rng(0), 0.03
