@@ -152,6 +152,7 @@ def _tell(
 
 
 def run(arguments: list[str]) -> int:
+    """Runs a command line and returns the exit code."""
     if JOB in os.environ:
         leave_signals_to_task()
     try:

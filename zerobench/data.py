@@ -110,6 +110,7 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """Returns the tensors in a batch, at any depth."""
     if isinstance(batch, torch.Tensor):
         return [batch]
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
@@ -148,6 +149,7 @@ class Batching:
 
 
 def build_batches(source: Batching, rank: int, device: torch.device) -> Batches | OwnBatches:
+    """The batches of one rank."""
     if source.name not in DATA.own:
         return OwnBatches(source.name, _build_own(source, rank), device, source.dtype)
     text = read_text(source.path, source.sequence) if source.name == "text" else None

@@ -64,6 +64,7 @@ def options_of(
 
 
 def source_of(build: Builder) -> bytes:
+    """Returns the file that defines a builder; empty where there is none."""
     where = inspect.getsourcefile(build if inspect.isroutine(build) or inspect.isclass(build) else type(build))
     if where is None:
         return b""

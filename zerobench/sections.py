@@ -53,6 +53,7 @@ class Key:
 
 
 def keys_of(schema: Any) -> dict[str, Key]:
+    """Returns the keys of a schema, or of an object of it, by name; of a user's options none is known."""
     return {one.name: one.metadata[KEY] for one in fields(schema) if KEY in one.metadata}
 
 

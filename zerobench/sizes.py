@@ -38,6 +38,7 @@ def show_bytes(size: float | None) -> str:
 
 
 def show_ms(seconds: float | None) -> str:
+    """Formats "205.3 ms", or a dash for NaN or None."""
     return "–" if seconds is None or seconds != seconds else f"{seconds * 1000:.1f} ms"
 
 

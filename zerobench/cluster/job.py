@@ -254,6 +254,7 @@ class JobContext:
 
 
 def too_many(ranks: int, world_size: int) -> str:
+    """Returns the sentence for a world that is larger than the job."""
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
 
 
@@ -282,6 +283,7 @@ def machines(ranks: int) -> int:
 
 
 def current_job() -> JobContext | None:
+    """Returns this process's job context, or None where it has joined no job."""
     return _contexts[-1] if _contexts else None
 
 

@@ -96,6 +96,7 @@ LAUNCHERS = (
 
 
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
+    """Returns the launcher that describes the process; None where none does."""
     return next((one for one in LAUNCHERS if one.describes(environment)), None)
 
 
@@ -115,6 +116,7 @@ def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator
 
 
 def launcher() -> str:
+    """Returns the launcher's name."""
     return _by[-1][0]
 
 

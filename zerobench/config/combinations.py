@@ -18,6 +18,7 @@ from .schema_memory import Activation
 
 
 def validate(cell: CellConfig) -> list[str]:
+    """Returns sentences on what of a cell's axes makes no sense, alone or together."""
     problems = cell.activation.validate(cell) + problems_of_arena(cell) + cell.buffers.validate(cell)
     problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
@@ -42,6 +43,7 @@ UNBOUNDED_BYTES = 2**40
 
 
 def problems_of_arena(cell: CellConfig) -> list[str]:
+    """Returns a sentence where a strategy of others is to have an arena."""
     if cell.arena and not spec_of(cell.strategy.name).composes.arena:
         words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
         return [f"arena=true: {words}"]

@@ -65,6 +65,7 @@ def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def only_compose(flags: list[str]) -> bool:
+    """Tells whether `flags` ask Hydra for nothing but configs."""
     return all(flag.partition("=")[0] in FLAGS_OF_RUNS for flag in flags if flag.startswith("-"))
 
 

@@ -107,6 +107,7 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
 
 
 def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
+    """Keys of two cells with different values, less what is volatile: key -> (one's, the other's)."""
     mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}

@@ -27,6 +27,7 @@ WIDEST = 120
 
 
 def of_groups(check: Overrides) -> str:
+    """A line for each group, and its choices."""
     lines = []
     for group, choices in check.choices.items():
         lines += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]

@@ -47,6 +47,7 @@ NO_EFFECT = "it has no effect: Hydra composes here, and zerobench runs, writes a
 
 
 def launching(words: list[str]) -> tuple[str, ...]:
+    """Returns the overrides that choose a launcher and its settings."""
     return tuple(word for word in words if word.lstrip("+").startswith((launcher.GROUP, f"{launcher.SETTINGS}.")))
 
 
@@ -146,6 +147,7 @@ _NAME_ALONE = re.compile(r"\w*(Error|Exception|Interrupt|Exit)")
 
 
 def first_line(error: BaseException) -> str:
+    """Returns an error's message, in one line."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

@@ -46,6 +46,7 @@ AUTO = "auto"
 
 
 def problems_of(cell: Config) -> list[str]:
+    """Returns error messages for values of a cell that are out of their limits."""
     problems = []
     for key, (least, most), value in _limited(cell):
         if isinstance(value, str):

@@ -97,6 +97,7 @@ def resources_of(
 
 
 def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
+    """Returns the number of nodes of a cell's job."""
     if choice.is_here or "nodes" not in choice.settings:
         return 1
     most = node_size or most_per_node(choice) or world_size
@@ -145,6 +146,7 @@ def problem_of_setting(word: str, usual: DictConfig) -> str:
 
 
 def chosen_launcher(hydra: DictConfig, words: tuple[str, ...]) -> LauncherChoice | None:
+    """Returns the plugin of a composed config; None for ours."""
     name = hydra.runtime.choices.get(GROUP, BASIC)
     if name == BASIC:
         return None

@@ -73,6 +73,7 @@ def extremes(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def problem_of_folder(line: str, value: Any) -> str:
+    """A sentence where `value` names no folder that is there or can be made, else nothing."""
     if not isinstance(value, str) or not value:
         return f"{line}: name a folder"
     if "${" in value:

@@ -112,6 +112,7 @@ class Proposed:
 
 
 def sweeping(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the overrides that choose a sweeper and its settings."""
     named = (GROUP, f"{SETTINGS}.")
     return tuple(word for word in words if word.lstrip("+").startswith(named))
 
@@ -152,6 +153,7 @@ def _problem_of_choice(group: str, name: str, install: Mapping[str, str]) -> str
 
 
 def chosen(hydra: DictConfig, words: Sequence[str]) -> Proposed | None:
+    """Returns the plugin of a composed config; None for Hydra's basic sweeper."""
     name = hydra.runtime.choices.get(GROUP, BASIC)
     if name == BASIC:
         return None

@@ -112,6 +112,7 @@ def meant_flag(flag: str, flags: Collection[str]) -> str:
 
 
 def is_key(word: str) -> bool:
+    """Returns True for a group, or a key of any choice."""
     return word in GROUPS or word in KEYS
 
 
@@ -131,6 +132,7 @@ def meant_verb(word: str, verbs: Collection[str]) -> str:
 
 
 def type_name(node: Any) -> str:
+    """The type that a config's node wants, in words."""
     kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
     names: dict[Any, str] = {
         int: "an integer", float: "a number", bool: "true or false", str: "text",

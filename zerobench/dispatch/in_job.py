@@ -30,6 +30,7 @@ def run_in_job(extra_dirs: list[Path]) -> int:
 
 
 def run_launches(folder: JobFolder) -> int:
+    """Runs the launches of a job's folder. Returns the exit code."""
     gather()
     rows: list[dict[str, Any] | None] = folder.rows()
     launches = folder.launches()

@@ -102,6 +102,7 @@ RAY = "ray"
 
 
 def groups_of(launches: Sequence[CellLaunch]) -> list[list[CellLaunch]]:
+    """Returns the launches of each job, in the order of the first."""
     groups: dict[Hashable, list[CellLaunch]] = {}
     for launch in launches:
         groups.setdefault(group_of(launch.cell), []).append(launch)
@@ -109,6 +110,7 @@ def groups_of(launches: Sequence[CellLaunch]) -> list[list[CellLaunch]]:
 
 
 def resources_for(launches: Sequence[CellLaunch], choice: LauncherChoice) -> Resources:
+    """Returns the resources that are enough for each of a job's launches."""
     configs = [launch.cell.config for launch in launches]
     wanted = [resources_of(choice, c.world_size, c.node_size, known(c.launch.threads), c.device) for c in configs]
     return reduce(Resources.together, wanted)

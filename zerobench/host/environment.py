@@ -137,6 +137,7 @@ def make_deterministic() -> None:
 
 
 def seed_everything(seed: int) -> None:
+    """Seeds Python's and torch's generators."""
     random.seed(seed)
     torch.manual_seed(seed)
 
@@ -200,6 +201,7 @@ def _limits_of_groups() -> Iterator[int]:
 
 
 def gpu_bytes() -> int:
+    """Returns the memory of this machine's smallest GPU."""
     return min(torch.cuda.get_device_properties(one).total_memory for one in range(torch.cuda.device_count()))
 
 

@@ -49,6 +49,7 @@ def git(repository: Path, *arguments: str) -> str:
 
 
 def full_hash(repository: Path, revision: str) -> str:
+    """Returns the hash of the commit that a revision names. Raises GitError."""
     try:
         return git(repository, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     except GitError as error:

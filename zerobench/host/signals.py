@@ -31,6 +31,7 @@ _pending = threading.Event()
 
 
 def heed() -> None:
+    """Raises KeyboardInterrupt in a command that a signal has interrupted."""
     if _pending.is_set():
         raise KeyboardInterrupt
 

@@ -36,6 +36,7 @@ def stdout_console() -> Output:
 
 
 def file_console(file: TextIO) -> Output:
+    """Returns an endless console on a file."""
     return Output(file=file, width=ENDLESS)
 
 
@@ -75,4 +76,5 @@ def quiet() -> Iterator[None]:
 
 
 def is_quiet() -> bool:
+    """Returns True inside `quiet`."""
     return _silenced > 0

@@ -164,6 +164,7 @@ def _blame_memory(failure: Failure) -> Failure:
 
 
 def start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> RankProcess:
+    """Forks a rank from the server; its output goes to `log`."""
     here, there = context.Pipe()
     process = context.Process(target=rank_main, args=(worker, job, there, str(log)), daemon=True)
     process.start()

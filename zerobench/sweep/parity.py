@@ -73,6 +73,7 @@ def training_key(config: CellConfig) -> str:
 
 
 def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, theirs: pd.DataFrame) -> Verdict:
+    """Compares the steps of a run with this resolved config with those of a reference."""
     exact = rounds_alike(config, reference)
     pairs = list(_pairs(steps, theirs))
     on_time = config.offload.exact_steps

@@ -159,6 +159,7 @@ def _write(proposed: Proposed, trials: Proposals, best: Sequence[Trial], sweep: 
 def write_account(
     results_dir: Path, proposed: Proposed, trials: Proposals, commands: Sequence[list[str]], best: Sequence[Trial]
 ) -> Path:
+    """Writes the account, and returns its path. Raises OSError."""
     columns = [one.column for one in proposed.objectives]
     better = {one.column: f"{'larger' if one.larger else 'smaller'} is better" for one in proposed.objectives}
     sweep: dict[str, Any] = {
