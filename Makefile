@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
-.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes clean
+.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes step-costs clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -36,6 +36,7 @@ help:
 	@echo "make fire       200 cells under random kills, held against an undisturbed sweep (results/fire/; FIRE=--help)"
 	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
+	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (STEP_COSTS=--help)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
@@ -261,6 +262,12 @@ CODES ?= --steps 50 model=gpt_tiny precision=bf16
 
 codes: setup
 	$(VALIDATE) codes $(CODES)
+
+# STEP_COSTS="--strategies ddp,zero3 world_size=4" for other cells
+STEP_COSTS ?= --rounds 5
+
+step-costs: setup
+	$(VALIDATE) step-costs $(STEP_COSTS)
 
 budget: setup
 	$(RUN) -m zerobench budget check results_dir=results/runs/budget

@@ -21,6 +21,7 @@ NAMES = {
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),
     "blind": ("blind", "cells drawn by a seed: predictions, then the runs that they predict"),
     "fire": ("fire.command", "200 cells under random kills, compared with an undisturbed sweep"),
+    "step-costs": ("step_costs", "where the time of a step goes, by kind of work and by thread"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 9 minutes"),
 }
 """Name -> its module, which has `add_arguments` and `run`, and a line for the help."""
