@@ -2,8 +2,9 @@
 group's backend directly, changes of a storage's size, and the beginning and end of an optimizer's step.
 
 Modes are per thread. A thread that is started while its starter is observed gets relays of the modes; the engine's own
-threads (labels.EngineThread) do not: they allocate next to nothing, at an instant that differs in each run. What no
-relay sees (C++ threads) is in the allocator's total (allocator.py) and on the wire (`loopback_bytes`).
+threads (labels.EngineThread) do not: they allocate next to nothing, at an instant that differs in each run. What they
+send is seen all the same (labels.followed). What no relay sees (C++ threads) is in the allocator's total (allocator.py)
+and on the wire (`loopback_bytes`).
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from ..zero import labels
 from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
 from .intervals import ASIDE
 from .labeling import holds_others
+from .outside_dispatch import Relay
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 """Operators that copy values to new memory, maybe in another tier."""
@@ -196,9 +197,14 @@ class TrafficMeter(TorchDispatchMode, labels.Observer):
         if self.tell is not None:
             self.tell(operation, times)
 
+    def followed(self) -> Relay:
+        return Relay([self], 0)
+
     def _named(self) -> tuple[str, str]:
-        """Returns the collective and unit of the labels; launches of other threads have none."""
-        if threading.get_ident() == self._home:
+        """Returns the collective and unit of the labels, which are the step's and its engine's; launches of other
+        threads have none.
+        """
+        if threading.get_ident() == self._home or isinstance(threading.current_thread(), labels.EngineThread):
             return labels.current_collective()
         return "", f"{THREAD}{threading.current_thread().name}"
 

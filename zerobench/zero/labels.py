@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -32,7 +32,7 @@ READ, WRITE = "read", "write"
 
 
 class EngineThread(threading.Thread):
-    """A thread of the engine's own, which instruments do not follow."""
+    """A thread of the engine's own, which instruments do not follow but inside `followed`."""
 
 
 class Updated(Protocol):
@@ -68,6 +68,10 @@ class Observer:
 
     def on_update(self, parts: Sequence[Updated]) -> None:
         """Records that an optimizer is about to update those of the `parts` that have a gradient."""
+
+    def followed(self) -> AbstractContextManager[object]:
+        """Inside, this observer sees the operators of the present thread, an EngineThread."""
+        return nullcontext()
 
 
 GATHERED, FREED = "unit_gathered", "unit_freed"
@@ -125,6 +129,22 @@ def updates(parts: Sequence[Updated]) -> None:
     """Tells observers that an optimizer is about to update those of the `parts` that have a gradient."""
     for observer in _observers:
         observer.on_update(parts)
+
+
+def observed() -> bool:
+    """Returns True while there is an observer. A launch whose operations another thread issues then waits for these, so
+    that they are seen in the launch's phase, under its name, in one order in every run.
+    """
+    return bool(_observers)
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Shows observers the operators that this EngineThread issues inside, for a launch that waits meanwhile."""
+    with ExitStack() as stack:
+        for observer in _observers:
+            stack.enter_context(observer.followed())
+        yield
 
 
 @contextmanager

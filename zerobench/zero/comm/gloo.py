@@ -14,8 +14,8 @@ of the sum to the ring. Here the ranks exchange slices and each sums its own: (N
 The sum is written to its destination directly, the own slice or another tensor, so that no copy is needed.
 
 Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer. A slot is
-reused only after its piece has been summed, so a thread receives and sums while backward runs. (Doing it in `wait`
-instead costs nothing where the ranks' own cores move the bytes, and 8 % of a step on a link of 2 Gbit/s.)
+reused only after its piece has been summed, so a thread sends, receives and sums while backward runs. (Doing it in
+`wait` instead costs nothing where the ranks' own cores move the bytes, and 8 % of a step on a link of 2 Gbit/s.)
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class GlooComm(GroupComm):
     def _reduce(
         self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None
     ) -> PairwiseReduction:
-        """Sends the other slices of `full`, (N · shard_numel,), to their ranks, and queues the sum of the own one.
+        """Queues sending the other slices of `full`, (N · shard_numel,), to their ranks, and the sum of the own one.
 
-        `into`: (shard_numel,) for the sum, by default the own slice. A thread of its own runs the sums, one at a time,
-        in launch order.
+        `into`: (shard_numel,) for the sum, by default the own slice. A thread runs the reductions, one at a time, in
+        launch order.
         """
         slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
         own = slices[self.rank]
@@ -145,15 +145,15 @@ class GlooComm(GroupComm):
         to_go = [(peer, slices[peer][place]) for place in range(len(own)) for peer in others]
         slots = full.new_empty(min(SLOTS, len(to_go)), own[0].numel())
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-        tag = tag_of("reduction", unit, full.nbytes)
-        sends = [send(piece, peer, self.group, tag) for peer, piece in to_go]
         sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
-        reduction = PairwiseReduction(self, own, sums, slots, sends, check, tag)
+        reduction = PairwiseReduction(self, to_go, own, sums, slots, check, tag_of("reduction", unit, full.nbytes))
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
             weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
         self._queue.put(reduction)
+        if labels.observed():
+            reduction.wait_until(reduction.is_sent)
         return reduction
 
 
@@ -167,46 +167,62 @@ class _Arrival(NamedTuple):
 
 
 class PairwiseReduction:
-    """One reduce-scatter in flight: `run` receives and sums in a thread; `wait` blocks until it is done."""
+    """One reduce-scatter in flight: `run` sends, receives and sums in a thread; `wait` blocks until it is done.
+
+    `to_go`: (peer, piece) of the other slices. `is_sent`: set once all sends are launched.
+    """
 
     def __init__(
-        self, comm: GlooComm, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any],
+        self, comm: GlooComm, to_go: list[tuple[int, torch.Tensor]], own: Pieces, sums: Pieces, slots: torch.Tensor,
         check: CheckRow | None, tag: int,
     ) -> None:  # fmt: skip
         self._group, self._tag = comm.group, tag
         self._lower, self._higher = range(comm.rank), range(comm.rank + 1, comm.size)
         self._own, self._sums = own, sums
-        self._sends = sends
+        self._to_go, self._sends = to_go, list[Any]()
         self._check = check
         self._slots: torch.Tensor | None = slots
         self._free = deque(slots)
         self._arriving: deque[_Arrival] = deque()
         self._to_come = iter([(peer, piece) for piece in self._own for peer in (*self._lower, *self._higher)])
         self._error: BaseException | None = None
-        self._done = threading.Event()
+        self.is_sent, self._done = threading.Event(), threading.Event()
 
-    def wait(self) -> None:
-        """Blocks until the sum is there, and raises an error of the thread here."""
+    def wait_until(self, event: threading.Event) -> None:
+        """Blocks until the thread has set `event`."""
         try:
-            self._done.wait()
+            event.wait()
         except BaseException:  # Ctrl-C: the handler may free the memory that the thread still writes to
             self._done.wait()
             raise
+
+    def wait(self) -> None:
+        """Blocks until the sum is there, and raises an error of the thread here."""
+        self.wait_until(self._done)
         self._slots = None  # freed here, not in the thread, so that the peak is the same in every run
         if self._error is not None:
             raise self._error
 
     def run(self) -> None:
-        """Receives and sums all pieces; releases every tensor but the slots before it reports completion."""
+        """Sends, receives and sums all pieces; releases every tensor but the slots before it reports completion."""
         try:
+            self._send_all()
             self._receive_all()
         except BaseException as error:
             self._error = error
         finally:
             self._own, self._sums, self._sends, self._to_come, self._check = (), (), [], iter([]), None
+            self._to_go = []
             self._arriving.clear()
             self._free.clear()
+            self.is_sent.set()
             self._done.set()
+
+    def _send_all(self) -> None:
+        self._fill_slots()  # receives first, see gather_slices
+        with labels.followed():
+            self._sends = [send(piece, peer, self._group, self._tag) for peer, piece in self._to_go]
+        self.is_sent.set()
 
     def _receive_all(self) -> None:
         with torch.no_grad():
@@ -235,8 +251,7 @@ class PairwiseReduction:
 
     def _take(self, is_last: bool) -> _Arrival:
         """Launches receives into all free slots, then returns the next piece once it has arrived."""
-        while self._free and (following := next(self._to_come, None)):
-            self._receive(*following)
+        self._fill_slots()
         arrived = self._arriving.popleft()
         arrived.work.wait()
         if is_last and self._check is not None:
@@ -246,11 +261,12 @@ class PairwiseReduction:
                 self._error = self._error or error
         return arrived
 
-    def _receive(self, peer: int, like: torch.Tensor) -> None:
-        slot = self._free.popleft()
-        place = slot[: like.numel()]
-        work = receive(place, peer, self._group, self._tag)
-        self._arriving.append(_Arrival(peer, work, place, slot))
+    def _fill_slots(self) -> None:
+        while self._free and (following := next(self._to_come, None)):
+            peer, like = following
+            slot = self._free.popleft()
+            place = slot[: like.numel()]
+            self._arriving.append(_Arrival(peer, receive(place, peer, self._group, self._tag), place, slot))
 
 
 def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
