@@ -37,7 +37,9 @@ from .backends import GroupComm
 from .desync import Stamp
 from .streams import Handle, Waitable
 
-GATHER_PIECE_BYTES = 2**20
+GATHER_PIECE_BYTES = 16 * 2**20
+"""Gathers need no memory beside their buffer, and each message costs a wake-up of both ranks."""
+
 REDUCE_PIECE_BYTES = 2**20
 SLOTS = 2
 
