@@ -36,7 +36,6 @@ REFERENCE = ROOT / "results/reference/cpu"
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_every_block_of_every_page_is_that_of_the_committed_runs() -> None:
     assert [str(page.relative_to(ROOT)) for page in outdated(REFERENCE)] == [], "run `make pages`"
 
