@@ -246,6 +246,7 @@ def test_other_precisions_are_refused_under_fsdp2(section: Any, words: str) -> N
     assert words in "; ".join(cell("fsdp2", 2, precision=section).problems)
 
 
+@pytest.mark.thorough
 def test_a_tied_model_is_counted_under_fsdp2(tmp_path) -> None:
     """One of the gradients of the tied weight waits for the other; both are known for gradients."""
     row, _ = measured(tmp_path, "fsdp2", model="words")

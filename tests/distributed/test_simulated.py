@@ -103,7 +103,9 @@ def test_a_rank_is_one_of_a_simulated_world() -> None:
     assert cell("zero1", 2, rank=2, backend="simulated").problems == ("rank=2: must be from 0 to 1, below world_size",)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", ["megatron", "zero3", *(pytest.param(s, marks=pytest.mark.thorough) for s in STRATEGIES[:3])]
+)
 def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     row, results = measured(tmp_path, strategy, 64, "wide", backend="simulated")
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)

@@ -368,6 +368,7 @@ def test_transformers_models_run(tmp_path: Path) -> None:
     assert "huggingface.architecture=gtp2: no causal language model of that name; did you mean gpt2?" in wrong.stderr
 
 
+@pytest.mark.thorough
 def test_what_hydras_sweeper_is_told_to_sweep_over_is_a_sweep() -> None:
     """In each of Hydra's spellings; what is given on its own wins."""
     for spelled in (["hydra.sweeper.params={strategy:'ddp,zero1',seed:'0,1'}"],

@@ -194,6 +194,7 @@ zerobench.main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)

@@ -85,13 +85,13 @@ OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
 @pytest.mark.parametrize(
     ("name", "precision", "more"),
     [
-        ("kept", Bf16(), {}),
+        pytest.param("kept", Bf16(), {}, marks=pytest.mark.thorough),
         pytest.param("layers", Fp32(), {}, marks=pytest.mark.thorough),
         pytest.param("logits", Fp32(), {}, marks=pytest.mark.thorough),
         pytest.param("offloaded", Fp32(), {"activation": OFFLOAD}, marks=pytest.mark.thorough),
         ("offloaded", Bf16(), {"activation": BOTH}),
         pytest.param("large logits", Fp32(), {"activation": OFFLOAD}, marks=pytest.mark.thorough),
-        ("large logits", Fp32(), {"activation": BOTH}),
+        pytest.param("large logits", Fp32(), {"activation": BOTH}, marks=pytest.mark.thorough),
     ],
 )
 def test_activations_are_as_the_formula_says(
