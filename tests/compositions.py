@@ -211,13 +211,15 @@ def coverings() -> dict[int, list[Combination]]:
 
 
 def by_strategy(n: int) -> list[Combination]:
-    """Few combinations that make sense at N ranks: every choice occurs with every strategy that it can occur with."""
+    """Few combinations that make sense at N ranks: every choice occurs with every strategy that it can occur with, but
+    those of `offload`, which are the most, with one of them each.
+    """
     drawn, rows = random.Random(n), []
     possible = [one for one in legal(n) if all(RANKS.get(choice, n) <= n for choice in one.items())]
     for strategy in STRATEGIES:
         own = [one for one in possible if one["strategy"] == strategy]
-        missing = {choice for one in own for choice in one.items()}
-        while missing:
+        missing = {choice for one in own for choice in one.items()} - {("offload", row["offload"]) for row in rows}
+        while any(axis != "offload" or strategy == list(STRATEGIES)[-1] for axis, _ in missing):
             best = max(drawn.sample(own, 400), key=lambda one: len(missing & one.items()))
             missing -= best.items()
             free = {axis: list(names)[len(rows) % len(names)] for axis, names in FREE.items()}

@@ -209,10 +209,10 @@ def half_precision(rank: int, n: int, folder: str) -> None:
         assert steps(third, range(3, 4))[0] == pytest.approx(losses[0], rel=1e-2)
 
 
-def asynchronous(rank: int, n: int, folder: str) -> None:
+def asynchronous(rank: int, n: int, folder: str, stages: list[str]) -> None:
     """Training goes on while a save is written; a save that fails says so on all ranks and harms nothing."""
     write = storage.FolderWriter._write
-    for stage in STAGES:
+    for stage in stages:
         path = f"{folder}/{stage}"
         engine = fresh("tied", "adamw", stage)
         steps(engine, range(1))

@@ -52,8 +52,8 @@ def test_half_precision_with_masters(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.half_precision, str(tmp_path))
 
 
-def test_training_goes_on_while_a_save_is_written(tmp_path: Path) -> None:
-    run_ranks(2, checkpoints.asynchronous, str(tmp_path))
+def test_training_goes_on_while_a_save_is_written(tmp_path: Path, thorough: bool) -> None:
+    run_ranks(2, checkpoints.asynchronous, str(tmp_path), list(STAGES) if thorough else ["megatron", "zero3"])
 
 
 def test_what_one_rank_sees_all_refuse(tmp_path: Path) -> None:
@@ -96,6 +96,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     """`kill -9` on one of two ranks in the middle of its file: the other hears of it, the last good one loads."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}

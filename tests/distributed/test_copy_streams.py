@@ -116,7 +116,7 @@ def test_planted_races_are_seen(cuda: ModeledCuda, mistake: str) -> None:
     assert races_of(cuda, "zero2", Offload(), MISTAKES[mistake])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
 def test_a_planted_race_with_what_is_fetched_is_seen(cuda: ModeledCuda, dtype: torch.dtype) -> None:
     mistake = MISTAKES["shards are updated while an evaluation fetches them"]
     assert races_of(cuda, "zero3", PARTS["parameters"], mistake, dtype)

@@ -60,7 +60,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 REPEATED = ("zero2 fp32", "zero2 bf16, optimizer", "zero2 bf16, gradients", "zero3 fp32", "zero2 fp32, files",
-            "zero1 bf16, files, optimizer", "zero3 bf16, files", "zero3 bf16, past the page cache")  # fmt: skip
+            "zero1 bf16, files, optimizer", "zero3 bf16, files", "zero3 bf16, past the page cache",
+            "zero3 bf16, shards alone", "zero2 bf16, files, fp16 clipped", "zero3 bf16, a part in files",
+            "zero2 fp32, blocks' inputs alone")  # fmt: skip
 """Cases that wait for `make test-all`: another stage has what each moves."""
 
 
@@ -73,8 +75,7 @@ def goes_past_the_page_cache(folder: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def rows(request: pytest.FixtureRequest, tmp_path_factory) -> dict[str, RunRow]:
-    thorough = request.config.getoption("--thorough")
+def rows(thorough: bool, tmp_path_factory) -> dict[str, RunRow]:
     folder = tmp_path_factory.mktemp("tiers")
     cells = {}
     for name, (strategy, more) in CASES.items():

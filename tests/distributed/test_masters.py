@@ -261,9 +261,9 @@ def test_small_updates_add_up_in_masters_alone() -> None:
 @pytest.mark.parametrize(
     ("section", "n", "accumulation"),
     [
-        (schema_training.Bf16(), 2, 1),
+        pytest.param(schema_training.Bf16(), 2, 1, marks=pytest.mark.thorough),
         (schema_training.Bf16(tile_bytes=4096), 2, 2),
-        (schema_training.Fp16(initial_scale=1024.0), 3, 1),
+        pytest.param(schema_training.Fp16(initial_scale=1024.0), 3, 1, marks=pytest.mark.thorough),
     ],
 )
 def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: int, accumulation: int) -> None:

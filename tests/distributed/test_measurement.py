@@ -94,8 +94,7 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
 
 
 @pytest.mark.parametrize(
-    ("strategy", "n"),
-    [*(repeated(row, True) for row in (("ddp", 2), ("zero1", 3), ("zero2", 2))), ("zero3", 3)],
+    ("strategy", "n"), [*(repeated(row, True) for row in (("ddp", 2), ("zero1", 3), ("zero2", 2))), ("zero3", 3)]
 )
 def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: str, n: int) -> None:
     """Three micro-batches a step: volumes to the element, states as predicted, the loss of one large batch."""

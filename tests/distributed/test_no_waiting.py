@@ -17,13 +17,8 @@ from zerobench.zero import initialize
 from zerobench.zero.precision import LossScaling
 
 ASKING = (
-    "aten._local_scalar_dense",
-    "aten.nonzero",
-    "aten.masked_select",
-    "aten.equal",
-    "aten.is_nonzero",
-    "aten.unique",
-)
+    "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero", "aten.unique"
+)  # fmt: skip
 """Operators whose result is a value or a shape that depends on values: on a GPU the host waits for it."""
 
 VARIANTS: list[tuple[str, dict[str, Any], torch.dtype]] = [

@@ -20,7 +20,8 @@ def check_parity(results: list[dict], n: int, tolerance: float = ADAM_TOLERANCE,
     The stages are bit-equal with one another at every N. `of`: a word for a failure."""
     for mine in results:
         losses, state = mine["ddp"]
-        for stage in STAGES:
+        stages = [stage for stage in STAGES if stage in mine]
+        for stage in stages:
             stage_losses, stage_state = mine[stage]
             assert stage_state.keys() == state.keys()
             if n <= 2:
@@ -31,11 +32,11 @@ def check_parity(results: list[dict], n: int, tolerance: float = ADAM_TOLERANCE,
                 torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
                 for key in state:
                     assert (stage_state[key] - state[key]).abs().max() <= tolerance, (stage, key)
-            first_losses, first_state = mine["zero1"]
+            first_losses, first_state = mine[stages[0]]
             assert stage_losses == first_losses, (of, stage)
             assert all(torch.equal(stage_state[k], first_state[k]) for k in state), (of, stage)
         for key in (k for k in state if "running" not in k):  # every rank ends with the same weights
-            assert torch.equal(mine["zero3"][1][key], results[0]["zero3"][1][key])
+            assert torch.equal(mine[stages[-1]][1][key], results[0][stages[-1]][1][key])
 
 
 MODELS = [m for m in zoo.MODELS if "reentrant" not in m]
@@ -44,7 +45,7 @@ CHOICES = {m: ("sgd", 1e-6) if m == "convolutions" else ("adamw", ADAM_TOLERANCE
 
 
 FOURS = [MODELS[first : first + 4] for first in range(0, len(MODELS), 4)]
-WORLDS = [(FOURS[0], n) for n in (2, 3)] + [(models, n) for models in FOURS[1:] for n in (2, 3)]
+WORLDS = [(models, 3) for models in FOURS]
 REPEATED = [
     pytest.param(models, n, marks=pytest.mark.thorough)
     for models in FOURS
@@ -86,8 +87,10 @@ def compare_reentrant(rank: int, n: int) -> bool:
     return True
 
 
-def test_optimizers_update_as_under_ddp() -> None:
-    results = run_ranks(2, training.train_optimizers, list(zoo.OPTIMIZERS))
+def test_optimizers_update_as_under_ddp(thorough: bool) -> None:
+    """Each under one stage by turns, unless all are asked for."""
+    turns = [list(STAGES) if thorough else [list(STAGES)[n % 4]] for n in range(len(zoo.OPTIMIZERS))]
+    results = run_ranks(2, training.train_optimizers, dict(zip(zoo.OPTIMIZERS, turns, strict=True)))
     for optimizer in zoo.OPTIMIZERS:
         check_parity([mine[optimizer] for mine in results], 2, of=optimizer)
 
@@ -121,7 +124,7 @@ def test_state_dict_resumes_to_the_bit(n: int) -> None:
 
 
 def test_runs_are_deterministic() -> None:
-    first, second = (run_ranks(3, training.train, "zero3", "tied", "adamw", 8) for _ in range(2))
+    first, second = (run_ranks(3, training.train, "zero3", "tied", "adamw", 4) for _ in range(2))
     for (losses, state), (again, state_again) in zip(first, second, strict=True):
         assert losses == again
         assert all(torch.equal(state[k], state_again[k]) for k in state)
@@ -133,7 +136,7 @@ def test_prefetch_changes_nothing() -> None:
 
 
 def train_prefetching(rank: int, n: int, depth: int) -> list[float]:
-    return training.train(rank, n, "zero3", "tied", "adamw", 6, prefetch=depth)[0]
+    return training.train(rank, n, "zero3", "tied", "adamw", 4, prefetch=depth)[0]
 
 
 def test_ddp_still_has_the_private_method_that_we_label() -> None:

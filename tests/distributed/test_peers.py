@@ -97,7 +97,7 @@ def check(results: list[dict[tuple[str, bool], Any]], exact: bool, tolerance: fl
                 assert all(other_state[key].shape == state[key].shape for key in state)
 
 
-@pytest.mark.parametrize("n", [2, 3, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4))])
 def test_torchs_peers_train_as_ddp(n: int) -> None:
     """Bit for bit at N = 2, where a sum has one order."""
     check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)
@@ -246,13 +246,14 @@ def test_other_precisions_are_refused_under_fsdp2(section: Any, words: str) -> N
     assert words in "; ".join(cell("fsdp2", 2, precision=section).problems)
 
 
+@pytest.mark.thorough
 def test_a_tied_model_is_counted_under_fsdp2(tmp_path) -> None:
     """One of the gradients of the tied weight waits for the other; both are known for gradients."""
     row, _ = measured(tmp_path, "fsdp2", model="words")
     assert row.max_gradients_bytes > 2 * 4000 * 32 * 4
 
 
-@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("tuned", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_zero_redundancy_is_counted(tmp_path, tuned: bool) -> None:
     """All-reduce 2ψ and broadcasts 1ψ, half of Adam's states; tuned, no second copy of the gradients as buckets."""
     row, _ = measured(tmp_path, "zero_redundancy", tuned=tuned)

@@ -29,7 +29,7 @@ from zerobench.worker import RankJob, RankRecord, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
 
-COUNT, THOROUGH, REAL = 40, 400, 5
+COUNT, THOROUGH, REAL = 20, 400, 5
 """Runs of one rank of a simulated world of 1 to 8, with --thorough, and of two real ranks."""
 
 MORE = (45, 67, 118)
@@ -202,8 +202,8 @@ def off(config: CellConfig, ranks: list[RankRecord]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def simulated(request, tmp_path_factory) -> dict[str, tuple[CellConfig, list[RankRecord]]]:
-    count = THOROUGH if request.config.getoption("--thorough") else COUNT
+def simulated(thorough, tmp_path_factory) -> dict[str, tuple[CellConfig, list[RankRecord]]]:
+    count = THOROUGH if thorough else COUNT
     seeds, kinds = sorted({*range(count), *MORE}), len(STRATEGIES)
     drawn = [(seed, STRATEGIES[seed % kinds], 1 + seed // kinds % 8) for seed in seeds]
     configs = [random_config(*one) for one in drawn]
@@ -211,7 +211,6 @@ def simulated(request, tmp_path_factory) -> dict[str, tuple[CellConfig, list[Ran
     return {str(one): both for one, *both in zip(drawn, configs, records, strict=True)}
 
 
-@pytest.mark.thorough
 def test_a_simulated_rank_holds_what_is_replayed(simulated) -> None:
     assert {name: found for name, run in simulated.items() if (found := [*off(*run)])} == {}
 

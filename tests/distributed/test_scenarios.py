@@ -127,12 +127,21 @@ def differences(mine: Any, oracle: Any, exact: bool, losses_within: float, weigh
     return wrong
 
 
+SHOWING = ["zero2", "zero3"]
+"""The stages of every run: they alone give memory back, and the others do less, of the same."""
+
+PLAIN = (loops.plain, *loops.SCHEDULERS.values())
+"""Loops that under zero2 show no more than those of test_parity.py."""
+
+
 def all_scenarios(rank: int, n: int, stages: list[str]) -> dict[str, list[str]]:
     found = {}
     for name, one in SCENARIOS.items():
         oracle = train(rank, n, one, "ddp", torch.float32)
         within = 10 * TOLERANCE if one.optimizer is sgd else 0.02 * 1e-2
         for strategy in stages:
+            if stages == SHOWING and strategy == "zero2" and one.loop in PLAIN:
+                continue
             mine = train(rank, n, one, strategy, torch.float32)
             found[f"{name}, {strategy}"] = differences(mine, oracle, one.exact and n <= 2, 10 * TOLERANCE, within)
     return found
@@ -140,11 +149,10 @@ def all_scenarios(rank: int, n: int, stages: list[str]) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     ("n", "stages"),
-    [(2, ["zero2", "zero3"]), *(pytest.param(n, list(STAGES), marks=pytest.mark.thorough) for n in (1, 2, 3))],
+    [(2, SHOWING), *(pytest.param(n, list(STAGES), marks=pytest.mark.thorough) for n in (1, 2, 3))],
     ids=str,
 )
 def test_scenarios_train_as_under_ddp(n: int, stages: list[str]) -> None:
-    """In every run those stages alone that give memory back: the others do less, of the same."""
     for mine in run_ranks(n, all_scenarios, stages, timeout_s=400):
         assert {name: wrong for name, wrong in mine.items() if wrong} == {}
 

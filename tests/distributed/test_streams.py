@@ -21,7 +21,7 @@ from zerobench.zero.comm.backends import FAKE
 from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.streams import Handle
 
-STEPS = 3
+STEPS = 2
 
 IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
     ("zero1", {"node_size": 2, "overlap_gather": True}),

@@ -17,6 +17,8 @@ from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.checkpoint.contents import tensors_of
 from zerobench.zero.checkpoint.metadata import facts_of, merge
 
+pytestmark = pytest.mark.thorough
+
 BATCH = 4
 
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -194,7 +196,6 @@ def late(rank: int, n: int, folder: str) -> None:
         dist.barrier()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("back", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_checkpoints_go_from_tier_to_tier_and_from_4_ranks_to_2_and_back(back: bool, tmp_path: Path) -> None:
     kinds = len(RESHARDED)
@@ -204,11 +205,9 @@ def test_checkpoints_go_from_tier_to_tier_and_from_4_ranks_to_2_and_back(back: b
         assert run_ranks(4, load_all, str(tmp_path), True) == [2 * kinds] * 4
 
 
-@pytest.mark.thorough
 def test_every_way_to_keep_a_state(tmp_path: Path) -> None:
     run_ranks(2, dicts, str(tmp_path))
 
 
-@pytest.mark.thorough
 def test_an_update_that_is_pending_is_part_of_the_state(tmp_path: Path) -> None:
     run_ranks(2, late, str(tmp_path))

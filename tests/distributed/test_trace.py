@@ -21,7 +21,7 @@ TRACED = Measure(steps=3, warmup=2, trace=True)
 
 
 def test_a_third_pass_tells_what_is_exposed(tmp_path: Path) -> None:
-    one = cell("zero2", 2, "million", results_dir=str(tmp_path), measure=TRACED)
+    one = cell("zero2", 2, results_dir=str(tmp_path), measure=TRACED)
     row = cells.run_cell(one, lambda _: None)
     assert row.status == "ok", row.reason
     assert row.passes_agree

@@ -61,8 +61,10 @@ def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str
     return take_steps(engine, rank, n, range(steps)), engine.full_state_dict()
 
 
-def train_all(rank: int, n: int, model_name: str, optimizer_name: str, steps: int = STEPS) -> dict[str, Any]:
-    return {s: train(rank, n, s, model_name, optimizer_name, steps) for s in ("ddp", *STAGES)}
+def train_all(
+    rank: int, n: int, model_name: str, optimizer_name: str, stages: Iterable[str] = STAGES
+) -> dict[str, Any]:
+    return {s: train(rank, n, s, model_name, optimizer_name, 3) for s in ("ddp", *stages)}
 
 
 def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, dict[str, Any]]:
@@ -70,9 +72,9 @@ def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, 
     return {model: train_all(rank, n, model, optimizer) for model, optimizer in models}
 
 
-def train_optimizers(rank: int, n: int, optimizers: list[str]) -> dict[str, dict[str, Any]]:
-    """Several optimizers in one launch."""
-    return {optimizer: train_all(rank, n, "tied", optimizer, 3) for optimizer in optimizers}
+def train_optimizers(rank: int, n: int, optimizers: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+    """Several optimizers in one launch, each under its stages."""
+    return {optimizer: train_all(rank, n, "tied", optimizer, stages) for optimizer, stages in optimizers.items()}
 
 
 def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
@@ -80,7 +82,7 @@ def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
     model = zoo.build("tied")
     engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
     losses = []
-    for step in range(6):
+    for step in range(3):
         for micro in range(3):
             inputs = zoo.tokens(rank, n, 3 * step + micro)
             if no_sync and micro < 2:
@@ -131,7 +133,7 @@ def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
     engine = engine_of(strategy, model, optimizer)
     assert engine.optimizer is optimizer
     losses = []
-    for step in range(8):
+    for step in range(4):
         loss = engine(*zoo.tokens(rank, n, step)) + engine(*zoo.tokens(rank, n, 50 + step))
         engine.backward(loss)
         engine.step()
@@ -145,20 +147,20 @@ def schedule_all(rank: int, n: int) -> dict[str, Any]:
 
 
 def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
-    """Losses of ten steps straight, and of the last five after a state_dict was put into a fresh engine."""
+    """Losses of six steps straight, and of the last three after a state_dict was put into a fresh engine."""
 
     def fresh():
         model = zoo.build("tied")
         return engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
 
     first = fresh()
-    take_steps(first, rank, n, range(5))
+    take_steps(first, rank, n, range(3))
     saved = first.state_dict()
-    take_steps(first, rank, n, range(5, 7))  # must not change what was saved
+    take_steps(first, rank, n, range(3, 4))  # must not change what was saved
     second = fresh()
     second.load_state_dict(saved)
-    resumed = take_steps(second, rank, n, range(5, 10))
-    return take_steps(fresh(), rank, n, range(10))[5:], resumed
+    resumed = take_steps(second, rank, n, range(3, 6))
+    return take_steps(fresh(), rank, n, range(6))[3:], resumed
 
 
 def resume_all(rank: int, n: int) -> dict[str, Any]:

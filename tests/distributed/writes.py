@@ -45,13 +45,13 @@ FILES: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
 """Strategy, model, dtype, options; the second of what lies in files."""
 
 
-def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+def kinds(n: int, folder: str, every: int = 1) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
     files = [
         (stage, model, dtype, {"offload": NvmeOffload(path=folder, block_bytes=4096, buffers=24, **options)})
         for stage, model, dtype, options in FILES
     ]
     groups = [("zero3", "tied", HALF, {"shard_group": 2}), ("zero2", "unused", HALF, {"shard_group": 2})]
-    return [*KINDS, *files, *(groups if n == 4 else [])]
+    return [*KINDS, *files, *(groups if n == 4 else [])][::every]
 
 
 def engine_of(stage: str, model: nn.Module, options: dict[str, Any]) -> Any:
@@ -108,10 +108,10 @@ WAYS: list[Callable[[Any, dict[str, torch.Tensor]], None]] = [
 ]  # fmt: skip
 
 
-def every_way(rank: int, n: int, folder: str) -> int:
+def every_way(rank: int, n: int, folder: str, each: int) -> int:
     """Trained, overwritten, trained: as if it had started there. Returns how many ways were tried."""
     tried = 0
-    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder, each)):
         state = other_state(name, dtype)
         fresh = zoo.build(name).to(dtype)
         fresh.load_state_dict(state)
@@ -133,13 +133,12 @@ def every_way(rank: int, n: int, folder: str) -> int:
     return tried
 
 
-def untouched(rank: int, n: int, folder: str) -> None:
+def untouched(rank: int, n: int, folder: str, every: int) -> None:
     """Reading full parameters, or writing to one of them, leaves every bit of the other masters; and writing reaches
     what a checkpoint would hold.
     """
-    for stage, name, dtype, options in kinds(n, folder):
-        if dtype != HALF:  # masters and parameters are one
-            continue
+    halves = [one for one in kinds(n, folder) if one[2] == HALF]  # elsewhere masters and parameters are one
+    for stage, name, dtype, options in halves[::every]:
         results = []
         for reads in (False, True):
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
@@ -276,9 +275,9 @@ def lost_inside_forward(rank: int, n: int, folder: str) -> None:
         engine.step()
 
 
-def to_param_groups(rank: int, n: int, folder: str) -> None:
+def to_param_groups(rank: int, n: int, folder: str, every: int) -> None:
     """What is written to the optimizer's tensors is refused until every rank takes it, and then it is trained."""
-    for stage, name, dtype, options in kinds(n, folder):
+    for stage, name, dtype, options in kinds(n, folder, every):
         halved = zoo.build(name).to(dtype)
         with torch.no_grad():
             for p in (p for p in halved.parameters() if p.requires_grad):

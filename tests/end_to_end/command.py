@@ -15,15 +15,9 @@ from zerobench import cli
 ROOT = Path(__file__).parents[2]
 
 SMALL = [
-    "model=gpt_tiny",
-    "model.layers=1",
-    "model.hidden=16",
-    "model.heads=2",
-    "measure=quick",
-    "launch.threads=1",
-    "sequence=16",
-    "device=cpu",
-]
+    "model=gpt_tiny", "model.layers=1", "model.hidden=16", "model.heads=2", "measure=quick", "launch.threads=1",
+    "sequence=16", "device=cpu"
+]  # fmt: skip
 """A small cell. Threads that wait for one another on a busy machine would be most of its time."""
 
 

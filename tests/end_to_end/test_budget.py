@@ -36,7 +36,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with a budget that it meets."""
     where = tmp_path_factory.mktemp("checkout")
     for name in ("zerobench", "conf"):
-        shutil.copytree(ROOT / name, where / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, where / name)  # with what is compiled: that takes as long as a run
     done = budget(where, "record", "-m", "strategy=zero2,zero3", "world_size=2", *SMALL)
     assert done.returncode == 0, done.stderr
     return where
@@ -118,6 +118,7 @@ def test_what_cannot_be_judged_is_125_and_what_is_missing_1(checkout: Path) -> N
     assert "missing: zero9 gpt_tiny N=2 b=8: the budget has it and the runs have not" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_ceiling_by_hand_stays_when_values_are_recorded_anew(checkout: Path) -> None:
     file = checkout / "by_hand.yaml"
     name = "zero2 gpt_tiny N=2 b=8"

@@ -19,6 +19,7 @@ from zerobench.results.tables import load
 from zerobench.sweep.cell import run_cell
 
 
+@pytest.mark.thorough
 def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(noise, "MOST_PLAUSIBLE", 1e9)
@@ -59,6 +60,7 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
     assert "holds 2 cells that are ok; name one" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_noise_is_measured_by_running_one_cell_anew(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(noise, "MOST_PLAUSIBLE", 1e9)  # steps of a millisecond on a busy machine differ by any factor

@@ -13,6 +13,7 @@ import pytest
 
 import zerobench
 from tests.end_to_end.command import SMALL, heed_ctrl_c
+from tests.end_to_end.command import zerobench as zerobench_here
 
 LONG = ["measure.steps=100000", "launch.timeout_s=100"]
 
@@ -41,31 +42,27 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 
 
 def test_killed_ranks_are_crashes_the_sweep_goes_on_and_ctrl_c_leaves_a_row_and_no_process(tmp_path: Path) -> None:
-    sweep = start(tmp_path, "-m", "strategy=zero1,zero2,zero3", "world_size=2", *LONG)
+    sweep = start(tmp_path, "-m", "strategy=zero2,zero3", "world_size=2", *LONG)
     first = ranks_of(sweep, 2)
     first[1].kill()
     wait_until_gone(first)
     second = ranks_of(sweep, 2)
-    second[0].kill()
-    wait_until_gone(second)
-    third = ranks_of(sweep, 2)
     sweep.send_signal(signal.SIGINT)
     _, errors = sweep.communicate(timeout=180)
     assert sweep.returncode == 130, errors
     assert "Traceback" not in errors
     runs = zerobench.load(tmp_path / "results/runs").runs.sort_values("started")
-    assert list(runs.status) == ["crash", "crash", "interrupted"], errors
-    assert all("was killed by signal 9 (SIGKILL)" in reason for reason in runs.reason[:2])
-    wait_until_gone(third)
+    assert list(runs.status) == ["crash", "interrupted"], errors
+    assert "was killed by signal 9 (SIGKILL)" in runs.reason.iloc[0]
+    wait_until_gone(second)
 
 
 def test_a_timeout_is_a_row(tmp_path: Path) -> None:
-    sweep = start(tmp_path, "world_size=2", "measure.steps=100000", "launch.timeout_s=2")
-    sweep.communicate(timeout=180)
-    assert sweep.returncode == 1
+    words = ["world_size=1", "measure.steps=100000", "launch.timeout_s=1"]
+    assert zerobench_here(*SMALL, *words, cwd=tmp_path).returncode == 1
     run = zerobench.load(tmp_path / "results/runs").runs.iloc[0]
     assert run.status == "timeout"
-    assert "launch.timeout_s=2 was over" in run.reason
+    assert "launch.timeout_s=1 was over" in run.reason
     log = tmp_path / "results/runs" / run.run_id / "logs/timed/rank0.log"
     assert "run_rank" in log.read_text()
 

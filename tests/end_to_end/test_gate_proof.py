@@ -25,6 +25,8 @@ from tests.ranks import run_ranks
 from zerobench.commands.budget import budget
 from zerobench.watching import trainer_callback
 
+pytestmark = pytest.mark.thorough
+
 PROJECTS = Path(__file__).parents[1] / "projects"
 
 
@@ -159,7 +161,6 @@ def test_a_replanted_fault_is_caught_with_category_bytes_and_line(
     assert only_row(after)[fault.metric] - only_row(before)[fault.metric] == fault.more
 
 
-@pytest.mark.thorough
 def test_fresh_processes_raise_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, limits = planted(tmp_path / "logits", project="logits"), tmp_path / "limits.yaml"
     for number in range(5):
@@ -171,7 +172,6 @@ def test_fresh_processes_raise_no_alarm(tmp_path: Path, capsys: pytest.CaptureFi
         assert check(limits, to, capsys) == (0, [])
 
 
-@pytest.mark.thorough
 def test_a_trainer_that_no_one_here_wrote_is_gated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_without_being_installed_it_says_so(checkout: dict[str, str], tmp_path: 
     assert done.stdout.startswith("zerobench not installed, torch 2."), done.stderr
 
 
+@pytest.mark.thorough
 def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     out, printed = whole
     sections = told(out)
@@ -105,6 +106,7 @@ def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     assert [line[3:] for line in summary.splitlines() if line.startswith("## ")] == [s.title for s in SECTIONS.values()]
 
 
+@pytest.mark.thorough
 def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
     out, _ = whole

@@ -24,6 +24,8 @@ from zerobench.results.tables import load
 
 from .command import SMALL, zerobench
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ["-m", *SMALL, "strategy=zero2", "optimizer=sgd", "optimizer.lr=0.1,1e6", "world_size=2",
          "measure.passes=accounted", "results_dir=results"]  # fmt: skip
 """Two cells; with the larger learning rate the training diverges."""
@@ -80,7 +82,6 @@ def test_a_launchers_rows_are_those_of_this_machine_and_are_reused(tmp_path: Pat
     assert again.stderr.count("reused an earlier run") == 1
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
 def test_a_killed_job_is_a_row_and_the_next_attempt_another_job(tmp_path: Path, launcher: str) -> None:
     """The process is killed that the job's board names, once it is up."""
@@ -105,7 +106,6 @@ def test_a_killed_job_is_a_row_and_the_next_attempt_another_job(tmp_path: Path, 
     assert list((tmp_path / "results" / JOBS).glob("*")) == []
 
 
-@pytest.mark.thorough
 def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path: Path) -> None:
     words = ["-m", *SMALL, "strategy=ddp", "world_size=1", "measure.passes=accounted"]
     ends = {"processes": ("ok", ""), "closed": ("crash", "failed: RuntimeError: the cluster is closed until Monday"),
@@ -121,7 +121,6 @@ def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path
         assert all(reason in one for one in runs["reason"])
 
 
-@pytest.mark.thorough
 def test_ray_runs_cells_on_two_workers_and_a_killed_one_is_a_row(tmp_path: Path) -> None:
     if find_spec("ray") is None or find_spec("hydra_plugins.hydra_ray_launcher") is None:
         pytest.skip("Ray's plugin is not installed: pip install hydra-ray-launcher, in an environment of its own")

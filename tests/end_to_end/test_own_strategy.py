@@ -15,6 +15,8 @@ from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as command
 from zerobench.plots.style import learn_colors, look
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLE = Path(__file__).parents[2] / "examples/own_strategy.py"
 SWEEP = ["-m", "strategy=ddp,toy_zero1", "strategy.overlap=true", "accumulation=2", "world_size=2"]
 
@@ -48,7 +50,6 @@ def test_a_toy_zero1_trains_as_ddp_and_has_its_states_and_volume(swept: Path) ->
     assert toy.unexplained == ""
 
 
-@pytest.mark.thorough
 def test_its_budget_holds_and_a_lower_one_does_not(swept: Path) -> None:
     done = run(swept, "budget", "check", "own.yaml")
     assert done.returncode == 0, done.stdout + done.stderr

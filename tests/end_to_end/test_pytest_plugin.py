@@ -359,6 +359,7 @@ def test_is_known(zerobench_watch):
 """
 
 
+@pytest.mark.thorough
 def test_ranks(toy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh gloo ranks: rank 0 judges and records; the first failure, a death and a timeout are told."""
     toy.makepyfile(test_ranks=RANKS)

@@ -11,6 +11,8 @@ import pytest
 
 import zerobench
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = """
 import torch, zerobench
 from torch import nn
@@ -84,19 +86,16 @@ def swept(tmp_path: Path, strategy: str, *more: str) -> pd.DataFrame:
     return runs
 
 
-@pytest.mark.thorough
 def test_states_and_volumes_of_unusual_models(tmp_path: Path) -> None:
     assert swept(tmp_path, "zero3").passes_agree.all()
 
 
-@pytest.mark.thorough
 def test_one_rank_of_them_alone(tmp_path: Path) -> None:
     """Which is as another strategy's whole world, and sooner done."""
     more = ["backend=simulated", "strategy.find_unused_parameters=true"]
     assert swept(tmp_path, "ddp,zero1,zero2", *more).passes_agree.isna().all()
 
 
-@pytest.mark.thorough
 def test_the_example_on_images_trains_alike_under_every_strategy(tmp_path: Path) -> None:
     """As a user would run it, from another folder: one model, one seed, whatever the strategy and the world size."""
     example = Path(__file__).parents[2] / "examples/images.py"

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from tests.end_to_end.command import ROOT, SMALL
 from zerobench.commands.plot import FIGURES
@@ -18,6 +22,19 @@ sys.exit(max(run(["plot", name, "results/runs", "--out", name + ".pdf"]) for nam
 """
 
 
+def test_the_wheel_holds_what_a_command_needs_and_nothing_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))) as wheel:
+        names = set(wheel.namelist())
+        (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
+        assert "zerobench = zerobench:main" in wheel.read(points).decode()
+    assert {f"zerobench/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "zerobench").rglob("*.py")} <= names
+    assert "zerobench/commands/replay/page/step.html" in names
+    assert any(name.endswith("share/zerobench/examples/own_strategy.py") for name in names)
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"zerobench", "zerobench_zero"}
+
+
+@pytest.mark.thorough
 def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "wheels"), str(ROOT)]

@@ -358,6 +358,14 @@ NAMED = {
 }
 
 
+REPEATED = (
+    "a bucket leaked each step", "a second gather of one bucket", "buckets of double size, zero1",
+    "padding of 16 elements", "a host upload twice, updates late", "fp32 on the wire, zero1",
+    "fp32 on the wire, zero3", "an int32 all-reduce of 1 MiB",
+)  # fmt: skip
+"""Of `make test-all` alone: another of the same kind is in every run."""
+
+
 def cell_of(fault: Fault) -> Cell:
     more = {key: NAMED[value] for key, value in fault.config.items()}
     one = cell(fault.strategy, 2, backend="simulated", **more)
@@ -370,10 +378,11 @@ def setting(fault: Fault) -> tuple[str, ...]:
 
 
 @cache
-def records(folder: Path) -> dict[tuple[str, ...] | str, Any]:
+def records(folder: Path, thorough: bool) -> dict[tuple[str, ...] | str, Any]:
     """Of every fault by its name, and of an honest run by its setting; one process for all."""
-    honest = {setting(fault): cell_of(fault) for fault in FAULTS}
-    jobs: dict[tuple[str, ...] | str, Cell] = {**honest, **{fault.name: cell_of(fault) for fault in FAULTS}}
+    chosen = [fault for fault in FAULTS if thorough or fault.name not in REPEATED]
+    honest = {setting(fault): cell_of(fault) for fault in chosen}
+    jobs: dict[tuple[str, ...] | str, Cell] = {**honest, **{fault.name: cell_of(fault) for fault in chosen}}
     planted = [
         (key if isinstance(key, str) else None, RankJob(one.config, "accounted", 0, str(folder / "meet"), str(folder)))
         for key, one in jobs.items()
@@ -390,8 +399,8 @@ def records(folder: Path) -> dict[tuple[str, ...] | str, Any]:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...] | str, Any]:
-    return records(tmp_path_factory.mktemp("planted"))
+def rows(tmp_path_factory: pytest.TempPathFactory, thorough: bool) -> dict[tuple[str, ...] | str, Any]:
+    return records(tmp_path_factory.mktemp("planted"), thorough)
 
 
 def said_of(row: Any, honest: Any, config: CellConfig) -> tuple[list[str], list[str]]:
@@ -401,7 +410,10 @@ def said_of(row: Any, honest: Any, config: CellConfig) -> tuple[list[str], list[
     return [one for one in row.unexplained.split("; ") if one], [one.sentence for one in found]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=pytest.mark.thorough if one.name in REPEATED else (), id=one.name) for one in FAULTS],
+)
 def test_a_planted_mistake_is_seen_and_named(rows: dict[Any, Any], fault: Fault) -> None:
     row, honest = rows[fault.name], rows[setting(fault)]
     alone, held = said_of(row, honest, cell_of(fault).config)
@@ -409,5 +421,5 @@ def test_a_planted_mistake_is_seen_and_named(rows: dict[Any, Any], fault: Fault)
 
 
 def test_an_honest_run_has_nothing_unexplained(rows: dict[Any, Any]) -> None:
-    for fault in FAULTS:
-        assert rows[setting(fault)].unexplained == "", setting(fault)
+    for key, row in rows.items():
+        assert isinstance(key, str) or row.unexplained == "", key

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from zerobench.host.environment import data_bytes
 
-SLICE, CAMPAIGN = 3, 2000
+SLICE, CAMPAIGN = 2, 2000
 """Command lines of each kind."""
 
 MEMORY_BYTES = 4 * 2**30

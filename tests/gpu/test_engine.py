@@ -32,7 +32,8 @@ from zerobench.zero.comm.backends import FAKE, NcclComm
 from zerobench.zero.comm.desync import Stamp
 from zerobench.zero.comm.simulated import SimulatedNccl
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 LATE_CYCLES = 2_000_000
 """About a millisecond: longer than what computes beside it in these models."""

@@ -9,7 +9,8 @@ import torch
 
 from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, Pool
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 
 def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:

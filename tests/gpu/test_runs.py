@@ -12,7 +12,8 @@ from tests.cells import cell
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
 
 
 def run(folder: Path, strategy: str, n: int, backend: str) -> tuple[Any, list[float]]:

@@ -72,10 +72,7 @@ def _with(
 
 
 def judge_all(
-    made: list[Copy],
-    mutants: list[Mutant],
-    one: Callable[[Copy, Mutant], Verdict],
-    tell: Callable[[Verdict], None],
+    made: list[Copy], mutants: list[Mutant], one: Callable[[Copy, Mutant], Verdict], tell: Callable[[Verdict], None]
 ) -> list[Verdict]:
     """Judges each mutant in whichever copy is free; `tell` hears each verdict as it comes."""
     free: Queue[Copy] = Queue()

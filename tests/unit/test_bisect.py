@@ -102,7 +102,6 @@ def test_a_commit_that_cannot_be_judged_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_training_script_is_bisected_by_git_itself(tmp_path: Path, monkeypatch, capfd) -> None:
     """The recipe of the page, in processes of its own; one commit cannot be imported."""
     fault = toy.FAULTS["an activation more"]

@@ -95,7 +95,6 @@ def test_the_marker_of_the_script_is_that_of_the_comment() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_step_of_the_check_runs(loops: Path, recorded: Path, tmp_path: Path) -> None:
     """As a runner runs it: bash -e, its inputs in the environment."""

@@ -200,6 +200,6 @@ def test_every_command_of_the_workflows_parses() -> None:
         "python analysis/arena.py --out",
         "zerobnch status",
     ],
-)
+)  # fmt: skip
 def test_a_command_that_would_be_refused_is_found(line: str) -> None:
     assert problem_of(line)

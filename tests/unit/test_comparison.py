@@ -291,7 +291,6 @@ def false_alarms(drift: float, mirrored: bool) -> float:
     return alarms / 200
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_drift_is_no_change_of_the_code() -> None:
     """Judged all the same, blocks of identical code would be called changed: 31 % at 3 % of drift, 72 % at 10 %."""
@@ -305,7 +304,6 @@ def test_drift_is_no_change_of_the_code() -> None:
     assert blocks.effects[0].ratio == pytest.approx(2)
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
     """Of 2 000 experiments with the stated number of pairs and a 3 % change, 80 of 100 find an interval without 1."""
@@ -328,6 +326,7 @@ def test_turns_are_mirrored() -> None:
     assert [number for _, number in turns(2)] == [0, 0, 1, 1]
 
 
+@pytest.mark.thorough
 def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
     random = np.random.default_rng(0)
     times = np.exp(random.normal(0, 0.02, size=(4000, 8)))

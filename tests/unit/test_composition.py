@@ -58,7 +58,6 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() ->
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_what_is_trained_holds_every_pair_that_makes_sense() -> None:
     """Of the whole product, asked of the config: the rows of all numbers of ranks together."""
     legal = (one for n in compositions.WORLDS for one in compositions.legal(n))

@@ -22,14 +22,7 @@ PAGES = [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-MADE = (
-    "results/runs",
-    "results/mlp",
-    "results/calibration",
-    "build/docs",
-    "results/budgets/",
-    "results/versions",
-)
+MADE = ("results/runs", "results/mlp", "results/calibration", "build/docs", "results/budgets/", "results/versions")
 """Paths that a reader's own commands make."""
 
 

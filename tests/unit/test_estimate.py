@@ -194,17 +194,13 @@ zerobench.main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     words = ["estimate", "model=mine", "model.needy=false,true", "model.vocabulary=333", "strategy=zero1"]
-    done = subprocess.run(
-        [sys.executable, "mine.py", *words, "--format", "json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    command = [sys.executable, "mine.py", *words, "--format", "json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1, done.stderr
     plain, needy = json.loads(done.stdout)["estimates"]
     assert (plain["psi"], plain["problem"]) == (333 * 64 + 333 * 65, "")

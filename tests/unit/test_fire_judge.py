@@ -59,17 +59,9 @@ def test_a_clean_campaign_is_clean_and_each_planted_fault_is_found(campaign: Cam
     amend_row(campaign.fired / finished, {"peak_bytes": 7})
     found = words_of(judge(campaign, {"two": 1}))
     for words in (
-        "was not shot",
-        "orphan: start 1",
-        "a-run: the run was there",
-        "hung: start 2",
-        "2 finished runs",
-        "fired/.partial-x",
-        "tmp/zerobench-tmp-1",
-        "peak_bytes is 7",
-        "has changed",
-        "one more sweep ended with 1",
-    ):
+        "was not shot", "orphan: start 1", "a-run: the run was there", "hung: start 2", "2 finished runs",
+        "fired/.partial-x", "tmp/zerobench-tmp-1", "peak_bytes is 7", "has changed", "one more sweep ended with 1"
+    ):  # fmt: skip
         assert words in found, words  # fmt: skip
     shutil.rmtree(campaign.fired)
     campaign.fired.mkdir()

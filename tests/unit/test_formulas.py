@@ -57,12 +57,7 @@ def test_states_are_those_of_the_papers_table(n: int, row: tuple[float, ...]) ->
 
 @pytest.mark.parametrize(
     ("theory", "equation"),
-    [
-        (DDP, "(2 + 2 + K)ψ"),
-        (ZERO1, "(2 + 2)ψ + Kψ/N"),
-        (ZERO2, "2ψ + (2 + K)ψ/N"),
-        (ZERO3, "(2 + 2 + K)ψ/N"),
-    ],
+    [(DDP, "(2 + 2 + K)ψ"), (ZERO1, "(2 + 2)ψ + Kψ/N"), (ZERO2, "2ψ + (2 + K)ψ/N"), (ZERO3, "(2 + 2 + K)ψ/N")],
 )
 def test_equations_read_as_the_paper_prints_them(theory: StrategyTheory, equation: str) -> None:
     found = states(theory, 1000, 4)

@@ -52,7 +52,6 @@ def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: None, capsys) -> None:
     """It is part of the nine minutes. 7 s of a core, with composing; the answer is exact, each search announced."""
     setup = SuiteSetup(tmp_path, "cuda", False, int(139.8 * 2**30))
@@ -86,13 +85,13 @@ OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
 @pytest.mark.parametrize(
     ("name", "precision", "more"),
     [
-        ("kept", Bf16(), {}),
+        pytest.param("kept", Bf16(), {}, marks=pytest.mark.thorough),
         pytest.param("layers", Fp32(), {}, marks=pytest.mark.thorough),
         pytest.param("logits", Fp32(), {}, marks=pytest.mark.thorough),
         pytest.param("offloaded", Fp32(), {"activation": OFFLOAD}, marks=pytest.mark.thorough),
         ("offloaded", Bf16(), {"activation": BOTH}),
         pytest.param("large logits", Fp32(), {"activation": OFFLOAD}, marks=pytest.mark.thorough),
-        ("large logits", Fp32(), {"activation": BOTH}),
+        pytest.param("large logits", Fp32(), {"activation": BOTH}, marks=pytest.mark.thorough),
     ],
 )
 def test_activations_are_as_the_formula_says(
@@ -193,7 +192,6 @@ def test_the_plan_in_the_documents_is_the_plan_and_fits() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
     """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
     setup = SuiteSetup(tmp_path, "cuda", False, 140 * 2**30)

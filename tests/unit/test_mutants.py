@@ -44,7 +44,6 @@ CASES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_fault_is_killed_or_survives_or_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the project itself stays as it was."""
     project, copied = tmp_path / "project", tmp_path / "copies"

@@ -65,7 +65,6 @@ def check(read: Any, folder: Path, strategies: list[str]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_its_cells_run_in_a_kernel(tmp_path: Path) -> None:
     """With two of the four strategies, so that it takes seconds; `make test-all` runs all of it."""
     check(executed(tmp_path, **{'"ddp", "zero1", "zero2", "zero3"': '"ddp", "zero3"'}), tmp_path, ["ddp", "zero3"])

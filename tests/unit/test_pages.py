@@ -36,7 +36,6 @@ REFERENCE = ROOT / "results/reference/cpu"
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_every_block_of_every_page_is_that_of_the_committed_runs() -> None:
     assert [str(page.relative_to(ROOT)) for page in outdated(REFERENCE)] == [], "run `make pages`"
 
@@ -65,7 +64,13 @@ def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", sorted(set(FIGURES.values())))
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(one, marks=pytest.mark.thorough if n % 4 else ())
+        for n, one in enumerate(sorted({*FIGURES.values()}))
+    ],
+)
 def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str, capsys) -> None:
     results = zerobench.load(REFERENCE / experiment)
     assert set(results.runs.status) == {"ok"}

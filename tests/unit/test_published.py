@@ -54,7 +54,6 @@ def test_formulas_are_listed_and_written_without_execution(capsys: pytest.Captur
     assert "published: --only megaton: no such source; did you mean megatron?" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_every_row_is_executed_as_in_the_committed_table(tmp_path: Path) -> None:
     """`make published` writes the table; values are exact, and the same on every machine."""

@@ -56,7 +56,6 @@ def measured_gib(run: PublishedRun, folder: Path) -> float:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [ROWS[1:2], pytest.param(ROWS, marks=pytest.mark.thorough)], ids=["one", "all"])
 def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[str, Any]]) -> None:
     """And a run without a configuration is in the file, with its reason; what was executed is not executed again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def of(name: str, **choices: Any) -> RunRow:
     return replace(made, run_id=name, **told)
 
 
+@cache
 def some() -> Results:
     return results_of(
         [
@@ -95,6 +97,7 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
         Where.parse(text)
 
 
+@cache
 def attempts() -> Results:
     """zero1: crashed, then ok, then ok again, then crashed again; zero2: invalid alone; zero3: out of memory."""
     zero1 = [run("zero1", 2), run("zero1", 2), run("zero1", 2, "crash"), run("zero1", 2, "crash")]

@@ -108,11 +108,11 @@ def test_a_wrong_option_is_answered_with_the_right_one(override: str, sentence: 
 
 @pytest.mark.slow
 def test_a_key_in_bytes_takes_a_size_and_makes_the_cell_of_the_number() -> None:
-    sizes = ["1MiB", "'2 MiB'", "0.5mib", "auto", "4096"]
+    sizes = ["1MiB", "'0.5 mib'", "auto"]
     cells = compose_cells(["-m", "strategy=zero1", f"strategy.bucket_bytes={','.join(sizes)}", *CELL])
-    numbers = [1048576, 2097152, 524288, "auto", 4096]
+    numbers = [1048576, 524288, "auto"]
     assert [cell.config.strategy.values()["bucket_bytes"] for cell in cells] == numbers
-    plain = compose_cells(["-m", "strategy=zero1", "strategy.bucket_bytes=1048576,2097152,524288,auto,4096", *CELL])
+    plain = compose_cells(["-m", "strategy=zero1", "strategy.bucket_bytes=1048576,524288,auto", *CELL])
     assert [cell.cell_id for cell in cells] == [cell.cell_id for cell in plain]
     (tile,) = compose_cells(["strategy=zero1", "precision=bf16", "precision.tile_bytes=64KiB", *CELL])
     assert tile.config.precision.tile_bytes == 65536

@@ -14,6 +14,8 @@ from tests.unit.test_status_show_prune import make
 from zerobench.results import run_files
 from zerobench.results.tables import ALL_TABLES, Results, load
 
+pytestmark = pytest.mark.slow
+
 RUNS = 8
 
 
@@ -55,7 +57,6 @@ def files_read(monkeypatch: pytest.MonkeyPatch, where: Path) -> int:
     return len(opened)
 
 
-@pytest.mark.slow
 def test_a_second_load_reads_few_files_and_gives_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = whole(folder)
     assert len(first.runs) == RUNS
@@ -63,7 +64,6 @@ def test_a_second_load_reads_few_files_and_gives_the_same(folder: Path, monkeypa
     same(load(folder), first)
 
 
-@pytest.mark.slow
 def test_runs_that_changed_came_or_went_are_seen(folder: Path) -> None:
     whole(folder)
     runs = sorted(path for path in folder.iterdir() if (path / "run.json").is_file())
@@ -80,7 +80,6 @@ def test_runs_that_changed_came_or_went_are_seen(folder: Path) -> None:
     assert list(now.runs.status[now.runs.run_id == runs[0].name]) == ["crash"]
 
 
-@pytest.mark.slow
 def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(folder: Path) -> None:
     """Of many runs a table is read when it is used; then its pages are checked."""
     first, second, *_ = sorted(path for path in folder.iterdir() if (path / "run.json").is_file())
@@ -99,7 +98,6 @@ def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(
         assert first.name not in set(load(folder).memory.run_id), "no cache keeps it silent"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["index.json", "steps.parquet", "runs.parquet"])
 def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
     first = whole(folder)
@@ -108,7 +106,6 @@ def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
     same(load(folder), first)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory.parquet", "runs.parquet"])
 def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> None:
     first = whole(folder)
@@ -117,7 +114,6 @@ def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> Non
     same(load(folder), first)
 
 
-@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_has_no_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, *_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

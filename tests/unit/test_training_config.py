@@ -102,10 +102,7 @@ def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
             {"precision": schema_training.Bf16(wire_dtype="int8")},
             "precision.wire_dtype=int8: use one of fp32, bf16, fp16",
         ),
-        (
-            {"precision": schema_training.Bf16(gradient_dtype="fp16")},
-            "of a bf16 model are accumulated in bf16 or fp32",
-        ),
+        ({"precision": schema_training.Bf16(gradient_dtype="fp16")}, "of a bf16 model are accumulated in bf16 or fp32"),
         (
             {"precision": schema_training.Fp32(gradient_dtype="bf16")},
             "gradients of a fp32 model are accumulated in fp32",
@@ -207,10 +204,7 @@ def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_t
     section = cell("zero2", 2, precision=schema_training.Bf16()).config.precision
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model.add_module("tied", model[0])
-    assert {t.dtype for t in section.cast(model, "zero2").state_dict().values()} == {
-        torch.bfloat16,
-        torch.int64,
-    }
+    assert {t.dtype for t in section.cast(model, "zero2").state_dict().values()} == {torch.bfloat16, torch.int64}
     assert model[0].weight is model.tied.weight
     with pytest.raises(ValueError, match=r"0.weight is torch.float64: build the model in float32"):
         section.cast(nn.Sequential(nn.Linear(3, 3)).double(), "zero2")

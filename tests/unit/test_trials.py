@@ -254,7 +254,7 @@ def test_an_axis_has_the_values_that_were_written_and_other_commands_refuse_it()
         compose_cells([*BY_MADE_UP, "objective=peak_bytes", *words])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs_optuna
 def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> None:
     words = ("micro_batch=range(0,13)", "strategy=ddp,zero3", "strategy.bucket_bytes=1MiB,4MiB")
@@ -298,13 +298,8 @@ def test_nevergrad_finds_what_is_best_too(ran: Ran) -> None:
 @pytest.mark.thorough
 def test_a_real_sweep_of_simulated_cells_is_taken_up_again(tmp_path: Path) -> None:
     words = ["-m", "hydra/sweeper=optuna", "objective=peak_bytes", "strategy=ddp,zero1,zero2,zero3", "world_size=4"]
-    words += [
-        "model=gpt_tiny",
-        "backend=simulated",
-        "tensors=fake",
-        "hydra.sweeper.n_trials=4",
-        f"results_dir={tmp_path}",
-    ]
+    words += ["model=gpt_tiny", "backend=simulated", "tensors=fake", "hydra.sweeper.n_trials=4"]
+    words += [f"results_dir={tmp_path}"]
     said = [
         subprocess.run([sys.executable, "-m", "zerobench", *words], capture_output=True, text=True) for _ in range(2)
     ]

@@ -85,7 +85,6 @@ runpy.run_module(module, run_name="__main__")
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, capsys) -> None:
     """A run of its own under a torch that was changed: the third state is there to the byte."""
     monkeypatch.chdir(tmp_path)

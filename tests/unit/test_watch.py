@@ -238,7 +238,9 @@ class Stop(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", ["over", "error", "early"])
+@pytest.mark.parametrize(
+    "ends", [*(pytest.param(end, marks=pytest.mark.thorough) for end in ("over", "early")), "error"]
+)
 def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
     before, loop = patched(), Loop(halves=True)
     watch = zerobench.watch(loop.model, loop.optimizers)
