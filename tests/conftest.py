@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,11 +28,18 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out thorough tests unless asked for."""
+    """Leaves out thorough tests unless asked for, and of cases that go the same way all but the first."""
     if not config.getoption("--thorough"):
-        left = [item for item in items if item.get_closest_marker("thorough")]
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        cases: Counter[str] = Counter()
+        left = [item for item in items if _waits(item, cases)]
+        items[:] = [item for item in items if item not in set(left)]
         config.hook.pytest_deselected(items=left)
+
+
+def _waits(item: pytest.Item, cases: Counter[str]) -> bool:
+    shown = item.get_closest_marker("shown")
+    cases[name := item.nodeid.partition("[")[0]] += 1
+    return bool(item.get_closest_marker("thorough") or (shown and cases[name] > shown.args[0]))
 
 
 @pytest.fixture(scope="session")

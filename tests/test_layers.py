@@ -225,6 +225,7 @@ def test_an_import_for_types_alone_may_run_upwards(tmp_path: Path) -> None:
     assert imports_of(path, tmp_path, ()) == {"numpy", "ast"}
 
 
+@pytest.mark.shown(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_import_is_seen(tmp_path: Path, planted: str) -> None:

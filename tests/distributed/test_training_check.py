@@ -130,6 +130,7 @@ CASES: dict[str, list[tuple[str, dict]]] = {
 """Cases that have one norm among them: those of DDP, which is the first."""
 
 
+@pytest.mark.shown(2)
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2, 4])
 def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Path, n: int) -> None:
     """Of three steps. The delayed update's is that of its gradients, which are DDP's until an update has been late."""

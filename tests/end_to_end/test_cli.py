@@ -151,6 +151,7 @@ def test_cells_that_make_no_sense_are_rows_of_their_sweep_alone_and_it_goes_on(t
     assert runs.loc[1, "loss_last"] == pytest.approx(runs.loc[2, "loss_last"], rel=1e-6)
 
 
+@pytest.mark.shown(8)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -379,7 +380,8 @@ def test_what_hydras_sweeper_is_told_to_sweep_over_is_a_sweep() -> None:
         assert found == [("ddp", 0), ("ddp", 1), ("zero1", 0), ("zero1", 1)]
 
 
-@pytest.mark.parametrize("flags", [["-i"], ["--info=config", "strategy=zero3"]])
+@pytest.mark.shown(2)
+@pytest.mark.parametrize("flags", [["-i"], ["--info=config", "strategy=zero3"], ["--info"], ["--info", "defaults"]])
 def test_info_shows_what_hydra_knows(flags: list[str], capsys) -> None:
     assert cli.run(flags) == 0
     shown = capsys.readouterr().out

@@ -79,6 +79,7 @@ def test_noise_is_measured_by_running_one_cell_anew(tmp_path: Path, monkeypatch,
     assert "with such a spread every change would be noise" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys) -> None:
     """Each in a worktree of its own, which is gone afterwards; what cannot be measured is one sentence."""
     monkeypatch.chdir(tmp_path)

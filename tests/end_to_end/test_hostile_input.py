@@ -107,6 +107,7 @@ def of_a_stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
+@pytest.mark.shown(4)
 @pytest.mark.parametrize("verb", [
     "status", "show zero1 --results", "show zero2 --results", "export", "export --format latex",
     "export --format markdown --columns command,reason", "compare --format markdown {}", "compare {}",
@@ -148,6 +149,7 @@ FILES = {
 }
 
 
+@pytest.mark.shown(10)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,6 +166,7 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
 
 
+@pytest.mark.shown(3)
 @pytest.mark.parametrize("content", [
     b"\xff\xfe", LAUGHS.encode(), b"[" * 3000, b"- 3", b"{a: 1}", b"- {environment: {}, floors: {}}",
     b"- " + b"9" * 6000,
@@ -180,6 +183,7 @@ def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, m
         assert "\n" not in shown.err.strip()
 
 
+@pytest.mark.shown(4)
 @pytest.mark.parametrize(("content", "said"), [
     (f"# @package _global_\n{LAUGHS}", "its aliases"),
     ("# @package _global_\nx: " + "[" * 3000, "lists within lists without end"),

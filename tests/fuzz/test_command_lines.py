@@ -227,6 +227,7 @@ def _schemas_stored_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.shown(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_command_line_makes_cells_or_is_refused(kind: str, tmp_path: Path) -> None:

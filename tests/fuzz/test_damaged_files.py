@@ -365,6 +365,7 @@ OF_SUFFIX = {".json": _json, ".yaml": _yaml, ".csv": _csv, ".parquet": _parquet,
 # -- cases --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shown(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_read_or_refused_by_its_name(name: str, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_a_pipe_is_no_yaml(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "y.yaml") == yaml.safe_load("a: 1") == {"a": 1}
 
 
+@pytest.mark.shown(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["strategy", "model", "data", "optimizer", "precision"])
 def test_a_choice_that_begins_with_no_schema_is_told_how_to_begin(group: str, tmp_path: Path) -> None:

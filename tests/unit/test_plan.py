@@ -206,6 +206,7 @@ WRONG = {
 }
 
 
+@pytest.mark.shown(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:

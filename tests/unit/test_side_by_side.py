@@ -31,7 +31,7 @@ def work(name: str, tell: Callable[[Any], None]) -> Any:
     return WORK[name]()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_job_ends_on_its_own_and_outcomes_are_in_order(tmp_path: Path) -> None:
     names, news = ["forever", "killed", "raises", "done", "done"], []
     outcomes = launch_each(work, names, tmp_path, 5.0, at_once=2, heard=lambda *told: news.append(told))
