@@ -13,6 +13,7 @@ FEW = ("fsdp2, tuned", "zero2 offload, delayed", "zero3 nvme")
 """Each needs something else of a fake world: a peer on gloo, another tier, a thread, files."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "n", [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough)]
 )

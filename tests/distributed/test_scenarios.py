@@ -147,6 +147,7 @@ def all_scenarios(rank: int, n: int, stages: list[str]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("n", "stages"),
     [(2, SHOWING), *(pytest.param(n, list(STAGES), marks=pytest.mark.thorough) for n in (1, 2, 3))],

@@ -76,6 +76,7 @@ def disagree(rank: int, n: int) -> str:
     return ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_they_train_as_slices_sent_pairwise_do(n: int) -> None:
     expected = run_ranks(n, trained, None)

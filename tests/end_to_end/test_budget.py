@@ -74,6 +74,7 @@ def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
     assert done.stderr.count("reused an earlier run") == 2
 
 
+@pytest.mark.thorough
 def test_a_leak_and_a_double_gather_are_caught_and_named_apart(checkout: Path) -> None:
     """Planted together: the leak is in ZeRO-2's buckets as well, the second gather in ZeRO-3 alone."""
     plants = (LEAK, DOUBLE_GATHER)

@@ -217,6 +217,7 @@ def test_a_cell_that_cannot_be_resolved_does_not_end_the_sweep(tmp_path: Path, m
     assert list(zerobench.load(tmp_path / "results/runs").runs.status) == ["ok"]
 
 
+@pytest.mark.thorough
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run(["-m", "world_size=1", "seed=0,1", *SMALL]) == 0

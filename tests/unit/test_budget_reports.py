@@ -153,7 +153,7 @@ def test_the_checkout_is_the_workflows_or_the_nearest(tmp_path: Path, monkeypatc
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_in_a_workflow_a_check_annotates_and_sums_up(
     loops: Path, recorded: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,7 @@ def written(folder: Path, **more: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_estimates_of_a_config_json_are_what_a_real_run_holds_and_sends(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out, path = tmp_path / "found.json", written(tmp_path)

@@ -56,7 +56,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(name, page, id=f"{name}-{page.width}-{page.style}", marks=marks)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "page"), list(cases()))
 def test_every_figure_is_readable_as_printed(name: str, page: Page) -> None:
     figure = drawn(name, page)

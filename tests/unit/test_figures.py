@@ -225,7 +225,7 @@ def test_cells_of_one_strategy_are_told_apart() -> None:
     assert ticks == ["–", "64.0 KiB", "4.0 KiB"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_draws_what_it_has_and_names_the_rest(tmp_path: Path, capsys) -> None:
     assert every.main([str(tmp_path)]) == 2
     collect(results_of(GRID), tmp_path / "stages")

@@ -58,7 +58,7 @@ def truth(launches: list[CellLaunch], alike: float = 1.0) -> float:
     return sum(2 * START_S + 9 * step_s(one) * (1 + alike) + END_S for one in launches)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_larger_models_take_longer_and_the_first_pass_pays_for_starting(monkeypatch) -> None:
     """A mean of whole launches would be off by a factor of three after the first."""
     clock, reporter = Clock(monkeypatch), progress.Reporter()

@@ -101,7 +101,7 @@ def test_launches_that_were_not_interleaved_are_called_so() -> None:
     assert "not interleaved" in numbers.source(results.runs, numbers.ratios_of(results))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     where = tmp_path / "results/compare/cpu"
     reference = tmp_path / "results/reference/cpu"

@@ -153,7 +153,7 @@ def test_one_cell_and_several_devices_are_told(tmp_path: Path) -> None:
     assert "not comparable in time: zero1" in page.text or "not comparable in time: ddp" in page.text
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_headline_counts_wins_that_are_proven_and_none_of_a_busy_machine(tmp_path: Path) -> None:
     """Three launches of two cells in turns, in two settings: with seed 1 the times differ by twice, with 2 by noise."""
     results = load(STAGES)
@@ -193,7 +193,7 @@ def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
     assert "times are not comparable: there are none" in page.text
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_of_many_runs_the_newest_are_told_and_no_other_is_read(tmp_path: Path, monkeypatch) -> None:
     """2,000 runs make a page of 3 MiB: accounts and drawn settings are few, and a run more is a row of the table."""
     monkeypatch.setattr(run_files, "WORTH", 8)
