@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out thorough tests unless asked for, and of cases that go the same way all but the first."""
     if not config.getoption("--thorough"):
         cases: Counter[str] = Counter()
-        left = [item for item in items if _waits(item, cases)]
-        items[:] = [item for item in items if item not in set(left)]
-        config.hook.pytest_deselected(items=left)
+        waits = {item: _waits(item, cases) for item in items}
+        items[:] = [item for item in items if not waits[item]]
+        config.hook.pytest_deselected(items=[item for item, one in waits.items() if one])
 
 
 def _waits(item: pytest.Item, cases: Counter[str]) -> bool:
