@@ -48,28 +48,6 @@ def thorough(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--thorough"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _composing_is_quicker() -> Iterator[None]:
-    """Lets a composition find the schemas and entry points of an earlier one of this process: a third of its time."""
-    from hydra.core.config_store import ConfigStore
-
-    from zerobench import registry
-
-    store, known = ConfigStore.store, {}
-
-    def once(self: Any, name: str, node: Any, group: str | None = None, **more: Any) -> None:
-        path = f"{group}/{name}.yaml".removeprefix("None/")
-        before, stored = known.get(path, (None, None))
-        if stored is None or before != node or self._open(path) is not stored:
-            store(self, name, node, group, **more)
-            known[path] = node, self._open(path)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigStore, "store", once)
-        patch.setattr(registry, "entry_points", cache(registry.entry_points))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _registries_as_before() -> Iterator[None]:
     """Takes back what a test registers, which would be a choice in every test after it."""

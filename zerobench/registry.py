@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 
 Builder = Callable[..., Any]
@@ -72,6 +73,12 @@ def source_of(build: Builder) -> bytes:
         return file.read()
 
 
+@cache
+def installed(group: str) -> tuple[EntryPoint, ...]:
+    """Reads what installed packages offer, once per process: the search goes through the metadata of all of them."""
+    return tuple(entry_points(group=group))
+
+
 @dataclass
 class Registry:
     """Builders of one group by name. `own`: the names that are taken by ours. `filled`: parameters that the run fills
@@ -97,7 +104,7 @@ class Registry:
 
     def all(self) -> dict[str, Builder]:
         """Returns registered builders, and those that installed packages offer by entry points of `zerobench.GROUP`."""
-        for point in entry_points(group=self.group):
+        for point in installed(self.group):
             if point.name not in self.builders:
                 self.register(point.name, point.load())
         return dict(self.builders)

@@ -13,7 +13,7 @@ import math
 import re
 import shutil
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -24,12 +24,11 @@ import yaml
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from zerobench.config import compose
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.flat import name_cells
 from zerobench.config.keys import KEYS
-from zerobench.config.schema import SCHEMAS, Config, config_dir, store_schemas, strategy_choices
+from zerobench.config.schema import SCHEMAS, Config, config_dir, strategy_choices
 from zerobench.fake_execution import execute
 from zerobench.sizes import LONGEST, printable
 
@@ -210,21 +209,6 @@ KINDS: dict[str, st.SearchStrategy[tuple[Words, dict[str, str]]]] = {
     )},
     "folder": folder(),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _schemas_stored_once() -> Iterator[None]:
-    """Command lines by the hundred look at the same composed configs; their own cells are composed again each time."""
-    stored = list[Any]()
-
-    def store_once(users: dict[str, dict[str, type]]) -> None:
-        if not stored:
-            store_schemas(users)
-            stored.append(users)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "store_schemas", store_once)
-        yield
 
 
 @pytest.mark.shown(3)

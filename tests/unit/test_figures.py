@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,11 +22,6 @@ from zerobench.results.tables import Results, collect
 from zerobench.sweep.cell import _blank_row
 
 
-def repeated(names: Iterable[str], shown: int) -> list[Any]:
-    """Figures, of which the first `shown` are drawn in every run of the tests: the others go the same way."""
-    return [pytest.param(name, marks=pytest.mark.thorough if n >= shown else ()) for n, name in enumerate(names)]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_every_script_draws_what_is_not_there_and_saves_twice(name: str, tmp_path: Path) -> None:
@@ -43,7 +36,8 @@ def test_every_script_draws_what_is_not_there_and_saves_twice(name: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repeated(FIGURES, 4))
+@pytest.mark.shown(4)
+@pytest.mark.parametrize("name", FIGURES)
 def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, capsys) -> None:
     main, out = main_of(name), ["--out", str(tmp_path / "out")]
     assert main([str(tmp_path / "nowhere"), *out]) == 2
@@ -53,7 +47,8 @@ def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repeated(OF_RUNS, 5))
+@pytest.mark.shown(5)
+@pytest.mark.parametrize("name", OF_RUNS)
 def test_failures_alone_are_a_figure_of_failures(name: str) -> None:
     assert "timeout" in " ".join(texts(figure_of(name, results_of([run("ddp", 2, "timeout")]))))
 

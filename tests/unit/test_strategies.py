@@ -301,7 +301,7 @@ def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() ->
 @pytest.mark.slow
 def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: Any) -> None:
     point = SimpleNamespace(name="packaged", load=lambda: Mine)
-    monkeypatch.setattr(registration, "_installed", lambda: (point,))
+    monkeypatch.setattr(registration, "installed", lambda _: (point,))
     (one,) = compose_cells(["strategy=packaged", "strategy.depth=2", *CELL])
     assert (one.config.section("strategy"), one.problems) == (
         {"name": "packaged", "depth": 2, "fast": False, "note": None},

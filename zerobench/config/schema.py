@@ -6,6 +6,7 @@ Nothing here names code to import: a choice is a name in a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -363,16 +364,28 @@ def config_dir() -> Path:
 
 def store_schemas(users: dict[str, dict[str, type]]) -> None:
     """Puts the schemas into Hydra's ConfigStore, and those of `users`, by group, among the choices."""
+    _store_own()
+    store = ConfigStore.instance()
+    for group, schemas in users.items():
+        for name, schema in schemas.items():
+            store.store(group=group, name=name, node=schema)
+    for name, choice in strategy_choices().items():
+        if _choices.get(name) != choice:
+            store.store(group="strategy", name=name, node=choice)
+            _choices[name] = choice
+
+
+_choices: dict[str, Any] = {}
+"""The strategies that are stored. To store all takes a fifth of a composition, and a process may compose many."""
+
+
+@cache
+def _store_own() -> None:
     store = ConfigStore.instance()
     store.store(name="config_schema", node=Config)
     for group, schemas in SCHEMAS.items():
         for name, schema in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=schema)
-    for group, schemas in users.items():
-        for name, schema in schemas.items():
-            store.store(group=group, name=name, node=schema)
-    for name, choice in strategy_choices().items():
-        store.store(group="strategy", name=name, node=choice)
 
 
 def strategy_choices() -> dict[str, Any]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 from zlib import crc32
 
-from ..registry import TYPES, check_leading, check_name, options_of, source_of
+from ..registry import TYPES, check_leading, check_name, installed, options_of, source_of
 from ..theory.strategy import StrategyShape, StrategyTheory
 from .options import StrategyOptions
 from .spec import ALONE, Build, Composition, Look, StrategySpec
@@ -66,16 +64,10 @@ def spare_look(number: int) -> Look:
 
 def specs() -> Mapping[str, StrategySpec]:
     """The table: name -> row, ours first, then those of users' scripts and of installed packages."""
-    for point in _installed():
+    for point in installed(PACKAGES):
         if point.name not in _SPECS:
             register_strategy(point.name, point.load())
     return _SPECS
-
-
-@cache
-def _installed() -> tuple[EntryPoint, ...]:
-    """Reads what installed packages add, once per process: the search goes through the metadata of all of them."""
-    return tuple(entry_points(group=PACKAGES))
 
 
 def built_in() -> Mapping[str, StrategySpec]:

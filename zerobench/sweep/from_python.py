@@ -12,7 +12,6 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..config.flat import show_value
 from ..host.terminal import quiet as silence
 from ..launch import fork_server
 from ..records import RunRow
-from ..registry import GROUPS
+from ..registry import GROUPS, installed
 from ..results.frames import frame_of, to_frame
 from ..results.tables import Results, load, merge
 from ..strategies import specs
@@ -88,7 +87,7 @@ def _registered(key: str) -> Collection[str]:
 
 
 def _installed(key: str) -> Collection[str]:
-    return entry_points(group=GROUPS[key].group if key in GROUPS else PACKAGES).names
+    return [point.name for point in installed(GROUPS[key].group if key in GROUPS else PACKAGES)]
 
 
 def _written(value: Any) -> str:
