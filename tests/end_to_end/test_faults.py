@@ -41,20 +41,26 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_killed_ranks_are_crashes_the_sweep_goes_on_and_ctrl_c_leaves_a_row_and_no_process(tmp_path: Path) -> None:
-    sweep = start(tmp_path, "-m", "strategy=zero2,zero3", "world_size=2", *LONG)
-    first = ranks_of(sweep, 2)
-    first[1].kill()
-    wait_until_gone(first)
-    second = ranks_of(sweep, 2)
+def test_killed_ranks_are_crashes_the_sweep_goes_on_and_ctrl_c_leaves_a_row_and_no_process(
+    tmp_path: Path, thorough: bool
+) -> None:
+    """In `make test-all` a rank of a second cell is killed as well, the other one."""
+    killed = [1, 0] if thorough else [1]
+    names = ["zero1", "zero2", "zero3"][-len(killed) - 1 :]
+    sweep = start(tmp_path, "-m", f"strategy={','.join(names)}", "world_size=2", *LONG)
+    for rank in killed:
+        ranks = ranks_of(sweep, 2)
+        ranks[rank].kill()
+        wait_until_gone(ranks)
+    last = ranks_of(sweep, 2)
     sweep.send_signal(signal.SIGINT)
     _, errors = sweep.communicate(timeout=180)
     assert sweep.returncode == 130, errors
     assert "Traceback" not in errors
     runs = zerobench.load(tmp_path / "results/runs").runs.sort_values("started")
-    assert list(runs.status) == ["crash", "interrupted"], errors
-    assert "was killed by signal 9 (SIGKILL)" in runs.reason.iloc[0]
-    wait_until_gone(second)
+    assert list(runs.status) == [*("crash" for _ in killed), "interrupted"], errors
+    assert all("was killed by signal 9 (SIGKILL)" in reason for reason in runs.reason[:-1])
+    wait_until_gone(last)
 
 
 def test_a_timeout_is_a_row(tmp_path: Path) -> None:
