@@ -90,6 +90,14 @@ def test_a_cell_that_does_not_fit_has_a_problem_unless_it_is_to_run_anyway(monke
     assert refuse_unfit(refused) == refused
 
 
+def pretend(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
+    """Makes the system's files those of `root`, with these texts."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(environment, "Path", lambda first, *more: Path(root, str(first).strip("/"), *more))
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "least"),
     [
@@ -104,8 +112,23 @@ def test_a_cell_that_does_not_fit_has_a_problem_unless_it_is_to_run_anyway(monke
 def test_the_memory_of_a_machine_is_what_control_groups_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], least: int | None
 ) -> None:
-    for name, text in files.items() if groups is None else {"proc/self/cgroup": groups, **files}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(environment, "Path", lambda root, *more: Path(tmp_path, root.strip("/"), *more))
+    pretend(tmp_path, monkeypatch, files if groups is None else {"proc/self/cgroup": groups, **files})
     assert environment.machine_bytes() == (least or psutil.virtual_memory().total)
+
+
+@pytest.mark.parametrize(
+    ("files", "killed"),
+    [
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.events": "oom 9\noom_kill 2\n"}, 2),
+        ({"proc/self/cgroup": "4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control": "oom_kill 3\n"}, 3),
+        ({"proc/self/cgroup": "4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control": "under_oom 0\n"}, 7),
+        ({"proc/self/cgroup": "0::/\n"}, 7),
+        ({}, 7),
+    ],
+    ids=["version 2", "version 1", "a kernel that does not count per group", "not in a group", "no groups"],
+)
+def test_a_process_killed_for_memory_in_another_group_is_no_rank_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], killed: int
+) -> None:
+    pretend(tmp_path, monkeypatch, {**files, "proc/vmstat": "oom_kill_other 5\noom_kill 7\n"})
+    assert environment.memory_kills() == killed

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -186,18 +187,44 @@ def machine_bytes() -> int:
 
 def _limits_of_groups() -> Iterator[int]:
     """Yields the limits of memory of this process's control groups and those around them, of either version."""
+    for inner, version in _memory_groups():
+        for folder in (inner, *inner.parents):
+            with suppress(OSError, ValueError):  # "max", or no such group in this namespace
+                yield int((folder / version.limit).read_text())
+
+
+def memory_kills() -> int:
+    """Returns how many processes the kernel has killed for memory so far: of this process's control group, which other
+    jobs of the machine leave alone; of the machine if no group counts them.
+    """
+    for file in (*(inner / version.events for inner, version in _memory_groups()), Path("/proc/vmstat")):
+        with suppress(OSError, StopIteration):  # no such group in this namespace, or a kernel that does not count
+            return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
+    return 0
+
+
+class _Version(NamedTuple):
+    """Where a version of control groups is mounted, and its files of a group's limit and of what happened to it."""
+
+    root: str
+    limit: str
+    events: str
+
+
+_V1 = _Version("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control")
+_V2 = _Version("/sys/fs/cgroup", "memory.max", "memory.events")
+
+
+def _memory_groups() -> Iterator[tuple[Path, _Version]]:
+    """Yields this process's control groups that bound memory."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for kinds, group in (line.split(":", 2)[1:] for line in lines):
-        root, name = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes") if kinds else ("/sys/fs/cgroup", "memory.max")
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        inner = Path(root, group.strip("/"))
-        for folder in (inner, *inner.parents):
-            with suppress(OSError, ValueError):  # "max", or no such group in this namespace
-                yield int((folder / name).read_text())
+        if not kinds or "memory" in kinds.split(","):
+            version = _V1 if kinds else _V2
+            yield Path(version.root, group.strip("/")), version
 
 
 def gpu_bytes() -> int:

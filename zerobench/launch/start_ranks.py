@@ -111,7 +111,9 @@ def launch(
     here. Where a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted,
     with no process left, when the user interrupts.
     """
-    kills_before = _oom_kills()
+    from ..host.environment import memory_kills  # it loads torch
+
+    kills_before = memory_kills()
     log_dir.mkdir(parents=True, exist_ok=True)
     ranks: list[RankProcess] = []
     try:
@@ -133,7 +135,7 @@ def launch(
             sweep(folder)
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
-    if _oom_kills() > kills_before:
+    if memory_kills() > kills_before:
         failures = [_blame_memory(failure) for failure in failures]
     return Outcome(*explain(failures, timeout_s), [], tuple(failures))
 
@@ -259,19 +261,11 @@ def end(ranks: list[RankProcess]) -> None:
 
 
 def _state(pid: int) -> str:
-    """Returns the state of a process, in psutil's words; "" where it is gone."""
+    """Returns the state of a process, in psutil's words; "" if it is gone."""
     try:
         return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
         return ""
-
-
-def _oom_kills() -> int:
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 Heard = Callable[[int, Any], None]
