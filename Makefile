@@ -47,19 +47,20 @@ setup: .venv/installed
 
 # Packages by their SHA-256 (requirements/). torch first from the disk, where pip is set up to find it there (find-links):
 # a build for the CPU, for example. The libraries of CUDA only where torch is a build that needs them. Modules are compiled
-# at the end on all cores, where pip takes one; those in the syntax of a later Python cannot be, which is harmless.
+# at the end on all cores, where pip takes one, but for those that hardly anybody imports; those in the syntax of a later
+# Python cannot be, which is harmless.
 INSTALL = $(RUN) -m pip install --no-compile --no-deps --no-build-isolation --require-hashes
 NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in one for one in requires("torch")))
 
 .venv/installed: pyproject.toml requirements/build.txt requirements/torch.txt requirements/ci.txt requirements/cuda.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -r requirements/build.txt
-	@$(INSTALL) --quiet --no-index -r requirements/torch.txt 2> /dev/null || $(INSTALL) -r requirements/torch.txt
-	$(INSTALL) -r requirements/ci.txt
+	@{ $(INSTALL) --quiet --no-index -r requirements/torch.txt 2> /dev/null || $(INSTALL) -r requirements/torch.txt; } & \
+	$(INSTALL) -r requirements/ci.txt && wait $$!
 	@if $(RUN) -c '$(NEEDS_CUDA)'; then $(INSTALL) -r requirements/cuda.txt; fi
 	$(RUN) -m pip install --no-deps --no-build-isolation -e .
 	$(RUN) -m pip check
-	@$(RUN) -m compileall -q -j 0 .venv/lib > .venv/uncompiled.txt || true
+	@$(RUN) -m compileall -q -j 0 -x '/(tests|testing|models)/' .venv/lib > .venv/uncompiled.txt || true
 	@touch .venv/installed
 
 lock:
