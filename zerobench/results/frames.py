@@ -103,17 +103,28 @@ def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
 
 def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     """Concatenates the parts, with the columns of `kind` and their types; missing columns are filled."""
-    columns = dict(columns_of(kind))
     filled = [part for part in parts if len(part)]
-    names = [*more, *columns]
-    frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=names)
-    frame = frame.reindex(columns=names)
-    if "tier" in frame:  # an older table has the device only
-        frame["tier"] = frame["tier"].astype("object").fillna("device")
-    frame = frame.astype({name: _PANDAS[base] for name, base in columns.items()})
-    for name in (name for name, base in columns.items() if base is str and frame[name].hasnans):
-        frame[name] = frame[name].where(frame[name].notna(), None)  # equal whether read from JSON or from parquet
-    return frame
+    if not filled:
+        return _without_rows(kind, more).copy()
+    frame = pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0].reset_index(drop=True)
+    columns = {name: frame[name] if name in frame else pd.Series(None, frame.index, "object") for name in more}
+    columns |= {name: _column(frame, name, _PANDAS[base]) for name, base in columns_of(kind)}
+    return pd.DataFrame(columns)
+
+
+def _column(frame: pd.DataFrame, name: str, dtype: str) -> pd.Series:
+    """Returns a column in its type, None for missing text, so that it is equal whether read from JSON or parquet."""
+    found = frame[name] if name in frame else pd.Series(None, frame.index, dtype)
+    made = found if found.dtype == dtype else found.astype(dtype)
+    if name == "tier":  # an older table has the device only
+        return made.fillna("device")
+    return made.where(made.notna(), None) if dtype == "object" and made.hasnans else made
+
+
+@cache
+def _without_rows(kind: type, more: tuple[str, ...]) -> pd.DataFrame:
+    types = {name: _PANDAS[base] for name, base in columns_of(kind)}
+    return pd.DataFrame(columns=[*more, *types]).astype(types)
 
 
 def records_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
