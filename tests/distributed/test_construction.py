@@ -68,6 +68,7 @@ def construct(rank: int, n: int) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_the_values_are_those_of_a_plain_construction(n: int) -> None:
     for mine in run_ranks(n, construct):

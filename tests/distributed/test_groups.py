@@ -101,7 +101,7 @@ def collectives(rank: int, n: int) -> Any:
     return places, [replicas(rank, n, k) for k in sizes if k > 1]
 
 
-@pytest.mark.parametrize("n", [4, 6])
+@pytest.mark.parametrize("n", [4, pytest.param(6, marks=pytest.mark.thorough)])
 def test_collectives_in_nodes_and_in_replicas(n: int) -> None:
     found = run_ranks(n, collectives)
     for number, size in enumerate((2, 3) if n == 6 else (2,)):

@@ -210,6 +210,7 @@ def near_ours(rank: int, n: int) -> tuple[float, float, int]:
     return near, wider, len(set(ours))
 
 
+@pytest.mark.thorough
 def test_fsdp2_in_bf16_trains_as_ours_do() -> None:
     """Within 1e-3 over six steps; bf16 has 8 bits: its neighbors of a loss of 5 are 0.03 apart."""
     for near, wider, distinct in run_ranks(2, near_ours):

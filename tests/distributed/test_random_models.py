@@ -29,7 +29,7 @@ from zerobench.worker import RankJob, RankRecord, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
 
-COUNT, THOROUGH, REAL = 20, 400, 5
+COUNT, THOROUGH, REAL = 10, 400, 5
 """Runs of one rank of a simulated world of 1 to 8, with --thorough, and of two real ranks."""
 
 MORE = (45, 67, 118)

@@ -148,7 +148,7 @@ def test_every_policy_trains_the_same_to_the_bit(n: int, thorough: bool) -> None
             assert not different, (model, strategy, way, different)
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("zero2", marks=pytest.mark.thorough), "zero3"])
 def test_in_an_arena_nothing_is_allocated_from_the_second_step_on(strategy: str) -> None:
     """Neither full gradients nor their shards nor the inputs that blocks keep."""
     for without, within in run_ranks(2, made_anew_both, strategy):

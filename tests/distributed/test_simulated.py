@@ -48,7 +48,7 @@ def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
         pytest.param("zero2", 4, {"precision": Bf16(), "rank": 3}, marks=pytest.mark.thorough),
         pytest.param("zero3", 3, {"rank": 2}, marks=pytest.mark.thorough),
         pytest.param("zero3", 4, {}, marks=pytest.mark.thorough),
-        ("zero2", 4, {"shard_group": 2, "node_size": 2}),
+        pytest.param("zero2", 4, {"shard_group": 2, "node_size": 2}, marks=pytest.mark.thorough),
         ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(), "node_size": 2, "precision": Bf16()}),
     ],
 )

@@ -80,6 +80,7 @@ def races_of(cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: s
     return detector.races
 
 
+@pytest.mark.shown(8)
 @pytest.mark.parametrize(("strategy", "options"), RUNS)
 def test_no_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
@@ -188,6 +189,7 @@ def ended_too_early() -> Iterator[None]:
         yield
 
 
+@pytest.mark.shown(5)
 @pytest.mark.parametrize("mistake", [unawaited, launched_too_early, ended_too_early])
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: Any) -> None:

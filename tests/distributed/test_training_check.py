@@ -174,6 +174,7 @@ def judged(folder: Path, one: cells.Cell) -> dict:
     return row
 
 
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(
     ("worker", "said"),
     [

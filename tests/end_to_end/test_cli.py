@@ -151,6 +151,7 @@ def test_cells_that_make_no_sense_are_rows_of_their_sweep_alone_and_it_goes_on(t
     assert runs.loc[1, "loss_last"] == pytest.approx(runs.loc[2, "loss_last"], rel=1e-6)
 
 
+@pytest.mark.shown(3)
 @pytest.mark.shown(8)
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -315,6 +316,7 @@ LOOSE: list[tuple[list[str], str, list[Any]]] = [
 ]
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     ("arguments", "group", "wanted"),
     [pytest.param(*one, marks=() if number in (0, 2, 6) else pytest.mark.thorough) for number, one in enumerate(LOOSE)],

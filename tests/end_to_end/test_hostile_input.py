@@ -107,6 +107,7 @@ def of_a_stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
+@pytest.mark.shown(2)
 @pytest.mark.shown(4)
 @pytest.mark.parametrize("verb", [
     "status", "show zero1 --results", "show zero2 --results", "export", "export --format latex",
@@ -183,6 +184,7 @@ def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, m
         assert "\n" not in shown.err.strip()
 
 
+@pytest.mark.shown(2)
 @pytest.mark.shown(4)
 @pytest.mark.parametrize(("content", "said"), [
     (f"# @package _global_\n{LAUGHS}", "its aliases"),

@@ -135,6 +135,7 @@ def test_each_is_left_out_with_a_sentence(folder: Path) -> None:
         assert len(mine[0].removeprefix(str(folder))) < 400
 
 
+@pytest.mark.shown(6)
 @pytest.mark.filterwarnings("ignore:.*left out")
 @pytest.mark.parametrize(
     ("words", "code"),

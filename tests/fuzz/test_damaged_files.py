@@ -365,6 +365,7 @@ OF_SUFFIX = {".json": _json, ".yaml": _yaml, ".csv": _csv, ".parquet": _parquet,
 # -- cases --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shown(7)
 @pytest.mark.shown(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)

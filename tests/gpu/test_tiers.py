@@ -98,6 +98,7 @@ def parameters_are_rounded(engine: Any) -> bool:
         )
 
 
+@pytest.mark.shown(24)
 @pytest.mark.parametrize(("strategy", "kind"), CASES)
 def test_an_update_elsewhere_is_the_same_within_a_rounding(
     strategy: str, kind: str, dtype: torch.dtype, ranks: int, device: torch.device, tmp_path: Path
@@ -124,6 +125,7 @@ def test_an_update_elsewhere_is_the_same_within_a_rounding(
         assert torch.allclose(losses, lost, rtol=2**-7 if dtype == torch.bfloat16 else 2**-20, atol=1e-2)
 
 
+@pytest.mark.shown(24)
 @pytest.mark.parametrize(("strategy", "kind"), CASES)
 def test_what_is_loaded_is_what_the_next_forward_reads(
     strategy: str, kind: str, dtype: torch.dtype, ranks: int, device: torch.device, tmp_path: Path

@@ -90,6 +90,7 @@ def test_a_planted_commit_is_found_within_the_bound(tmp_path: Path, seed: int) -
     assert len(one.codes) <= math.ceil(math.log2(count)) + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_commit_that_cannot_be_judged_is_skipped(tmp_path: Path) -> None:
     commits: list[dict[str, Any]] = [{"peak_bytes": KIB * (1 + (n >= 9))} for n in range(13)]

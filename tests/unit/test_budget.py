@@ -86,6 +86,7 @@ def test_verdicts_go_both_ways(metric: str, limit: Limit, value: float, verdict:
     assert limit.judge(metric, value) == verdict
 
 
+@pytest.mark.shown(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", RECORDED)
 def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: Path, metric: str) -> None:

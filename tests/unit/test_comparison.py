@@ -145,6 +145,7 @@ def test_a_strategy_how_a_batch_is_cut_and_recomputing_are_what_is_compared() ->
     assert any(sentence.endswith("and new in B") for sentence in found.differs)
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(("key", "other"), [("cores", 16), ("processor", "other"), ("backend", "mpi")])
 def test_times_of_another_machine_are_not_comparable_and_bytes_are(key: str, other: object) -> None:
     one = cell("zero1", 2)

@@ -121,6 +121,7 @@ RMSPROP = {"optimizer": schema_training.RMSprop()}
 RADAM = {"optimizer": schema_training.RAdam(), "precision": schema_training.Bf16()}
 
 
+@pytest.mark.shown(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "n", "model", "more"),

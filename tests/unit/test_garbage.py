@@ -37,6 +37,7 @@ def train(strategy: str, offload: Offload | None) -> list[weakref.ref]:
     return [weakref.ref(one) for one in (engine, model, optimizer, model.one.weight)]
 
 
+@pytest.mark.shown(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "tier"),

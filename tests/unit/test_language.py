@@ -35,7 +35,7 @@ PATTERNS: dict[str, str] = {
 """Patterns that a native reader reads twice -> what to write instead."""
 
 BRITISH = re.compile(
-    r"(?<![a-z])[a-z_]*?("
+    r"("
     r"(synchron|material|quant|initial|optim|normal|serial|recogn|organ|util|minim|maxim|summar|parallel|vector|random"
     r"|special|general|categor|standard|custom|final|prior|visual|discret|capital|orthogonal|util)is(e[drs]?|ing|ation|able)s?"
     r"|behaviour|colour|favour|flavour|honour|neighbour|grey|(label|cancel|model|travel|signal|level|total)l(ed|ing)"

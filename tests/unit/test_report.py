@@ -260,6 +260,7 @@ SENTENCES: dict[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.shown(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SENTENCES)
 def test_a_folder_without_a_report_gets_one_sentence(tmp_path: Path, capsys: Any, case: str) -> None:

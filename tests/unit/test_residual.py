@@ -130,6 +130,7 @@ def test_selective_recomputation_keeps_every_second_product_and_attention() -> N
     assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
 
 
+@pytest.mark.shown(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [*POLICIES.values(), SLABS])
 def test_what_autograd_lets_go_of_is_gone_without_the_garbage_collector(policy: ActivationPolicy) -> None:

@@ -105,6 +105,7 @@ def test_a_run_is_found_as_it_is_named(stages: Results) -> None:
         stages.run("zero1 gpt_small N=4 b=8")
 
 
+@pytest.mark.shown(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_text_fits_the_terminal(stages: Results, width: int, monkeypatch: pytest.MonkeyPatch) -> None:

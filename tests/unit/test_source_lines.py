@@ -53,6 +53,7 @@ def watched(model: nn.Module, kept: list[Any] | None = None, steps: int = 3) -> 
     return watch.results
 
 
+@pytest.mark.shown(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
 def test_storages_are_made_by_the_line_that_a_reader_would_name(again: bool) -> None:

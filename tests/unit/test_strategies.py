@@ -229,6 +229,7 @@ def test_what_an_engine_leaves_out_is_completed() -> None:
     assert not engine.shares_gradients
 
 
+@pytest.mark.shown(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "sentence"),

@@ -98,6 +98,7 @@ def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(
         assert first.name not in set(load(folder).memory.run_id), "no cache keeps it silent"
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize("name", ["index.json", "steps.parquet", "runs.parquet"])
 def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
     first = whole(folder)
@@ -106,6 +107,7 @@ def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
     same(load(folder), first)
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize("name", ["memory.parquet", "runs.parquet"])
 def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> None:
     first = whole(folder)

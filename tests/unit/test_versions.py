@@ -45,6 +45,7 @@ def arguments(labels: Sequence[str], *more: str) -> list[str]:
     return ["versions", *(f"--python={sys.executable}={label}" for label in labels), *more]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)

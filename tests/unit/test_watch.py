@@ -153,6 +153,7 @@ CASES: dict[str, dict[str, Any]] = {
 IN_EVERY_RUN = ("accumulation", "checkpoint", "two optimizers")
 
 
+@pytest.mark.shown(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=() if one in IN_EVERY_RUN else pytest.mark.thorough) for one in CASES]
