@@ -112,7 +112,7 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _column(frame: pd.DataFrame, name: str, dtype: str) -> pd.Series:
+def _column(frame: pd.DataFrame, name: str, dtype: Any) -> pd.Series:
     """Returns a column in its type, None for missing text, so that it is equal whether read from JSON or parquet."""
     found = frame[name] if name in frame else pd.Series(None, frame.index, dtype)
     made = found if found.dtype == dtype else found.astype(dtype)
