@@ -13,7 +13,7 @@ REFERENCE := results/reference/cpu
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
 	@echo "make check      for the working day: lint, types and the quick tests, in a minute"
-	@echo "make test       the tests, in 9 minutes on two cores"
+	@echo "make test       the tests, in 8 minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
 	@echo "make fuzz       10,000 command lines and 100 damages of every file that is read, by hypothesis (FUZZ='-k yaml')"
@@ -270,8 +270,9 @@ STEP_COSTS ?= --rounds 5
 step-costs: setup
 	$(VALIDATE) step-costs $(STEP_COSTS)
 
+# BUDGETS="results/budgets/tiers.yaml" for some of them
 budget: setup
-	$(RUN) -m zerobench budget check results_dir=results/runs/budget
+	$(RUN) -m zerobench budget check $(BUDGETS) results_dir=results/runs/budget
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

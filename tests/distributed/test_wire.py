@@ -24,24 +24,21 @@ def namespaces_work() -> bool:
 
 
 @pytest.fixture(scope="module")
-def carried(tmp_path_factory: pytest.TempPathFactory, thorough: bool) -> dict[str, float]:
+def carried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Bytes that one of 10 further steps puts on the wire, all ranks together, by case."""
-    cases = [case for case, _ in MEASURED if thorough or case in ALWAYS]
+    cases = [case for case, _ in MEASURED]
     command = ["unshare", "-n", sys.executable, "-m", "tests.distributed.wire", str(tmp_path_factory.mktemp("wire"))]
     done = subprocess.run([*command, *cases], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
-ALWAYS = ("zero1", "zero2 bf16 twice")
-
 needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="needs the right to make a network namespace")
 
 
+@pytest.mark.thorough
 @needs_namespaces
-@pytest.mark.parametrize(("case", "n"), [
-    pytest.param(*one, marks=() if one[0] in ALWAYS else pytest.mark.thorough) for one in MEASURED if one[0] != "fsdp2"
-])  # fmt: skip
+@pytest.mark.parametrize(("case", "n"), [one for one in MEASURED if one[0] != "fsdp2"])
 def test_the_wire_carries_what_the_formula_says(carried: dict[str, float], case: str, n: int) -> None:
     """The bytes of a step against the ring optimum of the predicted volume."""
     config = cell_of(case, n).config

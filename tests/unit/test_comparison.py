@@ -337,6 +337,7 @@ def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
     assert floor_of([1.0, 1.0, 1.0]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_recorded_floor_raises_the_threshold_where_it_holds(tmp_path: Path) -> None:
     one = cell("ddp", 2)

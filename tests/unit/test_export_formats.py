@@ -147,6 +147,7 @@ def test_wandb_lines_are_the_steps(tmp_path: Path, capsys: Any) -> None:
     assert json.loads((run / "wandb-metadata.json").read_text())["startedAt"] == row["started"]
 
 
+@pytest.mark.thorough
 def test_tensorboard_reads_the_same(folder: Path, results: Results, tmp_path: Path) -> None:
     why = "TensorBoard is not installed: pip install tensorboard"
     reader: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=why)

@@ -42,6 +42,7 @@ def words_of(verdict: CampaignVerdict) -> str:
     return "\n".join([*verdict.differences, *verdict.leftovers, *verdict.faults])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_clean_campaign_is_clean_and_each_planted_fault_is_found(campaign: Campaign, tmp_path: Path) -> None:
     verdict = judge(campaign, {"two": 0})

@@ -81,6 +81,7 @@ SHAPES = {
 OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "more"),

@@ -77,6 +77,7 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_cells_side_by_side_are_as_executed_here_and_one_that_fails_has_a_sentence() -> None:
     configs = [cell(name, 4).config for name in ("zero1", "fsdp2")]

@@ -61,6 +61,7 @@ def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> Non
         assert row.resident_bytes < 4 * 2**30
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_verb_executes_what_is_not_there_and_parts_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
