@@ -36,7 +36,7 @@ help:
 	@echo "make fire       200 cells under random kills, held against an undisturbed sweep (results/fire/; FIRE=--help)"
 	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
-	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (STEP_COSTS=--help)"
+	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (results/step_costs/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
@@ -265,10 +265,11 @@ codes: setup
 	$(VALIDATE) codes $(CODES)
 
 # STEP_COSTS="--strategies ddp,zero3 world_size=4" for other cells
-STEP_COSTS ?= --rounds 5
-
+STEP_COSTS ?= --rounds 6 --out results/step_costs/cpu.csv --strategies ddp,zero1,zero2,zero3,$(LEVERS)
+LEVERS = zero1:overlap_gather=true,zero1:bucket_bytes=25MiB,zero1:bucket_bytes=25MiB:overlap_gather=true,zero2:overlap_gather=true
 step-costs: setup
 	$(VALIDATE) step-costs $(STEP_COSTS)
+	$(RUN) tools/docs/pages.py
 
 # BUDGETS="results/budgets/tiers.yaml" for some of them
 budget: setup

@@ -11,11 +11,12 @@ backend   CPU time per step, ms, of all other threads: gloo's, which move bytes,
 waiting   wall - CPU of the main thread, ms: for other ranks, and for a core
 
 "alone" is the same model and optimizer without any communication, in as many processes. The reducer of DDP is C++: what
-it copies is in its backward. Times by kind cost time themselves, about 1 % of a step: ratios of steps are made by
-`make compare`.
+it copies is in its backward. A strategy may have options of its own behind a colon, so that each lever stands beside
+what it changes, in the same rounds. Times by kind cost time themselves, about 1 % of our step: ratios between
+engines are made by `make compare`.
 
     python -m validation step-costs --rounds 3
-    python -m validation step-costs --strategies ddp,zero1 --rounds 6 strategy.bucket_bytes=25MiB
+    python -m validation step-costs --strategies ddp,zero1,zero1:bucket_bytes=25MiB:overlap_gather=true --rounds 6
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from zerobench.launch.start_ranks import launch
 from zerobench.models.contract import loss_of
 from zerobench.predict.build import build_model
 from zerobench.results.grid import Grid
+from zerobench.results.provenance import machine
 
 from .store import write
 
@@ -83,8 +85,11 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StepCost:
-    """A launch of one strategy: ms per step, of the slowest rank in wall time."""
+    """A launch of one strategy on a machine: ms per step, of the slowest rank in wall time."""
 
+    processor: str
+    torch: str
+    commit: str
     strategy: str
     launch: int
     wall: float
@@ -157,7 +162,7 @@ def kinds_counted() -> Iterator[KindClock]:
 
 @dataclass(frozen=True)
 class CostJob:
-    """One rank of one launch. `name`: the strategy, or ALONE."""
+    """One rank of one launch. `name`: the strategy with its options, or ALONE."""
 
     name: str
     config: CellConfig
@@ -167,7 +172,7 @@ class CostJob:
 
 
 def measure(job: CostJob, _tell: Any) -> StepCost:
-    """Trains on this rank and returns its costs; the caller fills in the launch's number."""
+    """Trains on this rank and returns its costs; the caller fills in the launch's number and the machine."""
     config, ranks = job.config, 1 if job.name == ALONE else job.config.world_size
     rank = job.rank if ranks > 1 else 0
     with (
@@ -201,7 +206,7 @@ def measure(job: CostJob, _tell: Any) -> StepCost:
 
     parts = {name: ms(seconds) for name, seconds in (phases | {kind: clock.seconds[kind] for kind in KINDS}).items()}
     return StepCost(
-        strategy=job.name, launch=0, wall=round(1000 * median(walls), 2), cpu=ms(cpu), backend=ms(backend),
+        "", "", "", strategy=job.name, launch=0, wall=round(1000 * median(walls), 2), cpu=ms(cpu), backend=ms(backend),
         waiting=ms(sum(walls) - on_main), **parts,
     )  # fmt: skip
 
@@ -236,7 +241,10 @@ def _other_threads_s() -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"of the cells; before them {' '.join(CELL)}")
-    parser.add_argument("--strategies", default="ddp,zero1,zero2,zero3", help="default: %(default)s")
+    parser.add_argument(
+        "--strategies", default="ddp,zero1,zero2,zero3", metavar="NAME[:OPTION=VALUE...],...",
+        help="default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="launches of each (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="measured per launch (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="a csv file with a row per launch")
@@ -259,9 +267,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _config_of(name: str, overrides: Sequence[str]) -> CellConfig:
-    strategy = strategies.reference().name if name == ALONE else name
+    strategy, *options = (strategies.reference().name if name == ALONE else name).split(":")
     own = [one for one in overrides if strategy != "ddp" or not one.startswith("strategy.")]
-    cells = compose_cells([*CELL, f"strategy={strategy}", *own])
+    cells = compose_cells([*CELL, f"strategy={strategy}", *own, *(f"strategy.{option}" for option in options)])
     problems = [problem for cell in cells for problem in cell.problems]
     if problems or len(cells) != 1:
         raise RefusedError(problems or ["each strategy is one cell: no lists of values"])
@@ -278,13 +286,23 @@ def _launch(name: str, config: CellConfig, number: int, steps: int) -> StepCost:
     if outcome.status != "ok":
         raise ValueError(f"{name}: {outcome.status}: {outcome.reason}")
     slowest: StepCost = max(outcome.results, key=lambda one: one.wall)
-    return StepCost(**asdict(slowest) | {"launch": number})
+    about = machine("cpu", "gloo")
+    known = {"processor": about["processor"], "torch": torch.__version__, "commit": about["commit"] or ""}
+    return StepCost(**asdict(slowest) | known | {"launch": number})
+
+
+def ratios(rows: Sequence[StepCost], name: str, base: str) -> list[float]:
+    """Returns, for each round, the step of strategy `name` over that of `base`."""
+    walls = {(row.strategy, row.launch): row.wall for row in rows}
+    return [walls[name, launch] / wall for (one, launch), wall in walls.items() if one == base]
 
 
 def _print(names: Sequence[str], rows: Sequence[StepCost]) -> None:
-    columns = [one.name for one in fields(StepCost)][2:]
+    columns = [one.name for one in fields(StepCost) if one.type == "float"]
     shown = []
     for name in names:
         mine = [row for row in rows if row.strategy == name]
-        shown.append([name, *(f"{median(getattr(row, column) for row in mine):.1f}" for column in columns)])
-    stdout_console().print(Grid(["ms per step", *columns], shown, left=1))
+        found = ratios(rows, name, names[1])
+        ratio = f"{median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+        shown.append([name, ratio, *(f"{median(getattr(row, column) for row in mine):.1f}" for column in columns)])
+    stdout_console().print(Grid(["ms per step", f"step / {names[1]}", *columns], shown, left=1))

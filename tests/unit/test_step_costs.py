@@ -43,12 +43,13 @@ def test_every_function_that_is_named_is_there(monkeypatch: pytest.MonkeyPatch) 
 def test_a_row_per_strategy_is_printed_and_written(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["model=gpt_tiny", "micro_batch=1", "sequence=8"]
     out = ["--rounds", "1", "--steps", "2", "--out", str(tmp_path / "rows.csv")]
-    assert main(["step-costs", "--strategies", "ddp,zero1", *out, *small]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()][2:] == [
-        "alone", "ddp", "zero1"
-    ]  # fmt: skip
+    names = ["ddp", "zero1", "zero1:bucket_bytes=1MiB"]
+    assert main(["step-costs", "--strategies", ",".join(names), *out, *small]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()][2:]
+    assert [line[:2] for line in said[1:2]] == [["ddp", "1.000"]]
+    assert [line[0] for line in said] == ["alone", *names]
     rows = read(tmp_path / "rows.csv", step_costs.StepCost)
-    assert [row.strategy for row in rows] == ["alone", "ddp", "zero1"]
+    assert [row.strategy for row in rows] == ["alone", *names]
     assert rows[2].copies > 0 < rows[2].sums
     assert all(row.wall > 0 and row.forward > 0 and row.optimizer > 0 for row in rows)
 
@@ -58,3 +59,9 @@ def test_a_cell_that_is_refused_is_refused_before_any_launch(capsys: pytest.Capt
     assert "--rounds, --steps: at least 1" in capsys.readouterr().err
     assert main(["step-costs", "world_size=0"]) == 2
     assert "world_size=0: must be at least 1" in capsys.readouterr().err
+
+
+def test_a_ratio_is_of_one_round() -> None:
+    walls = {("ddp", 0): 10.0, ("zero1", 0): 11.0, ("ddp", 1): 20.0, ("zero1", 1): 19.0}
+    rows = [step_costs.StepCost("", "", "", name, number, wall, *[0.0] * 12) for (name, number), wall in walls.items()]
+    assert step_costs.ratios(rows, "zero1", "ddp") == pytest.approx([1.1, 0.95])

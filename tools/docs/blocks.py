@@ -26,7 +26,7 @@ from tools.docs import (
     where,
 )
 from tools.docs.blocks_systems import MIB, pipes
-from tools.docs.blocks_times import disk, offload_time
+from tools.docs.blocks_times import disk, offload_time, step_costs
 from tools.docs.committed import load
 from tools.docs.recorded import recorded
 from zerobench.plots.losses import losses
@@ -182,6 +182,7 @@ UNDATED = (
     "peer_traffic",
     "codes",
     "disk",
+    "step_costs",
     "versions",
     "packages",
     *blocks_table1.BLOCKS,
@@ -202,6 +203,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "offload_time": offload_time,
     "delayed": delayed,
     "disk": disk,
+    "step_costs": step_costs,
     "largest_model": largest_model,
     **blocks_systems.BLOCKS,
     **blocks_stages.BLOCKS,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from analysis.offload import name_of, parts_of
 from tools.docs.blocks_systems import pipes
 from tools.docs.committed import load
+from validation.step_costs import ALONE, StepCost, ratios
+from validation.store import read
 from zerobench.calibrate.disk import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
@@ -55,3 +58,19 @@ def disk(root: Path) -> str:
     words = "past" if found.rates[0].direct else "through"
     where = f"{told['disk']['file_system']}, {words} the page cache, {told['cores']} cores, {told['date'][:10]}"
     return "\n".join([*lines, "", f"({where}.)"])
+
+
+def step_costs(root: Path) -> str:
+    """CPU time of a step by kind of work, of each strategy and lever (`make step-costs`)."""
+    rows = read(root.parent.parent / "step_costs" / f"{root.name}.csv", StepCost)
+    names = list(dict.fromkeys(row.strategy for row in rows))
+    base = next(name for name in names if name != ALONE)
+    kinds = ("forward", "backward", "copies", "transfers", "sums", "optimizer", "checks", "engine", "backend")
+    columns = ("cpu", *kinds, "waiting")
+    lines = [pipes(["", f"step / {base}", "lowest to highest", "step, ms", *columns]), "| --- |" + " --: |" * 14]
+    for name in names:
+        mine, found = [row for row in rows if row.strategy == name], ratios(rows, name, base)
+        shown = [f"{median(found):.3f}", f"{min(found):.3f}–{max(found):.3f}", f"{median(r.wall for r in mine):.0f}"]
+        lines.append(pipes([f"`{name}`", *shown, *(f"{median(getattr(r, c) for r in mine):.1f}" for c in columns)]))
+    one, rounds = rows[0], max(row.launch for row in rows) + 1
+    return "\n".join([*lines, "", f"({rounds} rounds; {one.processor}, torch {one.torch}, code `{one.commit[:7]}`.)"])

@@ -219,10 +219,7 @@ class Overrides(Composer):
         swept_by_it = self._swept_by_a_study(hydra, given) if multirun else []
         studied = {override.key_or_group: self._values(override) for override in swept_by_it}
         picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
-        endless = [one.input_line for one in (*parsed, *swept_by_it) if one.is_interval_sweep()]
-        counts = {} if self.proposed else {key: len(values) for key, values in (given | studied).items()}
-        unlisted = f"{endless[0]}: {size_limits.ENDLESS}" if endless and not self.proposed else ""
-        if problem := unlisted or size_limits.problem_of_count(counts):
+        if problem := self._unlisted([*parsed, *swept_by_it], given | studied):
             self.problems.append(problem)
             return words
         checked = [self._check_one(override, picked) for override in parsed]
@@ -242,6 +239,15 @@ class Overrides(Composer):
                 f"{', '.join(swept)}: {self.cells:,} cells; at most {size_limits.MOST_CELLS:,} are listed"
             )
         return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
+
+    def _unlisted(self, overrides: list[Override], values: dict[str, list[Any]]) -> str:
+        """Returns a message if values are too many, or endless, to be listed, else ""; a sweeper may draw from them."""
+        if self.proposed is not None:
+            return ""
+        endless = [one.input_line for one in overrides if one.is_interval_sweep()]
+        if endless:
+            return f"{endless[0]}: {size_limits.ENDLESS}"
+        return size_limits.problem_of_count({key: len(one) for key, one in values.items()})
 
     def _check_composed(self, picked: dict[str, list[Any]]) -> DictConfig:
         """Returns the config of Hydra itself, of which experiments and users' choices may change little. These have all
