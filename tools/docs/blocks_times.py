@@ -65,9 +65,9 @@ def step_costs(root: Path) -> str:
     rows = read(root.parent.parent / "step_costs" / f"{root.name}.csv", StepCost)
     names = list(dict.fromkeys(row.strategy for row in rows))
     base = next(name for name in names if name != ALONE)
-    kinds = ("forward", "backward", "copies", "transfers", "sums", "optimizer", "checks", "engine", "backend")
+    kinds = ("forward", "backward", "update", "copies", "transfers", "sums", "optimizer", "checks", "engine", "backend")
     columns = ("cpu", *kinds, "waiting")
-    lines = [pipes(["", f"step / {base}", "lowest to highest", "step, ms", *columns]), "| --- |" + " --: |" * 14]
+    lines = [pipes(["", f"step / {base}", "lowest to highest", "step, ms", *columns]), "| --- |" + " --: |" * 15]
     for name in names:
         mine, found = [row for row in rows if row.strategy == name], ratios(rows, name, base)
         shown = [f"{median(found):.3f}", f"{min(found):.3f}–{max(found):.3f}", f"{median(r.wall for r in mine):.0f}"]
