@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ def _run(configs: Mapping[str, CellConfig], ranks: Sequence[int], folder: Path, 
 
 
 def _of_rank(job: tuple[dict[str, CellConfig], int, str], tell: Any) -> dict[str, RankRecord | str]:
+    import_module("validation.variants")  # it registers models, which a fresh process does not know
+
     configs, rank, folder = job
     return {
         name: _record(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder))
