@@ -126,7 +126,7 @@ def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> No
 
 
 def test_each_end_of_a_job_is_a_row_and_the_sweep_goes_on(slurm: Slurm, start: Start) -> None:
-    """Of four cells side by side one is canceled, one runs out of time and two lose their node; a fifth ends ok."""
+    """Four cells run side by side: one is canceled, one runs out of time and two lose their node; a fifth ends ok."""
     steps = ",".join(["1", *(str(LONG + cell) for cell in range(4))])
     sweep = start(
         "strategy=ddp", "world_size=1", f"measure.steps={steps}",

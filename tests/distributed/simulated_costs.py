@@ -22,7 +22,7 @@ class Counted(TorchDispatchMode):
 
 
 def operators(job: tuple[int, str], tell: Any) -> list[int]:
-    """Of a reduce-scatter, an all-gather and an all-to-all among so many ranks, as the last of them."""
+    """Counts operators of a reduce-scatter, an all-gather and an all-to-all among `n` ranks, on the last of them."""
     n, folder = job
     with rank_environment(n - 1, n, "cpu", SIMULATED, folder, threads=1, timeout_s=60) as device:
         comm = connect(None, device)

@@ -45,7 +45,7 @@ def test_an_engine_says_what_it_is(strategy: str) -> None:
 
 
 def bytes_by_hand(rank: int, n: int) -> list[str]:
-    """Of zero1 and zero3 with one bucket, between steps."""
+    """Compares the bytes between steps of zero1 and zero3, with one bucket, with a sum by hand."""
     said = []
     for strategy in ("zero1", "zero3"):
         model = nn.Linear(64, 64, bias=False)

@@ -111,7 +111,7 @@ def two_forwards(rank: int, n: int) -> list[str]:
 
 
 def gone_through(rank: int, n: int) -> list[str]:
-    """Of a forward that a backward has gone through, and of one from before a step."""
+    """Returns the errors of a second backward through a forward, and of a backward through a forward before a step."""
     said = []
     for before in ("backward", "step"):
         engine = engine_for("zero3")

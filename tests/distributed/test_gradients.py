@@ -26,7 +26,7 @@ def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, An
 
 
 def means(module: torch.nn.Module, rank: int, n: int, micros: range) -> dict[str, torch.Tensor]:
-    """Of the sum over the micro-batches, in fp64, by autograd alone; names of parameters with a gradient."""
+    """Returns the mean gradients of the sum over the micro-batches, in fp64, by autograd alone, by parameter name."""
     found = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in module.named_parameters()}
     for number in micros:
         for parameter in module.parameters():

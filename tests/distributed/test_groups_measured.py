@@ -83,7 +83,7 @@ def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None
 
 @pytest.mark.thorough
 def test_bytes_between_nodes_are_those_of_the_paper(measured) -> None:
-    """Of bf16 a node sends (Z-1)/Z times 6 bytes a parameter; under ZeRO++ 1 + 0 + 1/2, and 4/256 twice for scales."""
+    """A node sends (Z-1)/Z times 6 bytes per parameter in bf16, under ZeRO++ 1 + 0 + 1/2 and 4/256 twice for scales."""
     share, ranks_a_node = 1 / 2, 2
     for name, each in (("zero3 nodes", 6), ("zero3 all", 1 + 4 / 256 + 1 / 2 + 4 / 256)):
         psi = sum(s.numel for s in measured[name][0].schedule.shapes)

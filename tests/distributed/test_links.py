@@ -30,7 +30,7 @@ SHARDS_ONLY = CpuOffload(optimizer=False, gradients=False, parameters=True)
 
 
 def files(**more: Any) -> NvmeOffloadConfig:
-    """Of many cuts; the page cache is on every file system."""
+    """Files of many cuts, through the page cache, which every file system has."""
     return NvmeOffloadConfig(block_bytes=4096, **{"direct": False, **more})
 
 

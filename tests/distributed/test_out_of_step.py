@@ -207,7 +207,7 @@ def hear_all(rank: int, n: int, folder: str, cases: list[Case]) -> list[Heard]:
 
 
 def heard_by_all(n: int, folder: Path, cases: list[Case]) -> list[str]:
-    """Of each case the sentence, which must be equal on all ranks and have come soon."""
+    """Returns the error message of each case, which must be equal on all ranks and have come soon."""
     sentences = []
     for case, heard in zip(cases, zip(*run_ranks(n, hear_all, str(folder), cases), strict=True), strict=True):
         words = {sentence for sentence, _ in heard}

@@ -114,7 +114,7 @@ class Births(TorchDispatchMode):
 
 
 def made_anew(rank: int, n: int, strategy: str, arena: bool) -> list[int]:
-    """Of each step: how often memory was asked for of the size of full gradients, of their shards, of kept inputs."""
+    """Counts, per step, the allocations of the size of full gradients, of their shards, or of kept inputs."""
     model = zoo.build("dropping")
     apply(model, replace(SLABS, least_bytes=256) if arena else POLICIES["checkpoint"])
     engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()), arena=arena)

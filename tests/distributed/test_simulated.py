@@ -77,7 +77,7 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
 def test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run(
     tmp_path: Path, strategy: str, fraction: float, tier: str
 ) -> None:
-    """Of a model whose sizes divide by nothing, so that its ranks own different numbers of elements, and another one
+    """The sizes of the model divide by nothing, so that its ranks own different numbers of elements, and another one
     may be fullest in host memory.
     """
     more: dict[str, Any] = {

@@ -144,7 +144,7 @@ def looked_at_outside() -> Iterator[None]:
 
 @pytest.mark.parametrize("mistake", [stamped_outside, looked_at_outside])
 def test_stamps_that_race_are_seen(mistake: Any) -> None:
-    """Of the last rank, whose part of a sum is at a buffer's end."""
+    """The last rank is looked at: its part of a sum is at a buffer's end."""
     with world(4, 3) as cuda, stamped():
         assert races_of(cuda, "zero3", {"node_size": 2}, mistake=mistake)
 

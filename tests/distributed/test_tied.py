@@ -110,7 +110,7 @@ def frozen_midway(engine: Any, rank: int = 0) -> Any:
 
 
 def hooked(engine: Any, rank: int = 0) -> Any:
-    """Of each kind, for a while; one comes between forward and backward; one on a parameter that is not tied."""
+    """Registers each kind of hook for a while: one between forward and backward, one on an untied parameter."""
     weight = engine.module.first.weight
     seen: list[Any] = []
     losses = train(engine, range(1), rank)

@@ -86,7 +86,7 @@ STEPS = 3
 def norms_of(
     rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: str
 ) -> list[list[tuple[float, float]]]:
-    """Of each case and step, on this rank: what it adds to the squared norm over how many hold the same, and the norm
+    """Returns, per case and step, what this rank adds to the squared norm over how many hold the same, and the norm
     that the engine's own clipping tells afterwards.
     """
     found = []
@@ -134,7 +134,7 @@ CASES: dict[str, list[tuple[str, dict]]] = {
     "n", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(4, marks=pytest.mark.thorough)]
 )
 def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Path, n: int) -> None:
-    """Of three steps. The delayed update's is that of its gradients, which are DDP's until an update has been late."""
+    """The norm of a delayed update is that of its gradients, which are DDP's until an update has been late."""
     groups = {name: group for name, group in CASES.items() if (name == "replicas") == (n == 4)}
     ranks = run_ranks(n, norms_of, [one for group in groups.values() for one in group], str(tmp_path))
     place = 0

@@ -157,7 +157,7 @@ def mean_gradients(rank: int, n: int, policy: Zeropp | None, dtype: torch.dtype,
 
 
 def gradients(rank: int, n: int) -> None:
-    """Of a whole model: means are means, 1-D and uneven parameters too, and what is off is of the codec's size."""
+    """Means of a whole model are means, 1-D and uneven parameters too, and errors are of the codec's size."""
     for dtype in (torch.float32, torch.bfloat16):
         exact = mean_gradients(rank, n, None, dtype, 2)
         coded = mean_gradients(rank, n, QGZ, dtype, 2)

@@ -43,12 +43,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def budget(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Of the code as it is, which is that of the checkout, too."""
+    """Runs `zerobench budget` on the code as it is, which is the checkout's."""
     return zerobench("budget", *arguments, cwd=where)
 
 
 def planted_budget(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Of the checkout's code."""
+    """Runs `zerobench budget` on the code of the checkout at `where`."""
     command = [sys.executable, "-m", "zerobench", "budget", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(where)}
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=180)

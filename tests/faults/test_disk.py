@@ -200,7 +200,7 @@ def test_a_path_that_will_not_do_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_no_file_outlives_its_rank(tmp_path: Path) -> None:
-    """Of ranks that were killed, and of ranks that end well and close nothing; other processes' files stay."""
+    """Ranks are killed, or end well and close nothing; files of other processes stay."""
     mine = Scratch(tmp_path)
     for worker, status in ((disk.is_killed_while_writing, "crash"), (disk.leaves_files, "ok")):
         outcome = launch(worker, [disk.DiskJob(rank, str(tmp_path)) for rank in range(2)], tmp_path / "logs", 60)

@@ -379,7 +379,7 @@ def setting(fault: Fault) -> tuple[str, ...]:
 
 @cache
 def records(folder: Path, thorough: bool) -> dict[tuple[str, ...] | str, Any]:
-    """Of every fault by its name, and of an honest run by its setting; one process for all."""
+    """Returns the record of every fault by its name, and of an honest run by its setting; one process makes all."""
     chosen = [fault for fault in FAULTS if thorough or fault.name not in REPEATED]
     honest = {setting(fault): cell_of(fault) for fault in chosen}
     jobs: dict[tuple[str, ...] | str, Cell] = {**honest, **{fault.name: cell_of(fault) for fault in chosen}}
