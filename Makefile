@@ -265,8 +265,9 @@ codes: setup
 	$(VALIDATE) codes $(CODES)
 
 # STEP_COSTS="--strategies ddp,zero3 world_size=4" for other cells
-STEP_COSTS ?= --rounds 6 --out results/step_costs/cpu.csv --strategies ddp,zero1,zero2,zero3,$(LEVERS)
+STEP_COSTS ?= --rounds 6 --out results/step_costs/cpu.csv --strategies ddp,zero1,zero2,zero3,$(FREE),$(LEVERS)
 LEVERS = zero1:overlap_gather=true,zero1:bucket_bytes=25MiB,zero1:bucket_bytes=25MiB:overlap_gather=true,zero2:overlap_gather=true
+FREE = free:ddp,free:zero1,free:zero2,free:zero3
 step-costs: setup
 	$(VALIDATE) step-costs $(STEP_COSTS)
 	$(RUN) tools/docs/pages.py

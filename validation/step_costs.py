@@ -10,7 +10,9 @@ kind      CPU time per step, ms, of a rank's main thread and of the engine's own
 backend   CPU time per step, ms, of all other threads: gloo's, which move bytes, and autograd's
 waiting   wall - CPU of the main thread, ms: for other ranks, and for a core
 
-"alone" is the same model and optimizer without any communication, in as many processes. The reducer of DDP is C++: what
+"alone" is the same model and optimizer without any communication, in as many processes. A strategy with "free:" before
+its name runs in as many simulated worlds of one executed rank: transfers take no time, all else is done, so that it
+bounds what any faster transport can bring. The reducer of DDP is C++: what
 it copies is in its backward. A strategy may have options of its own behind a colon, so that each lever stands beside
 what it changes, in the same rounds. Times by kind cost time themselves, about 1 % of our step: ratios between
 engines are made by `make compare`.
@@ -43,7 +45,7 @@ from zerobench import strategies
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.data import build_batches
-from zerobench.host.environment import rank_environment, seed_everything
+from zerobench.host.environment import SIMULATED, rank_environment, seed_everything
 from zerobench.host.terminal import stdout_console
 from zerobench.launch.start_ranks import launch
 from zerobench.models.contract import loss_of
@@ -55,6 +57,7 @@ from .store import write
 
 CELL = ("model=gpt_small", "micro_batch=4", "sequence=128", "world_size=2", "device=cpu", "launch.threads=1")
 ALONE = "alone"
+FREE = "free:"
 ZERO = "zerobench.zero."
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -162,7 +165,7 @@ def kinds_counted() -> Iterator[KindClock]:
 
 @dataclass(frozen=True)
 class CostJob:
-    """One rank of one launch. `name`: the strategy with its options, or ALONE."""
+    """One rank of one launch. `name`: the strategy with its options, perhaps behind FREE, or ALONE."""
 
     name: str
     config: CellConfig
@@ -175,8 +178,9 @@ def measure(job: CostJob, _tell: Any) -> StepCost:
     """Trains on this rank and returns its costs; the caller fills in the launch's number and the machine."""
     config, ranks = job.config, 1 if job.name == ALONE else job.config.world_size
     rank = job.rank if ranks > 1 else 0
+    backend = SIMULATED if job.name.startswith(FREE) else "gloo"
     with (
-        rank_environment(rank, ranks, "cpu", "gloo", job.rendezvous, 1, config.launch.timeout_s),
+        rank_environment(rank, ranks, "cpu", backend, job.rendezvous, 1, config.launch.timeout_s),
         kinds_counted() as clock,
     ):
         seed_everything(config.seed)
@@ -199,15 +203,15 @@ def measure(job: CostJob, _tell: Any) -> StepCost:
                     phases[name] += one
         engine.settle()
         cpu, on_main = time.process_time() - began, time.thread_time() - main
-        backend = _other_threads_s() - others
+        elsewhere = _other_threads_s() - others
 
     def ms(seconds: float) -> float:
         return round(1000 * seconds / job.steps, 2)
 
     parts = {name: ms(seconds) for name, seconds in (phases | {kind: clock.seconds[kind] for kind in KINDS}).items()}
     return StepCost(
-        "", "", "", strategy=job.name, launch=0, wall=round(1000 * median(walls), 2), cpu=ms(cpu), backend=ms(backend),
-        waiting=ms(sum(walls) - on_main), **parts,
+        "", "", "", strategy=job.name, launch=0, wall=round(1000 * median(walls), 2), cpu=ms(cpu),
+        backend=ms(elsewhere), waiting=ms(sum(walls) - on_main), **parts,
     )  # fmt: skip
 
 
@@ -242,7 +246,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"of the cells; before them {' '.join(CELL)}")
     parser.add_argument(
-        "--strategies", default="ddp,zero1,zero2,zero3", metavar="NAME[:OPTION=VALUE...],...",
+        "--strategies", default="ddp,zero1,zero2,zero3", metavar="[free:]NAME[:OPTION=VALUE...],...",
         help="default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="launches of each (default: %(default)s)")
@@ -267,7 +271,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _config_of(name: str, overrides: Sequence[str]) -> CellConfig:
-    strategy, *options = (strategies.reference().name if name == ALONE else name).split(":")
+    strategy, *options = (strategies.reference().name if name == ALONE else name.removeprefix(FREE)).split(":")
     own = [one for one in overrides if strategy != "ddp" or not one.startswith("strategy.")]
     cells = compose_cells([*CELL, f"strategy={strategy}", *own, *(f"strategy.{option}" for option in options)])
     problems = [problem for cell in cells for problem in cell.problems]
