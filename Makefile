@@ -224,6 +224,9 @@ published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
 	$(RUN) tools/docs/pages.py
 
+predicted-runs: setup
+	$(VALIDATE) predicted-runs $(PREDICTED_RUNS)
+
 peers: setup
 	$(RUN) -m pip install setuptools wheel
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(RUN) -m pip install -c constraints.txt --no-build-isolation deepspeed

@@ -51,6 +51,7 @@ What a command line composes to, without running it:
 Verbs, in the order of the work:
   zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           what fits, what binds, which strategy to take
   zerobench estimate KEY=VALUE ... [--device-memory "80 GiB"]          peak and traffic before any run, without a GPU
+  zerobench predict --cluster NAME KEY=VALUE ...                       how long a step takes there, and what binds
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
@@ -89,6 +90,7 @@ Tab completion: eval "$(zerobench -sc install=bash)"
 VERBS = {
     "plan": "plan.command",
     "estimate": "estimate.command",
+    "predict": "predict",
     "status": "status",
     "show": "show",
     "compare": "compare",

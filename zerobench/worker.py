@@ -41,7 +41,8 @@ Tell = Callable[[dict[str, Any]], None]
 class RankJob:
     """The work of one rank in one pass. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
     run's, as long as it is written, where this rank leaves what is no table. `own_activation_bytes`: the prediction of
-    a cell before with the same model and batch; without one rank 0 makes it.
+    a cell before with the same model and batch; without one rank 0 makes it. `operators`: whether its events have every
+    operator that computes.
     """
 
     config: CellConfig
@@ -50,6 +51,7 @@ class RankJob:
     rendezvous: Rendezvous
     folder: str
     own_activation_bytes: int | None = None
+    operators: bool = False
 
     @property
     def scratch(self) -> str | None:
@@ -74,7 +76,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
         make_pass(
             job.mode, device, config.node_size, history, world.is_fake,
-            not strategies.predicts(config.strategy.values()), measure.events,
+            not strategies.predicts(config.strategy.values()), measure.events, job.operators,
         ) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy

@@ -33,7 +33,7 @@ from tests.cells import cell
 from tests.unit.test_status_show_prune import make
 from validation import store
 from validation.gpu_suite import suite
-from validation.published_runs import runs as published_runs
+from zerobench.published import rows as published_runs
 from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration

@@ -11,10 +11,10 @@ import pytest
 
 from validation.__main__ import main
 from validation.published_runs.causes import GIB
-from validation.published_runs.plan import plan_of
-from validation.published_runs.runs import NotGivenError, PublishedRun
 from validation.runner import run_real
 from zerobench.fake_execution.execute import settled
+from zerobench.published.cells import plan_of
+from zerobench.published.rows import NotGivenError, PublishedRun
 
 HEADER = [
     "id", "system", "strategy", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",

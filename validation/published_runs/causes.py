@@ -22,9 +22,8 @@ from typing import Any
 
 from zerobench.config.schema_memory import SCHEMAS
 from zerobench.fake_execution import Execution
-
-from .plan import RunPlan
-from .runs import PublishedRun
+from zerobench.published.cells import RunPlan
+from zerobench.published.rows import PublishedRun
 
 CLOSE = 0.05
 """Largest error that needs no explanation."""

@@ -23,6 +23,8 @@ from rich.console import Console
 
 from zerobench.fake_execution import Execution, Limits
 from zerobench.host.terminal import stdout_console
+from zerobench.published.cells import RunPlan, plan_of
+from zerobench.published.rows import NotGivenError, PublishedRun, read
 from zerobench.results.grid import Grid
 from zerobench.results.provenance import source_of
 from zerobench.sizes import printable, show_count
@@ -42,8 +44,6 @@ from .causes import (
     sizes_of,
     trials_of,
 )
-from .plan import RunPlan, plan_of
-from .runs import NotGivenError, PublishedRun, read
 
 RUNS = Path("results/published_runs/training.csv")
 ERRORS = Path("results/published_runs/errors.csv")

@@ -1,6 +1,7 @@
 """`zerobench calibrate`: the cost of each collective by its size, the engine's beside torch's and a copy in memory.
 
-With `--disk` a disk is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
+With `--compute` a model's operators are measured as well, for `zerobench predict --calibration`. With `--disk` a disk
+is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..calibrate.collectives import (
     write_calibration,
 )
 from ..calibrate.disk import DiskCalibration, DiskPlan, measure, write_disk_calibration
+from ..calibrate.operators import OperatorJob, mean_of_ranks, samples, time_operators, write_operators
 from ..cluster.job import gather, machines
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
@@ -77,7 +79,23 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     where = started(machines(chosen.world_size))
     provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
+    if chosen.compute:
+        _calibrate_operators(chosen, folder)
     print(f"recorded in {folder}; zerobench.load_calibration reads it")
+
+
+def _calibrate_operators(chosen: argparse.Namespace, folder: Path) -> None:
+    """Measures and records a model's operators, all ranks at once. Raises NotMeasuredError."""
+    count = len(samples())
+    with temporary_folder() as scratch, _progress(f"{count} operators, N={chosen.world_size}", count) as tell:
+        jobs = [
+            OperatorJob(rank, chosen.world_size, place, min(chosen.repetitions, 7), chosen.timeout)
+            for rank, place in enumerate(places(chosen.world_size, scratch / "rendezvous"))
+        ]
+        outcome = launch(time_operators, jobs, scratch / "logs", chosen.timeout, tell)
+    if outcome.status != "ok":
+        raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
+    write_operators(folder, mean_of_ranks(outcome.results, chosen.world_size))
 
 
 def _now() -> str:
@@ -93,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for all of it (default: %(default)s)")
+    words = "and a model's operators, on a CPU, with one thread per rank: for zerobench predict --calibration"
+    parser.add_argument("--compute", action="store_true", help=words)
     parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, or disk)")
     add_arguments(parser)
     return parser
@@ -110,6 +130,8 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
     if chosen.repetitions < 3:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
+    if chosen.compute and (chosen.device != "cpu" or chosen.disk is not None):
+        raise ValueError("--compute: operators are measured on a CPU; GPUs are described in conf/hardware")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
 

@@ -14,7 +14,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,7 @@ from ..config.schema import Measure
 from ..config.schema_memory import CpuOffload
 from ..config.schema_training import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
+from ..fake.as_gpu.fused_norms import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED
 from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_rank
@@ -41,6 +42,7 @@ KINDS = ("cpu", "cuda")
 class Target:
     """`attention`: the kernel of scaled_dot_product_attention on a GPU: math, flash, efficient; None: torch's choice.
     `architecture`: of the GPU, hopper and later or ampere and earlier, for the size of cuBLAS's workspaces.
+    `fused_norms`: the RMS norms of transformers run as one kernel, as in training codes that bring their own.
 
     Raises ValueError with a sentence for what is unknown.
     """
@@ -48,6 +50,7 @@ class Target:
     kind: str = "cpu"
     attention: str | None = None
     architecture: str = "hopper"
+    fused_norms: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -78,7 +81,8 @@ class Target:
         if self.kind == "cpu":
             yield None
             return
-        with as_gpu(self.attention, BLAS_WORKSPACE[self.architecture]) as allocations:
+        norms = fused_rms_norms() if self.fused_norms else nullcontext()
+        with as_gpu(self.attention, BLAS_WORKSPACE[self.architecture]) as allocations, norms:
             yield allocations
 
 
@@ -204,9 +208,11 @@ class Execution:
         return self._step[category]
 
 
-def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CPU) -> Execution:
-    """Executes one rank of a resolved cell as on `target`. Whatever goes wrong is a sentence of the result. `tell`
-    takes progress.
+def execute(
+    config: CellConfig, tell: Tell = lambda _: None, target: Target = CPU, operators: bool = False
+) -> Execution:
+    """Executes one rank of a resolved cell as on `target`. Whatever goes wrong is an error message of the result.
+    `tell` takes progress. `operators`: whether its events have every operator that computes.
     """
     config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
     facts, begun = facts_if_any(config), time.perf_counter()
@@ -215,7 +221,7 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
         try:
             with target.stands_in() as allocations:
-                record = run_rank(RankJob(config, "accounted", rank, "", folder), tell)
+                record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
             memory = None if allocations is None else allocations.memory()
         except Exception as error:  # a model may be any code: the other cells are executed all the same
             problem = sentence_of(error)

@@ -43,6 +43,7 @@ class _Job:
     target: Target
     limits: Limits
     folder: str
+    operators: bool = False
 
 
 def execute_all(
@@ -51,8 +52,10 @@ def execute_all(
     jobs: int | None = None,
     tell: Told = lambda *_: None,
     limits: Limits = LIMITS,
+    operators: bool = False,
 ) -> list[Execution]:
     """Executes one rank of each resolved cell, `jobs` of them at once (None: one per core that this process may use).
+    `operators`: whether their events have every operator that computes.
 
     A crash, a timeout, too much memory: a sentence in that execution's `problem`. Raises KeyboardInterrupt when the
     user interrupts; no process is left then. Users' models are built in these processes as in a sweep's ranks: from the
@@ -64,7 +67,7 @@ def execute_all(
         tell(number, _execution_of(configs[number], news, limits) if isinstance(news, Outcome) else news)
 
     with temporary_folder() as folder:
-        work = [_Job(config, target, limits, str(folder)) for config in configs]
+        work = [_Job(config, target, limits, str(folder), operators) for config in configs]
         outcomes = launch_each(run_job, work, folder, limits.seconds, at_once, heard)
     return [_execution_of(config, outcome, limits) for config, outcome in zip(configs, outcomes, strict=True)]
 
@@ -74,7 +77,7 @@ def run_job(job: _Job, tell: Callable[[Any], None]) -> Execution:
     tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
-    return execute(job.config, tell, job.target)
+    return execute(job.config, tell, job.target, job.operators)
 
 
 def _execution_of(config: CellConfig, outcome: Outcome, limits: Limits) -> Execution:

@@ -28,6 +28,7 @@ from .labeling import contains_others, label_parts
 from .ledger import Ledger
 from .malloc_heap import HeapGrowth
 from .model_listener import ModelListener
+from .operator_stream import OperatorStream
 from .outside_dispatch import backends_watched, threads_relayed
 from .probe import PassRecords, Probe
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
@@ -37,12 +38,13 @@ class AccountedPass(Probe):
     """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
 
     `witness`: whether a CPU's allocator is asked for its total, which it knows of memory that it has given out since.
-    `history`: what is to be kept for a snapshot. `events`: whether the last step is kept event by event.
+    `history`: what is to be kept for a snapshot. `events`: whether the last step is kept event by event;
+    `operators`: with every operator that computes.
     """
 
     def __init__(
         self, device: torch.device, node_size: int | None = None, witness: bool = True, history: History | None = None,
-        fake: bool = False, events: bool = False,
+        fake: bool = False, events: bool = False, operators: bool = False,
     ) -> None:  # fmt: skip
         witness = witness and not fake
         self._cuda = device.type == "cuda"
@@ -54,7 +56,8 @@ class AccountedPass(Probe):
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.meter.node_size = node_size
-        self.log = EventLog(self.ledger) if events else None
+        self.log = EventLog(self.ledger) if events or operators else None
+        self._operators = OperatorStream(self.log) if self.log is not None and operators else None
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
         """(measured step, operation, number of equal ones)."""
@@ -73,6 +76,8 @@ class AccountedPass(Probe):
             self._stack.callback(labels.unlisten, listener)
         self._stack.enter_context(self.meter)
         self._stack.enter_context(self.ledger)
+        if self._operators is not None:
+            self._stack.enter_context(self._operators)
         self._stack.enter_context(threads_relayed((self.meter, self.ledger)))
         self._stack.enter_context(backends_watched(self._note_raw))
         self._stack.enter_context(self._model)

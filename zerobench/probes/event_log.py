@@ -141,6 +141,8 @@ class EventLog(labels.Observer):
         self._launched: int | None = None
         self._engine_updates = False
         self._marks = FsdpMarks(ledger.since, self.on_unit)
+        self.stream: Callable[[], int] = lambda: 0
+        """Returns the number of the current stream, if operators are recorded as well (operator_stream.py)."""
 
     def begin(self) -> None:
         """Begins an interval."""
@@ -178,7 +180,7 @@ class EventLog(labels.Observer):
         self.note(
             LAUNCH, source, operation=self._launched, unit=unit, calls=times, collective=operation.collective or kind,
             group_size=operation.group_size, group=operation.group, wire_bytes=operation.wire_bytes * times,
-            between_bytes=operation.between_bytes * times, **facts,
+            between_bytes=operation.between_bytes * times, stream=self.stream(), **facts,
         )  # fmt: skip
 
     def launched(self) -> int | None:
@@ -236,7 +238,7 @@ class EventLog(labels.Observer):
 
     def on_wait(self, operation: int) -> None:
         """Records that a wait for a collective has returned."""
-        self.note(WAIT, self.ledger.lines.here(), operation=operation)
+        self.note(WAIT, self.ledger.lines.here(), operation=operation, stream=self.stream())
 
 
 @contextmanager

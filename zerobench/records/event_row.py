@@ -13,12 +13,14 @@ from dataclasses import dataclass
 LIVE, BIRTH, FREE, LABEL = "live", "birth", "free", "label"
 LAUNCH, WAIT, MOVE = "launch", "wait", "move"
 MODULE, MODULE_END, UNIT_GATHERED, UNIT_FREED = "module", "module_end", "unit_gathered", "unit_freed"
-UPDATE, PHASE = "update", "phase"
+UPDATE, PHASE, COMPUTE, ORDER = "update", "phase", "compute", "order"
 
 OF_STORAGES = (LIVE, BIRTH, FREE, LABEL)
 """Kinds that change the sums of live bytes."""
 
-EVENTS = (*OF_STORAGES, LAUNCH, WAIT, MOVE, MODULE, MODULE_END, UNIT_GATHERED, UNIT_FREED, UPDATE, PHASE)
+EVENTS = (
+    *OF_STORAGES, LAUNCH, WAIT, MOVE, MODULE, MODULE_END, UNIT_GATHERED, UNIT_FREED, UPDATE, PHASE, COMPUTE, ORDER,
+)  # fmt: skip
 """Kinds of events."""
 
 
@@ -44,7 +46,8 @@ class EventRow:
     """live (lives as the step begins); birth, free (a storage gets memory, or gives it back); label (its category
     changes); launch, wait (a collective is issued, has been waited for); move (bytes go to another tier); module,
     module_end (a module's forward or backward begins, its forward ends); unit_gathered, unit_freed (a unit's full
-    parameters are there, are given back); update (a shard is about to be updated); phase (a phase begins)."""
+    parameters are there, are given back); update (a shard is about to be updated); phase (a phase begins); compute (an
+    operator runs), order (an event is recorded in a stream, a stream waits): in predictions of time alone."""
     micro_batch: int
     """Number of the step's micro-batch, from 0; of the update the last."""
     storage: int | None = None
@@ -87,5 +90,11 @@ class EventRow:
     """Bytes that one rank sends for a launch, by the ring optimum, as in the table of traffic."""
     between_bytes: float = 0.0
     """The part of wire_bytes that goes between nodes."""
+    flops: int = 0
+    """Floating-point operations of a compute event."""
+    sizes: str = ""
+    """Of a matrix product "b x m x n x k", of an attention "b x heads x queries x keys x head", without blanks."""
+    stream: int = 0
+    """Number of the stream of a compute event, a launch, a wait; 0 is the one that the model runs on."""
     control: bool = False
     """True for a launch of flags, scalars or buffers, which is outside of the volume."""

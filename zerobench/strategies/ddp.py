@@ -71,7 +71,7 @@ def _start_alike(module: nn.Module, buffers: bool) -> None:
 def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Reduces a bucket as DDP's reducer does by itself in a real world, which fails over a simulated one's group."""
     buffer = bucket.buffer()
-    dist.all_reduce(buffer.div_(dist.get_world_size()))
+    dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)  # the reducer waits at the backward's end
     reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     reduced.set_result(buffer)
     return reduced

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from zerobench import models
-from zerobench.config import schema as schemas
-from zerobench.config.cell import CellConfig
-from zerobench.config.resolve import resolve
-from zerobench.config.schema_memory import SCHEMAS
-from zerobench.config.schema_training import OPTIMIZERS, PRECISIONS
-from zerobench.fake_execution import Target
-from zerobench.host.environment import FAKE, SIMULATED
-
-from .runs import NotGivenError, PublishedRun, shape_of
+from .. import models
+from ..config import schema as schemas
+from ..config.cell import CellConfig
+from ..config.resolve import resolve
+from ..config.schema_memory import SCHEMAS
+from ..config.schema_training import OPTIMIZERS, PRECISIONS
+from ..fake_execution import Target
+from ..host.environment import FAKE, SIMULATED
+from ..sections import known
+from .rows import SHAPE, NotGivenError, PublishedRun, shape_of
 
 FSDP = {"zero1": "fsdp2_no_reshard", "zero2": "fsdp2_no_reshard", "zero3": "fsdp2"}
 OURS = {stage: stage for stage in ("zero1", "zero2", "zero3")}
@@ -32,6 +32,7 @@ OURS = {stage: stage for stage in ("zero1", "zero2", "zero3")}
 STRATEGIES: dict[str, dict[str, str]] = {
     "fsdp1": FSDP, "fsdp2": FSDP, "megatron-fsdp": FSDP, "thunder": FSDP, "torch": FSDP,
     "deepspeed": OURS, "colossalai": OURS, "zerobench": OURS, "megatron": {"zero1": "megatron"},
+    "nanotron": {"zero1": "zero1"},
 }  # fmt: skip
 """System -> its stage -> the strategy that is executed. DDP is DDP in all, and one GPU alone is DDP on one rank."""
 
@@ -39,8 +40,15 @@ STAND_INS = {
     "fsdp1": "FSDP2 in place of FSDP1", "megatron-fsdp": "FSDP2 in place of Megatron-FSDP",
     "thunder": "FSDP2 in place of Thunder's FSDP", "deepspeed": "our engine in place of DeepSpeed",
     "colossalai": "our engine in place of ColossalAI", "megatron": "our engine in place of Megatron's optimizer",
+    "nanotron": "our engine in place of nanotron's",
 }  # fmt: skip
 """System -> the sentence that its stand-in is worth."""
+
+OPTIONS: dict[tuple[str, str], dict[str, Any]] = {("nanotron", "zero1"): {"bucket_bytes": 25 * 2**20}}
+"""(system, strategy that is executed) -> its options, as the system's own."""
+
+FUSES_NORMS = ("nanotron",)
+"""Systems whose models have norms of one kernel; so has what a compiler made."""
 
 EIGHT_BIT = re.compile(r"fp8|float8|fp4|int8", re.IGNORECASE)
 """Precisions of less than 16 bits, which are not executed."""
@@ -75,16 +83,22 @@ class _Notes:
         self.sentences.append(sentence)
 
 
-def plan_of(run: PublishedRun) -> RunPlan:
-    """Returns the plan of a run. Raises NotGivenError, with the reason, where it cannot be estimated."""
+def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
+    """Returns the plan of a run. Raises NotGivenError, with the reason, if it cannot be estimated.
+
+    `flash`: a model whose code in transformers has no flash attention is built as our GPT, which has the same blocks.
+    """
     notes = _Notes()
     _refuse(run)
     on_cpu = "cpu" in run.gpu.lower()
     strategy = _strategy(run, notes)
     shape = shape_of(run)
+    as_gpt = flash and shape.architecture in WITHOUT_FLASH
+    if as_gpt:
+        notes.assume("model", f"our GPT, with flash attention, in place of {shape.architecture}, without biases")
     config = schemas.Config(
-        strategy=schemas.SCHEMAS["strategy"][strategy](),
-        model=schemas.HuggingfaceModel(),
+        strategy=schemas.SCHEMAS["strategy"][strategy](**OPTIONS.get((run.system, strategy), {})),
+        model=_gpt_like(run) if as_gpt else schemas.HuggingfaceModel(),
         data=schemas.Synthetic(),
         optimizer=_optimizer(run, on_cpu, notes),
         precision=_precision(run, strategy, notes),
@@ -93,13 +107,26 @@ def plan_of(run: PublishedRun) -> RunPlan:
         world_size=run.gpus, micro_batch=run.micro_batch, accumulation=_accumulation(run, notes), sequence=run.seq or 1,
         device="cpu", backend=SIMULATED, tensors=FAKE,
     )  # fmt: skip
-    cell = resolve(config, "huggingface", [])
+    cell = resolve(config, "gpt" if as_gpt else "huggingface", [])
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
-    _compare_sizes(run, shape, notes)
+    if not as_gpt:
+        _compare_sizes(run, shape, notes)
     if run.compile not in ("", "0"):
         notes.assume("compile", f"executed eagerly, where the source compiles ({run.compile})")
-    return RunPlan(cell.config, _target(cell.config, on_cpu, notes), tuple(notes.sentences), frozenset(notes.columns))
+    target = _target(cell.config, on_cpu, notes)
+    if flash and target.kind == "cuda" and (run.system in FUSES_NORMS or run.compile not in ("", "0")):
+        target = replace(target, fused_norms=True)
+    return RunPlan(cell.config, target, tuple(notes.sentences), frozenset(notes.columns))
+
+
+WITHOUT_FLASH = ("mpt", "bloom")
+"""Architectures whose attention in transformers is plain operators."""
+
+
+def _gpt_like(run: PublishedRun) -> schemas.Gpt:
+    layers, hidden, heads, vocabulary = (known(getattr(run, column)) for column in SHAPE)
+    return schemas.Gpt(layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary)
 
 
 def _target(config: CellConfig, on_cpu: bool, notes: _Notes) -> Target:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from zerobench.config.schema import Huggingface
-from zerobench.config.unknown_keys import nearest
-from zerobench.host.files import read_text
-from zerobench.sections import known
-from zerobench.sizes import printable
+from ..config.schema import Huggingface
+from ..config.unknown_keys import nearest
+from ..host.files import read_text
+from ..sections import known
+from ..sizes import printable
 
 KINDS = ("allocated", "reserved", "?")
 """Values of peak_kind, where there is a peak."""
@@ -51,12 +51,15 @@ class PublishedRun:
     micro_batch: int | None = None
     grad_accum: int | None = None
     gpus: int | None = None
+    gpus_per_node: int | None = None
     gpu: str = ""
     gpu_mem_gib: float | None = None
+    interconnect: str = ""
     precision: str = ""
     optimizer: str = ""
     act_ckpt: str = ""
     compile: str = ""
+    tokens_s_gpu: float | None = None
     peak_mem_gib: float | None = None
     peak_kind: str = ""
     tp: int | None = None
@@ -66,16 +69,18 @@ class PublishedRun:
     date: str = ""
 
 
-def read(path: Path) -> list[PublishedRun]:
-    """Reads the runs of a file. Raises ValueError, one sentence with row and column, for what is not of the schema."""
+def read(path: Path, needed: Sequence[str] = NEEDED) -> list[PublishedRun]:
+    """Reads the runs of a file, which must have the columns `needed`. Raises
+    ValueError, an error message with row and column, for what is not of the schema.
+    """
     try:
         table = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
     except csv.Error as error:
         raise ValueError(f"{path}: this is no CSV file in UTF-8: {error}") from error
     if not table:
-        raise ValueError(f"{path}: the file is empty; its first row names the columns {', '.join(NEEDED)} and others")
+        raise ValueError(f"{path}: the file is empty; its first row names the columns {', '.join(needed)} and others")
     header = table[0]
-    for name in NEEDED:
+    for name in needed:
         if name not in header:
             raise ValueError(
                 f"{path}: there is no column {name}{nearest(name, header) or f'; {len(header)} others are'}"

@@ -1,0 +1,179 @@
+"""Predicted time: the layout of a schedule, the tables of measured times, clusters as files, published runs."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from zerobench.commands.estimate.command import ask
+from zerobench.published.rows import NotGivenError, PublishedRun
+from zerobench.records import EventRow
+from zerobench.timing import hardware
+from zerobench.timing.costs import GpuCosts, Transfer, held_out_error, matmul_rows
+from zerobench.timing.prediction import reduced
+from zerobench.timing.published import hardware_of
+from zerobench.timing.timeline import Declared, lay_out
+
+
+class Units:
+    """A device on which an operator takes `flops` seconds and a collective `bytes`."""
+
+    def __init__(self, blocking: bool = False, host_s: float = 0.0, contention: float = 1.0) -> None:
+        self.blocking, self.host_s, self.contention = blocking, host_s, contention
+
+    def compute(self, event: EventRow) -> float:
+        return float(event.flops)
+
+    def transfer(self, event: EventRow) -> Transfer:
+        return Transfer(self.host_s, float(event.bytes))
+
+
+def row(kind: str, **facts: object) -> EventRow:
+    return EventRow(0, 0, 0.0, "backward", kind, 0, **facts)  # type: ignore[arg-type]
+
+
+def work(seconds: int, stream: int = 0) -> EventRow:
+    return row("compute", flops=seconds, stream=stream)
+
+
+def launch(operation: int, seconds: int, stream: int = 0, kind: str = "reduce_scatter") -> EventRow:
+    return row("launch", operation=operation, bytes=seconds, stream=stream, group="world", collective=kind)
+
+
+def wait(operation: int, stream: int = 0) -> EventRow:
+    return row("wait", operation=operation, stream=stream)
+
+
+def test_a_collective_hides_behind_compute_and_what_is_left_is_exposed() -> None:
+    made = lay_out([row("phase", name="backward"), launch(0, 5), work(3), wait(0), work(1)], Units())
+    assert (made.step_s, made.exposed_s) == (6, 2)
+    assert made.phases["backward"].total_s == 6
+
+
+def test_collectives_of_one_group_run_one_after_the_other() -> None:
+    made = lay_out([launch(0, 5, 1), launch(1, 5, 2), work(1), wait(1)], Units())
+    assert made.step_s == 10
+
+
+def test_a_stream_waits_for_the_event_that_another_recorded() -> None:
+    order = [work(4), row("order", operator="record", stream=0, elements=9),
+             row("order", operator="wait", stream=1, elements=9), launch(0, 2, 1), work(1), wait(0)]  # fmt: skip
+    assert lay_out(order, Units()).step_s == 6
+    assert lay_out([order[0], *order[3:]], Units()).step_s == 5, "without the wait it starts at once"
+
+
+def test_compute_beside_a_collective_is_slower() -> None:
+    made = lay_out([launch(0, 6, 1), work(4), wait(0)], Units(contention=1.5))
+    assert made.step_s == 6
+    assert lay_out([launch(0, 3, 1), work(4), wait(0)], Units(contention=1.5)).step_s == pytest.approx(5)
+
+
+def test_a_slow_host_starves_the_device() -> None:
+    made = lay_out([work(1), work(1), work(1)], Units(host_s=2.0))
+    assert made.step_s == 7
+    assert made.host_s == 4
+
+
+def test_on_a_cpu_the_host_computes_and_waits() -> None:
+    made = lay_out([work(2), launch(0, 5), work(1), wait(0), work(1)], Units(blocking=True))
+    assert (made.step_s, made.exposed_s) == (8, 4)
+
+
+def test_a_declared_engine_reduces_after_its_backward() -> None:
+    step = [row("phase", name="backward"), launch(0, 5), work(5), wait(0), row("phase", name="update"), work(1)]
+    assert lay_out(step, Units()).step_s == 6
+    assert lay_out(step, Units(), Declared(reduces_after_backward=True)).step_s == 11
+    assert lay_out(step, Units(), Declared(True, gradient_factor=2.0)).step_s == 16
+
+
+@pytest.mark.parametrize("table", ["gemm_bf16_h100.parquet", "gemm_bf16_a100.parquet"])
+def test_products_between_the_measured_shapes_are_interpolated(table: str) -> None:
+    errors = abs(held_out_error(matmul_rows(table)))
+    assert sorted(errors)[len(errors) // 2] < 0.05
+    assert len(errors) > 200
+
+
+def test_a_collective_inside_a_node_takes_what_was_measured() -> None:
+    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"))
+    event = row("launch", operator="_allgather_base_", collective="all_gather", bytes=2**29, group_size=8)
+    assert costs.transfer(event).wire_s == pytest.approx(1401.50e-6)
+
+
+def test_a_slower_network_is_slower() -> None:
+    event = row("launch", operator="_allgather_base_", collective="all_gather", bytes=2**29, group_size=16)
+    times = []
+    for name in ("a100-80gb-1600", "a100-80gb-800", "a100-80gb-ethernet-10"):
+        cluster = hardware.cluster(name)
+        times.append(GpuCosts(hardware.device(cluster.device), cluster).transfer(event).wire_s)
+    assert times == sorted(times)
+    least = 2**28 / (10e9 / 8)  # half of the tensor comes into a node, at the line's rate
+    assert least < times[-1] < 1.3 * least
+
+
+@pytest.mark.parametrize("group", ["device", "cluster"])
+def test_every_file_of_the_hardware_binds_by_type(group: str) -> None:
+    names = hardware.names(group)
+    assert names
+    for name in names:
+        found = getattr(hardware, group)(name)
+        assert found.sources
+        if group == "cluster":
+            assert hardware.device(found.device)
+
+
+def test_an_unknown_cluster_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"cluster h100-320 is not described.*h100-3200"):
+        hardware.cluster("h100-320")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("node_gbit_s: 0", "node_gbit_s=0: a number above 0"), ("nod: 1", "nod is no key")]
+)
+def test_a_wrong_file_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    folder = tmp_path / "hardware" / "cluster"
+    folder.mkdir(parents=True)
+    good = (hardware.config_dir() / "hardware" / "cluster" / "h100-3200.yaml").read_text()
+    key = text.partition(":")[0]
+    lines = [line for line in good.splitlines() if not line.startswith(f"{key}:")]
+    (folder / "mine.yaml").write_text("\n".join([*lines, text]))
+    monkeypatch.setattr(hardware, "config_dir", lambda: tmp_path)
+    with pytest.raises(ValueError, match=words):
+        hardware.cluster("mine")
+
+
+def test_a_deep_model_and_many_micro_batches_are_executed_in_part() -> None:
+    words = ["model=gpt", "model.layers=32", "strategy=zero2", "precision=bf16", "accumulation=8", "world_size=8"]
+    config = ask(words).cells[0].config
+    cell = reduced(config)
+    assert [one.model.layers for one in cell.configs] == [4, 8]  # type: ignore[attr-defined]
+    assert {one.accumulation for one in cell.configs} == {3}
+    assert (cell.whole_blocks, cell.whole_micro_batches) == (32, 8)
+
+
+RUN = PublishedRun(id="one", gpu="A100-SXM", gpu_mem_gib=80, gpus=16, gpus_per_node=8, strategy="zero3")
+
+
+def test_the_network_of_a_published_run_is_its_rows() -> None:
+    of = RUN.__class__(**vars(RUN) | {"interconnect": "400 Gb/s per GPU RDMA"})
+    assert hardware_of(of).costs.cluster.node_gbit_s == 3200
+    assert "1600 Gbit/s per node" in hardware_of(RUN).assumed
+    probed = RUN.__class__(
+        **vars(RUN) | {"notes": "this job's own probe: AR 160.5 AG 126.8 RS 124.7 GB/s over all ranks"}
+    )
+    event = row("launch", operator="allreduce_", collective="all_reduce", bytes=2**30, group_size=16)
+    assert hardware_of(probed).costs.transfer(event).wire_s == pytest.approx(2**30 * 1.875 / 160.5e9, rel=0.02)
+
+
+@pytest.mark.parametrize("gpu", ["", "GB200", "H100-SXM-96GB-HBM2e-500W"])
+def test_a_device_that_is_not_described_has_no_prediction(gpu: str) -> None:
+    with pytest.raises(NotGivenError):
+        hardware_of(RUN.__class__(**vars(RUN) | {"gpu": gpu}))
+
+
+def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "validated", lambda: {"compute": {"a100": 1.0, "h100": 4.0}, "attention": 1.1})
+    assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)
+    assert hardware.scales_of(hardware.device("h100-sxm-80gb")).compute == 4.0
+    assert math.isclose(hardware.scales_of(hardware.device("l40s-48gb")).attention, 1.1)

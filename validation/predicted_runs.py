@@ -1,0 +1,366 @@
+"""Others' measured throughput beside our predictions, with what may be fitted fitted to other sources than the row's.
+
+scales     by the least mean |log error|, every source with the same weight: Scales.compute per type of device,
+           Scales.attention for all
+left out   the error of a row under the scales that the rows of all other sources give
+naive      one utilization per type of device: the median of the rows of all other sources
+interval   of a kind of run the factor that holds 90 % of measured over predicted steps, of rows that were left out.
+           covered: the fraction within it when the factor is made from nine tenths of the rows for the rest, in turns
+
+Writes a row per run to --out, and to conf/hardware/validated.yaml scales and intervals, for `zerobench predict`.
+
+    python -m validation predicted-runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import yaml
+from scipy.optimize import minimize
+
+from zerobench.commands.predict_published import Planned, planned_or_reason
+from zerobench.commands.write_aside import write_aside
+from zerobench.host.terminal import stdout_console
+from zerobench.published.rows import PublishedRun, read
+from zerobench.results.grid import Grid
+from zerobench.timing.hardware import Scales
+from zerobench.timing.interval import kind_of
+from zerobench.timing.prediction import step_time
+from zerobench.timing.published import NEEDED
+from zerobench.timing.schedules import Schedules
+
+RUNS = Path("results/published_runs/training.csv")
+ERRORS = Path("results/predicted_runs/errors.csv")
+CACHE = Path("results/runs/predicted_runs")
+VALIDATED = Path("conf/hardware/validated.yaml")
+
+ENOUGH = 20
+"""Rows of a kind of run from which it has an interval."""
+
+ROUGH = ("v100",)
+"""Types whose only source says that its cluster varied by 40 % with the time of day: nothing is fitted to them."""
+
+COVERED = 0.9
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """A run. Tokens per second and GPU: as published; predicted, with all sources in the scales and with its own left
+    out; naive with its own left out. Errors are predicted / published - 1."""
+
+    id: str
+    source: str
+    system: str
+    strategy: str
+    model: str
+    gpu: str
+    gpus: int | None
+    published: float | None = None
+    predicted: float | None = None
+    left_out: float | None = None
+    naive: float | None = None
+    error: float | None = None
+    left_out_error: float | None = None
+    naive_error: float | None = None
+    exposed: float | None = None
+    binds: str = ""
+    assumed: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A run with its measured step, and the parts of its predicted one without scales, seconds."""
+
+    one: Planned
+    measured_s: float
+    compute_s: float
+    attention_s: float
+    rest_s: float
+
+    @property
+    def source(self) -> str:
+        """What is left out whole: all rows of one publisher; of nanotron those of one N."""
+        return source_of(self.one.run)
+
+    @property
+    def device(self) -> str:
+        """The type of device."""
+        return self.one.hardware.costs.device.type
+
+    @property
+    def kind(self) -> str:
+        """The kind of run that has an interval of its own."""
+        return kind_of(self.one.hardware.costs.device, self.one.hardware.spans_nodes)
+
+    def step_s(self, scales: Scales) -> float:
+        """Returns the step under some scales, as if what is exposed stayed."""
+        return scales.compute * (self.compute_s + scales.attention * self.attention_s) + self.rest_s
+
+    def utilization(self, step_s: float) -> float:
+        """Returns model FLOPs over the peak in a step."""
+        return _flops_per_token(self.one.run) * _tokens(self.one) / (step_s * _peak(self.one))
+
+
+def source_of(run: PublishedRun) -> str:
+    """Returns the publisher of a run: a repository or a site; of nanotron's bench with the number of GPUs."""
+    words = run.source.replace(",", " ").split()
+    name = words[1] if words and words[0] == "github" else (words or ["?"])[0]
+    name = "/".join(name.split("/")[:2])
+    return f"{name} N={run.gpus}" if "nanotron" in run.id else name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--runs", type=Path, default=RUNS, metavar="CSV", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=ERRORS, metavar="CSV", help="default: %(default)s")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="of schedules: %(default)s")
+    parser.add_argument("--jobs", type=int, help="executions at once (default: one per core)")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Predicts the runs, fits the scales, and writes errors and what was validated."""
+    runs = [one for one in read(chosen.runs, NEEDED) if one.tokens_s_gpu is not None]
+    planned = {one.id: planned_or_reason(one) for one in runs}
+    schedules = Schedules(chosen.cache, chosen.jobs)
+    schedules.execute(
+        "published runs", [(one.cell, one.target) for one in planned.values() if isinstance(one, Planned)]
+    )
+    laid = [_laid(one, schedules) for one in planned.values() if isinstance(one, Planned)]
+    known = {one.one.run.id: one for one in laid if one is not None}
+    rows = list(errors_of(runs, planned, known, schedules))
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(chosen.out, _as_csv(rows))
+    write_aside(VALIDATED, _validated(list(known.values()), rows))
+    show(rows)
+    return 0
+
+
+def _laid(one: Planned, schedules: Schedules) -> Laid | None:
+    schedule = schedules.of(one.cell, one.target)
+    if schedule.problem or one.run.tokens_s_gpu is None:
+        return None
+    plain, heavy = (
+        step_time(schedule, one.hardware.costs.scaled(Scales(1.0, factor)), one.hardware.declared) for factor in (1, 2)
+    )
+    attention = heavy.compute_s - plain.compute_s
+    rest = plain.exposed_s + plain.host_s
+    measured = _tokens(one) / one.run.tokens_s_gpu
+    return Laid(one, measured, plain.step_s - rest - attention, attention, rest)
+
+
+def _tokens(one: Planned) -> int:
+    return one.config.micro_batch * one.config.accumulation * one.config.sequence
+
+
+def _flops_per_token(run: PublishedRun) -> float:
+    assert run.layers is not None
+    assert run.hidden is not None
+    params = run.params or 12 * run.layers * run.hidden**2
+    return 6.0 * params + 12.0 * run.layers * run.hidden * (run.seq or 0)
+
+
+def _peak(one: Planned) -> float:
+    peaks = one.hardware.costs.device.peak_tflops
+    return peaks.get(one.config.precision.name, max(peaks.values())) * 1e12
+
+
+# -- what is fitted --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Scales.compute by type of device, and Scales.attention."""
+
+    compute: dict[str, float]
+    attention: float
+
+    def of(self, device: str) -> Scales:
+        """Returns the scales of a type; of one without runs those that hardware.scales_of gives it."""
+        mean = math.exp(sum(map(math.log, self.compute.values())) / len(self.compute)) if self.compute else 1.0
+        return Scales(self.compute.get(device, mean), self.attention)
+
+
+def fitted(rows: Sequence[Laid]) -> Fitted:
+    """Returns the scales that runs give."""
+    devices = sorted({row.device for row in rows if row.device not in ROUGH})
+    rows = [row for row in rows if row.device in devices]
+    if not rows:
+        return Fitted({}, 1.0)
+    weights = _weights(rows)
+
+    def scales(values: np.ndarray) -> Fitted:
+        *compute, attention = (round(float(one), 3) for one in np.exp(values))
+        return Fitted(dict(zip(devices, compute, strict=True)), attention)
+
+    def loss(values: np.ndarray) -> float:
+        found = dict(zip(devices, np.exp(values), strict=False))
+        attention = float(np.exp(values[-1]))
+        return sum(
+            weight * abs(math.log(row.step_s(Scales(float(found[row.device]), attention)) / row.measured_s))
+            for weight, row in zip(weights, rows, strict=True)
+        )
+
+    start = [*(0.2 for _ in devices), 0.1]
+    bounds = [(0.0, math.log(2))] * len(start)  # no kernel is faster than in the tables
+    options = {"xatol": 1e-4, "fatol": 1e-6}
+    return scales(minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options).x)
+
+
+def _weights(rows: Sequence[Laid]) -> list[float]:
+    """Returns weights that give every source of a type of device the same say."""
+    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row.device, _publisher(row.source)] += 1
+    return [1 / counts[row.device, _publisher(row.source)] for row in rows]
+
+
+def _publisher(source: str) -> str:
+    return source.partition(" N=")[0]
+
+
+def errors_of(
+    runs: Iterable[PublishedRun], planned: dict[str, Planned | str], known: dict[str, Laid], schedules: Schedules
+) -> Iterable[ErrorRow]:
+    """Yields a row for each run."""
+    all_rows = list(known.values())
+    whole, without = fitted(all_rows), dict[str, Fitted]()
+    for run in runs:
+        about = ErrorRow(
+            run.id, source_of(run), run.system, run.strategy, run.model, run.gpu, run.gpus, run.tokens_s_gpu
+        )
+        found = known.get(run.id)
+        if found is None:
+            one = planned[run.id]
+            reason = one if isinstance(one, str) else schedules.of(one.cell, one.target).problem
+            yield ErrorRow(**vars(about) | {"reason": reason})
+            continue
+        others = [row for row in all_rows if row.source != found.source]
+        if found.source not in without:
+            without[found.source] = fitted(others)
+        scales = whole.of(found.device), without[found.source].of(found.device)
+        yield _error_row(about, found, schedules, *scales, [row for row in others if row.device == found.device])
+
+
+def _error_row(
+    about: ErrorRow, found: Laid, schedules: Schedules, whole: Scales, without: Scales, others: Sequence[Laid]
+) -> ErrorRow:
+    one, published = found.one, about.published or math.nan
+    schedule = schedules.of(one.cell, one.target)
+    step, left_out = (
+        step_time(schedule, one.hardware.costs.scaled(scales), one.hardware.declared) for scales in (whole, without)
+    )
+    rates = [_tokens(one) / each.step_s for each in (step, left_out)]
+    used = [row.utilization(row.measured_s) for row in others]
+    naive = median(used) * _peak(one) / _flops_per_token(one.run) if used else None
+    return ErrorRow(
+        **vars(about)
+        | {
+            "predicted": rates[0], "left_out": rates[1], "naive": naive, "error": rates[0] / published - 1,
+            "left_out_error": rates[1] / published - 1, "naive_error": naive / published - 1 if naive else None,
+            "exposed": step.exposed_s / step.step_s, "binds": step.binds,
+            "assumed": "; ".join((*one.plan.assumed, *one.hardware.assumed)),
+        }
+    )  # fmt: skip
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def _validated(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> str:
+    """Returns the yaml file of scales and intervals."""
+    scales = fitted(known)
+    kinds = left_out(known, rows)
+    intervals = {kind: interval_of(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
+    found = {"compute": scales.compute, "attention": scales.attention, "intervals": intervals}
+    text = yaml.safe_dump(found, sort_keys=False)
+    return f"# Written by `make predicted-runs` from {RUNS}: validation/predicted_runs.py says how.\n{text}"
+
+
+def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[float]]:
+    """Returns |log error| of the rows that were left out, by kind of run, and of all."""
+    errors = {row.id: abs(math.log(1 + row.left_out_error)) for row in rows if row.left_out_error is not None}
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for row in known:
+        if row.device not in ROUGH:
+            for kind in (row.kind, "all"):
+                kinds[kind].append(errors[row.one.run.id])
+    return kinds
+
+
+def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
+    """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns."""
+    wide = math.exp(float(np.quantile(errors, COVERED)))
+    shuffled = np.random.default_rng(0).permutation(np.array(errors))
+    inside = 0
+    for part in range(10):
+        held = shuffled[part::10]
+        rest = np.concatenate([shuffled[other::10] for other in range(10) if other != part])
+        inside += int((held <= np.quantile(rest, COVERED)).sum())
+    return {
+        "low": round(1 / wide, 3),
+        "high": round(wide, 3),
+        "runs": len(errors),
+        "covered": round(inside / len(errors), 3),
+    }
+
+
+def _as_csv(rows: Sequence[ErrorRow]) -> str:
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow([one.name for one in fields(ErrorRow)])
+    writer.writerows([_text(value) for value in vars(row).values()] for row in rows)
+    return made.getvalue()
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def groups_of(rows: Iterable[ErrorRow]) -> dict[str, list[ErrorRow]]:
+    """Returns the compared rows by publisher, and all of them."""
+    there = [row for row in rows if row.error is not None]
+    found: dict[str, list[ErrorRow]] = {"all": there}
+    for row in there:
+        found.setdefault(f"{_publisher(row.source)}, {row.gpu}", []).append(row)
+    return found
+
+
+def quantile(rows: Iterable[ErrorRow], column: str, at: float) -> float | None:
+    """Returns a quantile of |error|; None without rows."""
+    values = [abs(value) for row in rows if (value := getattr(row, column)) is not None]
+    return float(np.quantile(values, at)) if values else None
+
+
+HEADER = ["source", "runs", "median", "90th", "left out: median", "90th", "naive: median", "90th"]
+
+
+def table(rows: Sequence[ErrorRow]) -> list[list[str]]:
+    """Returns the lines of the table by source."""
+
+    def shown(mine: Sequence[ErrorRow], column: str) -> list[str]:
+        return ["–" if (value := quantile(mine, column, at)) is None else f"{value:.1%}" for at in (0.5, 0.9)]
+
+    columns = ("error", "left_out_error", "naive_error")
+    return [
+        [name, str(len(mine)), *(text for column in columns for text in shown(mine, column))]
+        for name, mine in groups_of(rows).items()
+    ]
+
+
+def show(rows: Sequence[ErrorRow]) -> None:
+    """Prints |error| by source, and how many runs have no prediction."""
+    console = stdout_console()
+    console.print(Grid(HEADER, table(rows), left=1))
+    none = sum(row.error is None for row in rows)
+    console.print(f"{len(rows) - none} of {len(rows)} runs compared; the others say why not", highlight=False)

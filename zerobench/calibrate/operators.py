@@ -1,0 +1,261 @@
+"""The time of a model's operators on a CPU, by shape and size, all ranks at once: what a prediction of a step takes.
+
+matrix product   by m, n, k
+attention        forward and backward, by b x heads x queries x keys x head
+all else         by the bytes that it reads and writes
+
+Every rank computes with one thread, and all of them at the same time, so that what they share (cores, caches, memory)
+is shared as in training. Each time is the median of the repetitions, the mean over the ranks. A folder of a calibration
+holds them as `operators.parquet`, one OperatorTime each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from ..host.environment import Rendezvous, rank_environment
+
+FILE = "operators.parquet"
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Seconds of one call. `operator`, `sizes`, `bytes`: as in the events of a schedule (records/event_row.py)."""
+
+    operator: str
+    sizes: str
+    bytes: int
+    flops: int
+    world_size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OperatorJob:
+    """The work of one rank."""
+
+    rank: int
+    world_size: int
+    rendezvous: Rendezvous
+    repetitions: int
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call to time: `make` returns it, with its tensors made."""
+
+    operator: str
+    make: Callable[[], Callable[[], object]]
+    sizes: str = ""
+    bytes: int = 0
+    flops: int = 0
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+EDGES = (64, 128, 256, 512, 1024, 2048, 4096)
+LEAST_FLOPS, MOST_FLOPS = 4e6, 4e9
+"""Of matrix products: smaller ones take no time, larger ones too much."""
+
+BYTES = tuple(2**power for power in range(14, 27, 2))
+WIDTH = 512
+ATTENTIONS = tuple(product((4, 16, 64), (64, 128, 512), (32, 64)))
+"""(heads in all, tokens, width of a head)."""
+
+
+def samples() -> list[Sample]:
+    """Returns all that is measured, in an order that spreads each kind over the time that it takes."""
+    made = [*_products(), *_attentions(), *_others()]
+    step = 17
+    return [one for start in range(step) for one in made[start::step]]
+
+
+def _products() -> Iterator[Sample]:
+    for m, n, k in product(EDGES, repeat=3):
+        if LEAST_FLOPS <= 2 * m * n * k <= MOST_FLOPS:
+            make = _product(m, n, k)
+            yield Sample("mm", make, f"1x{m}x{n}x{k}", 4 * (m * k + k * n + m * n), 2 * m * n * k)
+
+
+def _product(m: int, n: int, k: int) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        left, right = torch.randn(m, k), torch.randn(n, k).t()  # as a Linear has its weight
+        return lambda: torch.mm(left, right)
+
+    return make
+
+
+def _attentions() -> Iterator[Sample]:
+    for heads, tokens, width in ATTENTIONS:
+        flops, size = 4 * heads * tokens * tokens * width, 4 * heads * tokens * width
+        sizes = f"1x{heads}x{tokens}x{tokens}x{width}"
+        forward, backward = _attention(heads, tokens, width)
+        name = "_scaled_dot_product_flash_attention_for_cpu"
+        yield Sample(name, forward, sizes, 4 * size, flops)
+        yield Sample(f"{name}_backward", backward, sizes, 8 * size, 5 * flops // 2)
+
+
+def _attention(heads: int, tokens: int, width: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+    def tensors() -> list[torch.Tensor]:
+        return [torch.randn(1, heads, tokens, width) for _ in range(3)]
+
+    def forward() -> Callable[[], object]:
+        query, key, value = tensors()
+        return lambda: run(query, key, value, 0.0, True)
+
+    def backward() -> Callable[[], object]:
+        query, key, value = tensors()
+        out, sums = run(query, key, value, 0.0, True)
+        return lambda: back(out, query, key, value, out, sums, 0.0, True)
+
+    return forward, backward
+
+
+def _rows(size: int, tensors: int) -> torch.Tensor:
+    """Returns a tensor of which `tensors` have `size` bytes, (rows, WIDTH)."""
+    return torch.randn(max(1, size // (4 * WIDTH * tensors)), WIDTH)
+
+
+def _adamw(size: int) -> Callable[[], object]:
+    one = [_rows(size, 8).abs() for _ in range(4)]
+    count = torch.ones(())
+    named = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+    return lambda: torch._fused_adamw_(
+        [one[0]], [one[1]], [one[2]], [one[3]], [], [count], amsgrad=False, maximize=False, **named
+    )  # type: ignore[call-overload]
+
+
+def _norm_backward(size: int) -> Callable[[], object]:
+    x, weight, bias = _rows(size, 3), torch.ones(WIDTH), torch.zeros(WIDTH)
+    _, means, deviations = torch.native_layer_norm(x, [WIDTH], weight, bias, 1e-5)
+    back = torch.ops.aten.native_layer_norm_backward
+    return lambda: back(x, x, [WIDTH], means, deviations, weight, bias, [True, True, True])
+
+
+def _softmax_backward(size: int) -> Callable[[], object]:
+    x = _rows(size, 3)
+    out = torch.log_softmax(x, -1)
+    return lambda: torch.ops.aten._log_softmax_backward_data(x, out, -1, torch.float32)
+
+
+def _with(call: Callable[[torch.Tensor], object], tensors: int) -> Callable[[int], Callable[[], object]]:
+    def make(size: int) -> Callable[[], object]:
+        x = _rows(size, tensors)
+        return lambda: call(x)
+
+    return make
+
+
+def _with_two(call: Callable[[torch.Tensor, torch.Tensor], object], tensors: int) -> Callable[[int], Any]:
+    def make(size: int) -> Callable[[], object]:
+        x, y = _rows(size, tensors), _rows(size, tensors)
+        return lambda: call(x, y)
+
+    return make
+
+
+OTHERS: dict[str, Callable[[int], Callable[[], object]]] = {
+    "copy_": _with_two(lambda x, y: y.copy_(x), 2),
+    "clone": _with(torch.clone, 2),
+    "zero_": _with(torch.zero_, 1),
+    "add": _with_two(torch.add, 3),
+    "mul": _with(lambda x: torch.mul(x, 0.5), 2),
+    "div_": _with(lambda x: x.div_(1.0), 2),
+    "sum": _with(lambda x: torch.sum(x, 0), 1),
+    "gelu": _with(F.gelu, 2),
+    "gelu_backward": _with_two(torch.ops.aten.gelu_backward, 3),
+    "silu": _with(F.silu, 2),
+    "tanh": _with(torch.tanh, 2),
+    "native_layer_norm": _with(lambda x: F.layer_norm(x, [WIDTH]), 2),
+    "native_layer_norm_backward": _norm_backward,
+    "_log_softmax": _with(lambda x: torch.log_softmax(x, -1), 2),
+    "_log_softmax_backward_data": _softmax_backward,
+    "_softmax": _with(lambda x: torch.softmax(x, -1), 2),
+    "stack": _with_two(lambda x, y: torch.stack([x, y]), 4),
+    "_fused_adamw_": _adamw,
+}
+"""Operator -> what makes one call that reads and writes so many bytes."""
+
+
+def _others() -> Iterator[Sample]:
+    for name, make in OTHERS.items():
+        for size in BYTES:
+            yield Sample(name, lambda make=make, size=size: make(size), bytes=size)  # type: ignore[misc]
+
+
+# -- one rank --------------------------------------------------------------------------------------
+
+
+LEAST_S = 2e-3
+"""A repetition calls an operator as often as it takes to last so long."""
+
+
+def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
+    """Returns this rank's times. `tell` receives the number of operators that are done."""
+    rows = []
+    with (
+        rank_environment(job.rank, job.world_size, "cpu", "gloo", job.rendezvous, 1, job.timeout_s),
+        torch.no_grad(),
+    ):
+        for number, sample in enumerate(samples(), 1):
+            call = sample.make()
+            call()
+            times = max(1, round(LEAST_S / max(_seconds(call, 1), 1e-7)))
+            if job.world_size > 1:
+                dist.barrier()
+            found = median(_seconds(call, times) for _ in range(job.repetitions))
+            rows.append(
+                {"operator": sample.operator, "sizes": sample.sizes, "bytes": sample.bytes, "flops": sample.flops,
+                 "seconds": found}
+            )  # fmt: skip
+            if job.rank == 0:
+                tell(number)
+    return rows
+
+
+def _seconds(call: Callable[[], object], times: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begun) / times
+
+
+def mean_of_ranks(ranks: Sequence[list[dict[str, Any]]], world_size: int) -> list[OperatorTime]:
+    """Returns a row for each operator: the mean over the ranks, which all compute at the same time."""
+    return [
+        OperatorTime(**(same[0] | {"seconds": mean(row["seconds"] for row in same)}), world_size=world_size)
+        for same in zip(*ranks, strict=True)
+    ]
+
+
+def write_operators(folder: Path, rows: Sequence[OperatorTime]) -> None:
+    """Writes the times beside the collectives of the same calibration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f"{FILE}.partial"
+    pd.DataFrame([asdict(row) for row in rows]).to_parquet(aside, index=False)
+    aside.replace(folder / FILE)
+
+
+def load_operators(folder: Path) -> pd.DataFrame:
+    """Reads the times. Raises FileNotFoundError with the command that makes them."""
+    if not (folder / FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder}: no times of operators; zerobench calibrate --compute --out {folder} makes them"
+        )
+    return pd.read_parquet(folder / FILE)

@@ -1,0 +1,279 @@
+"""`zerobench predict`: the time of a step on a cluster that is described, before there is a run."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..config.flat import name_strategies
+from ..fake_execution import Limits, execute_all
+from ..host.terminal import progress_bar, stdout_console
+from ..predict.flops import step_flops
+from ..results.grid import Grid
+from ..results.options import Parser, add_columns, verb
+from ..timing import hardware
+from ..timing.costs import GpuCosts
+from ..timing.interval import Interval, interval_of
+from ..timing.prediction import PHASES, Reduced, Schedule, StepTime, reduced, schedule_of, step_time
+from .estimate.command import Question, ask
+from .export.perfetto import process
+from .text_blocks import say
+from .write_aside import write_aside
+
+FORMATS = ("table", "json", "csv")
+
+DESCRIPTION = """\
+How long does a step take on that cluster, and what binds? Executes the schedule of each strategy on fake tensors, the
+engine's own code, and lays it out in time with measured rates of the device and its network. No GPU is needed.
+"""
+
+EXAMPLES = f"""\
+KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help KEY` explains each. Left out:
+strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic
+
+  zerobench predict --cluster h100-3200 model=gpt2_1_5b precision=bf16 sequence=1024 micro_batch=8
+  zerobench predict --cluster a100-80gb-1600 model=zero_7_5b world_size=64 precision=bf16 activation=checkpoint
+  zerobench predict --cluster a100-80gb-1600 --node-gbit-s 100 model=zero_7_5b world_size=64 precision=bf16
+  zerobench predict --cluster h100-3200 model=gpt2_1_5b precision=bf16 strategy=zero3 --trace step.json
+  zerobench predict --published runs.csv --out predictions.csv        rows as in docs/reference/validated.md
+
+Clusters: {", ".join(hardware.names("cluster"))}
+Each is a file of conf/hardware/cluster, with the source of each figure.
+
+How to read it: exposed is the time in which the model waits for collectives; host the time in which the device waits
+for Python. The interval held 90 % of the published runs that were left out; "not validated" means that no run of that
+kind was among them.
+Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was wrong, 130 interrupted.
+"""
+
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """A cell's predicted step. Times in seconds; exposed: waiting for collectives, by phase. `problem`: why there is no
+    prediction, an error message; `validated`: what the interval rests on."""
+
+    name: str
+    cluster: str
+    strategy: str
+    world_size: int
+    micro_batch: int
+    accumulation: int
+    sequence: int
+    step_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    tokens_per_s_gpu: float | None = None
+    mfu: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    exposed_forward_s: float | None = None
+    exposed_backward_s: float | None = None
+    exposed_update_s: float | None = None
+    host_s: float | None = None
+    binds: str = ""
+    validated: str = ""
+    problem: str = ""
+
+
+@verb
+def predict(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code."""
+    chosen = _parser().parse_intermixed_args(arguments)
+    try:
+        _check(chosen)
+        if chosen.published:
+            from .predict_published import predict_published
+
+            return predict_published(chosen.published, chosen.out, chosen.jobs, chosen.cache)
+        rows, schedules = _predict(chosen)
+    except KeyboardInterrupt:
+        print("zerobench predict: stopped; nothing is written", file=sys.stderr)
+        return 130
+    _give(rows, chosen)
+    if chosen.trace is not None:
+        _write_trace(chosen.trace, schedules)
+    return int(any(row.problem for row in rows))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("zerobench predict", DESCRIPTION, EXAMPLES)
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
+    add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
+    add("--config-dir", help="your own folder, which adds choices, as for a sweep")
+    add("--cluster", metavar="NAME", help="where it would run; the names are below")
+    add("--node-gbit-s", type=float, metavar="RATE", help="of a node's network, in place of the cluster's")
+    add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
+    add(
+        "--cache", type=Path, metavar="DIR", help="--published: keeps executed schedules, to go on where it was stopped"
+    )
+    add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
+    add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
+    add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
+    add("--jobs", type=int, help="executions at a time (default: one per core)")
+    add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
+    add_columns(parser, HEADER)
+    return parser
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    """Raises ValueError, naming the option, for what contradicts each other."""
+    if chosen.published is None and chosen.cluster is None:
+        raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}; or give --published CSV")
+    if chosen.published is not None and (chosen.overrides or chosen.cluster):
+        raise ValueError("--published: its rows say model and hardware; leave KEY=VALUE and --cluster out")
+    if chosen.published is not None and chosen.out is None:
+        raise ValueError("--published: name the file for the predictions, as in --out predictions.csv")
+    if chosen.jobs is not None and chosen.jobs < 1:
+        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
+    if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:
+        raise ValueError(f"--node-gbit-s {chosen.node_gbit_s:g}: must be above 0")
+
+
+# -- the prediction --------------------------------------------------------------------------------
+
+
+def costs_of(cluster: str, node_gbit_s: float | None) -> GpuCosts:
+    """Returns the costs on a cluster by name. Raises ValueError for an unknown one."""
+    found = hardware.cluster(cluster)
+    if node_gbit_s is not None:
+        found = replace(found, node_gbit_s=node_gbit_s)
+    return GpuCosts(hardware.device(found.device), found)
+
+
+def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tuple[str, Schedule, StepTime]]]:
+    costs = costs_of(chosen.cluster, chosen.node_gbit_s)
+    words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
+    question = ask(words, "cuda")
+    names = name_strategies([cell.config for cell in question.cells])
+    sound = {cell.cell_id: reduced(cell.config) for cell in question.cells if not cell.problems}
+    schedules = execute_schedules(list(sound.values()), question, chosen.jobs, chosen.timeout)
+    by_cell = dict(zip(sound, schedules, strict=True))
+    rows, told = [], []
+    for cell, name in zip(question.cells, names, strict=True):
+        row = _row_of(name, chosen.cluster, cell.config)
+        problem = "; ".join(cell.problems) or by_cell[cell.cell_id].problem
+        if problem:
+            rows.append(replace(row, problem=problem))
+            continue
+        found = step_time(by_cell[cell.cell_id], costs)
+        rows.append(filled(row, found, costs, interval_of(costs, cell.config), cell.config))
+        told.append((name, by_cell[cell.cell_id], found))
+    return rows, told
+
+
+def execute_schedules(
+    cells: Sequence[Reduced], question: Question, jobs: int | None, timeout_s: float
+) -> list[Schedule]:
+    """Executes the schedules of cells, with progress on standard error."""
+    work = [config for cell in cells for config in cell.configs]
+    with progress_bar("predict", len(work), "cells") as advance:
+
+        def tell(_: int, news: object) -> None:
+            if not isinstance(news, dict):
+                advance()
+
+        found = iter(execute_all(work, question.target, jobs, tell, Limits(seconds=timeout_s), operators=True))
+    return [schedule_of(cell, [next(found) for _ in cell.configs]) for cell in cells]
+
+
+def _row_of(name: str, cluster: str, config: Any) -> PredictionRow:
+    return PredictionRow(
+        name, cluster, config.strategy.name, config.world_size, config.micro_batch, config.accumulation,
+        config.sequence,
+    )  # fmt: skip
+
+
+def filled(row: PredictionRow, found: StepTime, costs: GpuCosts, interval: Interval, config: Any) -> PredictionRow:
+    """Returns a row with the figures of its predicted step."""
+    flops = step_flops(config)
+    peaks = costs.device.peak_tflops
+    peak = peaks.get(config.precision.name, max(peaks.values())) * 1e12
+    exposed: dict[str, Any] = {
+        f"exposed_{name}_s": found.phases[name].exposed_s for name in PHASES if name in found.phases
+    }
+    return replace(
+        row, step_s=found.step_s, low_s=found.step_s * interval.low, high_s=found.step_s * interval.high,
+        tokens_per_s_gpu=config.micro_batch * config.accumulation * config.sequence / found.step_s,
+        mfu=flops.model / (found.step_s * peak) if flops else None, compute_s=found.compute_s,
+        communication_s=found.communication_s, host_s=found.host_s, binds=found.binds, validated=interval.words,
+        **exposed,
+    )  # fmt: skip
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+HEADER = [
+    "cell", "step", "90 % interval", "tokens/s/GPU", "MFU", "compute", "communication", "exposed forward", "backward",
+    "update", "host", "binds",
+]  # fmt: skip
+FIRST_TO_GO = ("communication", "update", "compute", "host", "exposed forward")
+
+
+def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
+    if chosen.format == "table" and chosen.out is None:
+        _show(rows, chosen.columns)
+        return
+    text = _as_csv(rows) if chosen.format == "csv" else json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    if chosen.out is None:
+        print(text, end="")
+        return
+    write_aside(chosen.out, text)
+    print(f"{chosen.out}: {len(rows)} cells", file=sys.stderr)
+
+
+def _as_csv(rows: Sequence[PredictionRow]) -> str:
+    made = io.StringIO()
+    writer = csv.DictWriter(made, [one.name for one in fields(PredictionRow)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return made.getvalue()
+
+
+def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
+    console = stdout_console()
+    there = [row for row in rows if row.step_s is not None]
+    if there:
+        console.print(Grid(HEADER, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
+    for words in dict.fromkeys(row.validated for row in there):
+        say(console, f"interval: {words}")
+    for row in rows:
+        if row.problem:
+            say(console, f"{row.name}: {row.problem}")
+
+
+def _line(row: PredictionRow) -> list[str]:
+    assert row.step_s is not None
+    times = (row.compute_s, row.communication_s, row.exposed_forward_s, row.exposed_backward_s, row.exposed_update_s)
+    return [
+        row.name, show_time(row.step_s), f"{show_time(row.low_s)} – {show_time(row.high_s)}",
+        f"{row.tokens_per_s_gpu:,.0f}", "–" if row.mfu is None else f"{row.mfu:.1%}",
+        *map(show_time, times), show_time(row.host_s), row.binds,
+    ]  # fmt: skip
+
+
+def show_time(seconds: float | None) -> str:
+    """Formats seconds, or milliseconds below one second."""
+    if seconds is None:
+        return "–"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+def _write_trace(out: Path, told: Sequence[tuple[str, Schedule, StepTime]]) -> None:
+    """Writes the predicted steps as one trace: of a reduced cell what was executed."""
+    entries = []
+    for number, (name, schedule, found) in enumerate(told, 1):
+        events = [replace(event, seconds=at) for event, at in zip(schedule.events[-1], found.timeline.at, strict=True)]
+        entries += process(number, f"{name}, predicted", pd.DataFrame([asdict(event) for event in events]))
+    write_aside(out, json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, default=lambda one: one.item()))
+    print(f"{out}: {len(told)} steps; open it at https://ui.perfetto.dev", file=sys.stderr)

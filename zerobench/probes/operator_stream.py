@@ -1,0 +1,198 @@
+"""The stream of operators of a step: what each computes and moves, as events of kind `compute` between the others.
+
+operator   one that reads or writes memory; views and what only makes a tensor are none
+flops      by torch's own formulas (torch.utils.flop_counter), 0 for what they do not know
+sizes      "b x m x n x k" of a matrix product, "b x heads x queries x keys x head" of an attention: a table of measured
+           times is looked up by it
+stream     the stream that was current, by a number; 0 is the one that the model runs on
+
+order      of streams: what records an event, and what waits for an event or for all of another stream
+
+What runs inside a collective of a simulated world stands for the data of other ranks, and is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ..fake.as_gpu.stand_in import NullStream
+from ..records.event_row import COMPUTE, ORDER
+from ..zero import labels
+from .event_log import EventLog
+from .intervals import ASIDE
+from .labeling import holds_others
+
+ATEN = torch.ops.aten
+
+MATMULS: dict[Any, tuple[int, int]] = {
+    ATEN.mm: (0, 1), ATEN.addmm: (1, 2), ATEN.bmm: (0, 1), ATEN.baddbmm: (1, 2), ATEN._scaled_mm: (0, 1),
+}  # fmt: skip
+"""Matrix products -> the places of their two factors, (…, m, k) and (…, k, n)."""
+
+ATTENTIONS: dict[Any, tuple[int, int]] = {
+    ATEN._scaled_dot_product_flash_attention: (0, 1), ATEN._scaled_dot_product_efficient_attention: (0, 1),
+    ATEN._scaled_dot_product_flash_attention_backward: (1, 2), ATEN._scaled_dot_product_flash_attention_for_cpu: (0, 1),
+    ATEN._scaled_dot_product_efficient_attention_backward: (1, 2),
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (1, 2),
+}  # fmt: skip
+"""Kernels of attention -> the places of queries and keys, (B, H, L, D)."""
+
+MAKES_ONLY = {
+    ATEN.empty, ATEN.empty_like, ATEN.empty_strided, ATEN.new_empty, ATEN.new_empty_strided, ATEN.set_, ATEN.detach,
+    ATEN.alias, ATEN.resize_, ATEN._local_scalar_dense, ATEN.record_stream, ATEN.is_same_size, ATEN._unsafe_view,
+}  # fmt: skip
+"""Operators that move no bytes."""
+
+SILENT = ("c10d", "_c10d_functional", "profiler", "prim", "record_stream")
+"""Namespaces of operators that are no work of the device's."""
+
+GATHERS = {ATEN.embedding: 0, ATEN.index_select: 0, ATEN.gather: 0, ATEN.nll_loss_forward: 0}
+"""Operators that read a part of one argument, at this place: as much as they write."""
+
+
+class OperatorStream(TorchDispatchMode):
+    """Notes each operator of a step in an event log."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__()
+        self._log = log
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._number(torch.cpu.current_stream())
+        self._log.stream = lambda: self._number(torch.cpu.current_stream())
+        for owner, name, tell in (
+            (torch.cpu.Stream, "record_event", self._recorded), (NullStream, "record_event", self._recorded),
+            (torch.cpu.Stream, "wait_event", self._waits), (torch.cpu.Stream, "wait_stream", self._waits),
+            (torch.cpu.Event, "record", self._records), (torch.cpu.Event, "wait", self._waited),
+        ):  # fmt: skip
+            self._stack.enter_context(mock.patch.object(owner, name, _told(getattr(owner, name), tell)))
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if holds_others(types):
+            return NotImplemented  # it is dispatched again on its contents
+        out = func(*args, **(kwargs or {}))
+        if func.namespace not in SILENT and self._log.ledger.phase != ASIDE and not labels.current_collective()[0]:
+            self._note(func, args, kwargs or {}, out)
+        return out
+
+    def _note(self, func: Any, args: Sequence[Any], named: dict[str, Any], out: Any) -> None:
+        packet = func.overloadpacket
+        if packet in MAKES_ONLY or func.is_view:
+            return
+        read, written = _tensors([*args, *named.values()]), _tensors([out])
+        moved = _bytes_of(packet, func, args, read, written)
+        if not moved:
+            return
+        formula = flop_registry.get(packet)
+        flops = int(formula(*args, **named, out_val=out)) if formula is not None else 0
+        made = written[0] if written else read[0]
+        self._log.note(
+            COMPUTE, operator=str(packet).removeprefix("aten."), bytes=moved, flops=flops, sizes=_sizes(packet, args),
+            elements=made.numel(), dtype=str(_dtype(packet, args, made)).removeprefix("torch."),
+            stream=self._log.stream(),
+        )  # fmt: skip
+
+    def _number(self, thing: Any) -> int:
+        """Returns the number of a stream or an event."""
+        if id(thing) not in self._numbers:
+            self._numbers[id(thing)] = len(self._numbers)
+            self._kept.append(thing)  # its id stays its own
+        return self._numbers[id(thing)]
+
+    def _order(self, what: str, stream: Any, other: Any) -> None:
+        if self._log.ledger.phase != ASIDE:
+            self._log.note(ORDER, operator=what, stream=self._number(stream), elements=self._number(other))
+
+    def _recorded(self, stream: Any, event: Any) -> Any:
+        event = torch.cpu.Event() if event is None else event
+        self._order("record", stream, event)
+        return event
+
+    def _waits(self, stream: Any, _: Any, other: Any) -> None:
+        if other is not None:
+            self._order("wait", stream, other)
+
+    def _records(self, event: Any, made: Any, stream: Any = None) -> Any:
+        self._order("record", stream or torch.cpu.current_stream(), event)
+        return made
+
+    def _waited(self, event: Any, _: Any, stream: Any = None) -> None:
+        self._order("wait", stream or torch.cpu.current_stream(), event)
+
+
+def _told(method: Callable[..., Any], tell: Callable[..., Any]) -> Any:
+    @wraps(method)
+    def call(owner: Any, *args: Any) -> Any:
+        return tell(owner, method(owner, *args), *args)
+
+    return call
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor's own elements: those that an expanded one repeats count once."""
+    numel = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 1)
+    return numel * tensor.element_size()
+
+
+def _bytes_of(
+    packet: Any, func: Any, args: Sequence[Any], read: list[torch.Tensor], written: list[torch.Tensor]
+) -> int:
+    """Returns the bytes that an operator reads and writes; a tensor in place counts as both."""
+    made = sum(_size(one) for one in written)
+    if packet in GATHERS:
+        return 2 * made
+    if packet in (ATEN.fill_, ATEN.zero_, ATEN.zeros_like, ATEN.ones_like, ATEN.full_like):
+        return made
+    if packet is ATEN.copy_:
+        return _size(args[1]) + _size(args[0])
+    if not written:  # a fused or foreach operator in place: it says nothing of what it wrote
+        changed = [
+            a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
+        ]
+        made = sum(_size(one) for one in _tensors(changed))
+    return made + sum(_size(one) for one in read)
+
+
+def _sizes(packet: Any, args: Sequence[Any]) -> str:
+    if packet in MATMULS:
+        left, right = (args[place] for place in MATMULS[packet])
+        batch = left.shape[0] if left.dim() == 3 else 1
+        return f"{batch}x{left.shape[-2]}x{right.shape[-1]}x{left.shape[-1]}"
+    if packet in ATTENTIONS:
+        query, key = (args[place] for place in ATTENTIONS[packet])
+        batch, heads, length, head = query.shape
+        return f"{batch}x{heads}x{length}x{key.shape[-2]}x{head}"
+    return ""
+
+
+def _dtype(packet: Any, args: Sequence[Any], made: torch.Tensor) -> torch.dtype:
+    place = MATMULS.get(packet) or ATTENTIONS.get(packet)
+    dtype: torch.dtype = args[place[0]].dtype if place else made.dtype
+    return dtype

@@ -1,0 +1,296 @@
+"""Seconds of one operator on one device, and of one collective between devices.
+
+matrix products   a table of measured times by shape, interpolated: log(time per FLOP) over log m, n, k, by the nearest
+                  shapes; beyond the table the nearest shape of it. Without a table a fraction of the peak
+attention         FLOPs over a fraction of the peak
+all else          bytes over a fraction of the memory's bandwidth, at least the shortest kernel
+collectives       inside a node a table by size and ranks; between nodes the bytes that a node takes in over its
+                  network's bandwidth, with a latency per hop; the slower of both
+
+A collective that spans nodes gathers inside them as well, so that the slower of the two sets its pace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from scipy.interpolate import RBFInterpolator
+
+from ..calibrate.collectives import Calibration
+from ..records import EventRow
+from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
+
+NEIGHBORS = 16
+"""Shapes of a table around the one that is looked up."""
+
+BACKWARD = "backward"
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+HALVES = ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective: `host_s` of the issuing thread, `wire_s` in which the network moves it while others compute."""
+
+    host_s: float
+    wire_s: float
+
+
+class Costs(Protocol):
+    """What a timeline asks of a device. `blocking`: the host computes itself, as a CPU does."""
+
+    blocking: bool
+    host_s: float
+    contention: float
+
+    def compute(self, event: EventRow) -> float:
+        """Seconds of an operator."""
+
+    def transfer(self, event: EventRow) -> Transfer:
+        """Cost of a launch."""
+
+
+def numbers(sizes: str) -> tuple[int, ...]:
+    """Returns the numbers of a compute event's `sizes`."""
+    return tuple(int(part) for part in sizes.split("x"))
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+class ShapeTable:
+    """Times of matrix products by shape. `rows`: columns m, n, k, seconds."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        shapes = rows[["m", "n", "k"]].to_numpy(float)
+        self._low, self._high = shapes.min(axis=0), shapes.max(axis=0)
+        per_flop = rows["seconds"].to_numpy(float) / (2 * shapes.prod(axis=1))
+        self._find = RBFInterpolator(
+            np.log(shapes), np.log(per_flop), neighbors=min(NEIGHBORS, len(rows)), kernel="linear"
+        )
+        self._known: dict[tuple[int, ...], float] = {}
+
+    def seconds(self, m: int, n: int, k: int) -> float:
+        """Returns the time of one (m, k) by (k, n) product."""
+        shape = m, n, k
+        if shape not in self._known:
+            inside = np.clip(np.array(shape, float), self._low, self._high)
+            self._known[shape] = float(np.exp(self._find(np.log(inside)[None])[0])) * 2 * math.prod(shape)
+        return self._known[shape]
+
+
+@cache
+def matmul_rows(table: str) -> pd.DataFrame:
+    """Returns columns m, n, k, seconds of a table by name (hardware.Device.matmul_table)."""
+    folder = tables_folder()
+    if table.endswith(".parquet"):
+        rows = pd.read_parquet(folder / table)
+        return rows[["m", "n", "k"]].assign(seconds=rows["latency_ms"] / 1e3)
+    found = pd.read_csv(folder / "efficiency_by_shape.csv")
+    found = found[(found["device"] == table) & (found["operator"] == "matmul")]
+    shapes = found["shape"].str.extract(r"b=(?P<b>\d+), m=(?P<m>\d+), k=(?P<k>\d+), n=(?P<n>\d+)").astype(float)
+    shapes = shapes.assign(efficiency=found["efficiency"], peak=found["peak_tflops"])[shapes["b"] == 1]
+    shapes["seconds"] = 2 * shapes[["m", "n", "k"]].prod(axis=1) / (shapes["peak"] * 1e12 * shapes["efficiency"])
+    return shapes.groupby(["m", "n", "k"])["seconds"].median().reset_index()
+
+
+@cache
+def matmul_table(table: str) -> ShapeTable:
+    """Returns the interpolation of a table by name."""
+    return ShapeTable(matmul_rows(table))
+
+
+def held_out_error(rows: pd.DataFrame, least_flops: float = 1e9, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Returns the relative errors of interpolation for a tenth of a table's shapes, which the others predict.
+    Products below `least_flops` are left out: their times are those of a launch.
+    """
+    held = np.random.default_rng(seed).random(len(rows)) < 0.1
+    table, asked = ShapeTable(rows[~held]), rows[held & (2 * rows[["m", "n", "k"]].prod(axis=1) >= least_flops)]
+    shapes, seconds = asked[["m", "n", "k"]].to_numpy(int), asked["seconds"].to_numpy(float)
+    return np.array([table.seconds(*map(int, shape)) for shape in shapes]) / seconds - 1
+
+
+@cache
+def _collectives(table: str) -> dict[tuple[str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Returns (collective, ranks) -> log of the bytes of the full tensor, log of the seconds."""
+    rows = pd.read_csv(tables_folder() / "collectives_in_node.csv")
+    rows = rows[rows["device"] == table].sort_values("elements_fp16")
+    found = {}
+    for (kind, ranks), mine in rows.groupby(["collective", "gpus"]):
+        sizes, seconds = mine["elements_fp16"].to_numpy(float) * 2, mine["latency_us"].to_numpy(float) * US
+        found[str(kind), int(str(ranks))] = np.log(sizes), np.log(seconds)
+    return found
+
+
+FACTOR: dict[str, Callable[[int], float]] = {"all_reduce": lambda n: 2 * (n - 1) / n}
+"""Collective -> bytes on a link over bytes of the tensor; of the others (n - 1) / n."""
+
+TABLE_NAMES = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
+               "all_to_all": "alltoall", "broadcast": "all_gather"}  # fmt: skip
+
+
+def link_factor(kind: str, ranks: int) -> float:
+    """Returns the bytes that a rank sends, over those of the full tensor."""
+    return FACTOR.get(kind, lambda n: (n - 1) / n)(ranks)
+
+
+class GpuCosts:
+    """Costs on GPUs of a cluster. `bus_gb_s`: collective -> bus bandwidth over all ranks that somebody measured on the
+    very cluster, 1e9 bytes per second as nccl-tests counts them; it replaces the network's.
+    """
+
+    blocking = False
+
+    def __init__(
+        self, device: Device, cluster: Cluster, bus_gb_s: dict[str, float] | None = None, scales: Scales | None = None
+    ) -> None:  # fmt: skip
+        self.device, self.cluster = device, cluster
+        self.host_s, self.contention = device.host_us * US, device.contention
+        self._bus = bus_gb_s or {}
+        self.scales = scales or scales_of(device)
+
+    def scaled(self, scales: Scales) -> GpuCosts:
+        """Returns these costs with other scales."""
+        return GpuCosts(self.device, self.cluster, self._bus, scales)
+
+    def compute(self, event: EventRow) -> float:
+        """Returns the seconds of an operator's kernels."""
+        device = self.device
+        return max(device.kernel_us * US, self._work(event)) * self.scales.compute
+
+    def _work(self, event: EventRow) -> float:
+        device = self.device
+        memory = event.bytes / (device.memory_gb_s * GB_S * device.memory_efficiency)
+        if not event.flops:
+            return memory
+        dtype = SHORT.get(event.dtype, event.dtype)
+        peak = device.peak_tflops.get(dtype, max(device.peak_tflops.values()))
+        sizes = numbers(event.sizes) if event.sizes else ()
+        if len(sizes) == 5:
+            fraction = device.attention_backward if BACKWARD in event.operator else device.attention_forward
+            return max(memory, event.flops / (peak * 1e12 * fraction) * self.scales.attention)
+        if len(sizes) == 4 and device.matmul_table and dtype in HALVES:
+            batch, m, n, k = sizes
+            return max(memory, batch * matmul_table(device.matmul_table).seconds(m, n, k))
+        return max(memory, event.flops / (peak * 1e12 * device.matmul_efficiency))
+
+    def transfer(self, event: EventRow) -> Transfer:
+        """Returns the cost of a collective; the host only launches it."""
+        ranks = event.group_size
+        if ranks <= 1:
+            return Transfer(self.host_s, 0.0)
+        if event.kind == "move":
+            return Transfer(self.host_s, event.bytes / (ANY_BUS_GB_S * GB_S))
+        kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
+        spans = event.between_bytes > 0 or ranks > self.cluster.devices_per_node
+        inside = self._inside(kind, event.bytes, min(ranks, self.cluster.devices_per_node))
+        return Transfer(self.host_s, max(inside, self._between(kind, event, ranks)) if spans else inside)
+
+    def _inside(self, kind: str, size: int, ranks: int) -> float:
+        rows = _collectives(self.device.collectives_table) if self.device.collectives_table else {}
+        there = [n for one, n in rows if one == TABLE_NAMES[kind]]
+        if not there:
+            return 10 * US + size * link_factor(kind, ranks) / (self.device.link_gb_s * GB_S)
+        near = min(there, key=lambda n: abs(math.log(n / ranks)))
+        sizes, seconds = rows[TABLE_NAMES[kind], near]
+        at = math.log(max(size, 1) * link_factor(kind, ranks) / link_factor(kind, near))
+        if at > sizes[-1]:
+            return float(np.exp(seconds[-1] + at - sizes[-1]))
+        return float(np.exp(np.interp(at, sizes, seconds)))
+
+    def _between(self, kind: str, event: EventRow, ranks: int) -> float:
+        cluster = self.cluster
+        nodes = -(-ranks // cluster.devices_per_node)
+        hops = 2 * math.ceil(math.log2(max(nodes, 2))) * cluster.network_latency_us * US
+        if kind in self._bus:
+            return hops + event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
+        return hops + event.bytes * link_factor(kind, nodes) / cluster.node_bytes_per_s
+
+
+ANY_BUS_GB_S = 24.0
+"""Between a GPU and its host: PCIe 4.0 x16 at 75 %, stated."""
+
+OPERATORS = {
+    "_allgather_base_": "all_gather", "allgather_": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter", "allreduce_": "all_reduce", "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast", "send": "broadcast",
+}  # fmt: skip
+"""Operator of a launch that no engine names -> its kind."""
+
+
+# -- a CPU -----------------------------------------------------------------------------------------
+
+
+class CpuCosts:
+    """Costs on a machine that `zerobench calibrate --compute` has measured. The host computes itself.
+
+    `link_bytes_per_s`, `latency_s`: of a network between the ranks, which moves bytes while they compute; None: they
+    are on one machine. If there is no core beside those of the ranks, a collective's work is the ranks' own.
+    """
+
+    blocking, host_s, contention = True, 0.0, 1.0
+
+    def __init__(
+        self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None,
+        latency_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.ranks = int(operators["world_size"].iloc[0])
+        shapes = operators[operators["operator"] == "mm"]["sizes"].str.split("x", expand=True).astype(int)
+        products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
+        self._products = ShapeTable(products.assign(seconds=operators.loc[shapes.index, "seconds"]))
+        self._curves = {str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name != "mm"}
+        self._calibration, self._idle = calibration, cores > self.ranks
+        self._link, self._latency = link_bytes_per_s, latency_s
+
+    def compute(self, event: EventRow) -> float:
+        """Returns the seconds of an operator."""
+        sizes = numbers(event.sizes) if event.sizes else ()
+        if len(sizes) == 4:
+            batch, m, n, k = sizes
+            return batch * self._products.seconds(m, n, k)
+        name = ALIKE.get(event.operator, event.operator)
+        curve = self._curves.get(name) or self._curves["copy_"]
+        return curve.seconds(event.flops if len(sizes) == 5 else event.bytes)
+
+    def transfer(self, event: EventRow) -> Transfer:
+        """Returns the cost of a launch: the engine's own collectives are sends, others' are torch's."""
+        ranks = event.group_size
+        if ranks <= 1 or event.kind == "move":
+            return Transfer(0.0, 0.0)
+        own = event.operator == "send"
+        kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
+        size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
+        line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
+        seconds = line.seconds(int(size))
+        wire = 0.0 if self._link is None else event.wire_bytes / self._link + self._latency
+        return Transfer(0.0, seconds + wire) if self._idle else Transfer(seconds, wire)
+
+
+class _Curve:
+    """Seconds of an operator over its bytes, of attention over its FLOPs, between the measured ones in logarithms."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        over = "flops" if rows["flops"].max() else "bytes"
+        medians = rows.groupby(over)["seconds"].median()
+        self._at, self._seconds = np.log(medians.index.to_numpy(float)), np.log(medians.to_numpy(float))
+
+    def seconds(self, amount: int) -> float:
+        at = math.log(max(amount, 1))
+        if at > self._at[-1]:
+            return float(np.exp(self._seconds[-1] + at - self._at[-1]))
+        return float(np.exp(np.interp(at, self._at, self._seconds)))
+
+
+ALIKE = {
+    "add_": "add", "mul_": "mul", "div": "mul", "zeros": "zero_", "fsdp.all_gather_copy_in": "copy_",
+    "fsdp.split_with_sizes_copy": "copy_", "fsdp.chunk_cat": "copy_", "_to_copy": "clone", "cat": "stack",
+    "_foreach_copy_": "copy_", "_foreach_add_": "add", "gelu_": "gelu", "nll_loss_backward": "zero_",
+    "embedding_dense_backward": "zero_", "embedding": "clone",
+}  # fmt: skip
+"""Operator -> the measured one that does the same work per byte."""

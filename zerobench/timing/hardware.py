@@ -1,0 +1,148 @@
+"""Devices and clusters as yaml files describe them: conf/hardware/device and conf/hardware/cluster.
+
+Every figure is measured or printed by someone, whom `sources` names, or it is stated, and the file says so. None was
+fitted to published training runs but `Scales`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from ..config.safe_yaml import read_yaml
+from ..config.schema import config_dir
+from ..config.unknown_keys import nearest
+
+GB_S, GBIT_S, US = 1e9, 1e9 / 8, 1e-6
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU. Rates in units of 1e9 or 1e12 per second, times in microseconds, fractions from 0 to 1."""
+
+    name: str
+    peak_tflops: dict[str, float]
+    """dtype -> dense peak of matrix products."""
+    memory_gib: float
+    memory_gb_s: float
+    memory_efficiency: float
+    matmul_table: str
+    """A file of conf/hardware/tables, or a device of efficiency_by_shape.csv; empty: there is none."""
+    matmul_efficiency: float
+    attention_forward: float
+    attention_backward: float
+    collectives_table: str
+    """A device of collectives_in_node.csv; empty: there is none."""
+    link_gb_s: float
+    kernel_us: float
+    host_us: float
+    contention: float
+    sources: dict[str, str]
+
+    @property
+    def type(self) -> str:
+        """The type of device, whatever its memory and board: "a100" of a100-sxm-80gb."""
+        return self.name.partition("-")[0]
+
+    @property
+    def is_measured(self) -> bool:
+        """True if matrix products and collectives come from tables of this type of device."""
+        return bool(self.matmul_table and self.collectives_table)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Measured over predicted time, fitted to published runs (validated.yaml): of all kernels, one number per type of
+    device, for clocks under load and kernels that reach less than those of the tables; of attention besides, one number
+    for all types, whose kernels are those of the runs' time. A type without runs has the mean of the others.
+    """
+
+    compute: float = 1.0
+    attention: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of one type of device."""
+
+    name: str
+    device: str
+    devices_per_node: int
+    node_gbit_s: float
+    network_efficiency: float
+    network_latency_us: float
+    sources: dict[str, str]
+
+    @property
+    def node_bytes_per_s(self) -> float:
+        """Bytes per second between nodes that collectives reach, of a node each way."""
+        return self.node_gbit_s * GBIT_S * self.network_efficiency
+
+
+Kind = TypeVar("Kind", Device, Cluster)
+
+
+def tables_folder() -> Path:
+    """Returns the folder of measured tables."""
+    return config_dir() / "hardware" / "tables"
+
+
+def device(name: str) -> Device:
+    """Returns a device. Raises ValueError, with the nearest name, for one that is not described."""
+    return _read(Device, "device", name)
+
+
+def cluster(name: str) -> Cluster:
+    """Returns a cluster. Raises ValueError, with the nearest name, for one that is not described."""
+    return _read(Cluster, "cluster", name)
+
+
+def names(group: str) -> list[str]:
+    """Returns the names of a group, `device` or `cluster`."""
+    return sorted(path.stem for path in (config_dir() / "hardware" / group).glob("*.yaml"))
+
+
+@cache
+def validated() -> dict[str, Any]:
+    """Returns what published runs have validated: `scales` by device, `intervals` by kind of run."""
+    path = config_dir() / "hardware" / "validated.yaml"
+    found = read_yaml(path) if path.is_file() else {}
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def scales_of(device: Device) -> Scales:
+    """Returns the scales of a device."""
+    found = validated()
+    by_type = found.get("compute", {})
+    mean = math.exp(sum(map(math.log, by_type.values())) / len(by_type)) if by_type else 1.0
+    return Scales(by_type.get(device.type, mean), found.get("attention", 1.0))
+
+
+def _read(kind: type[Kind], group: str, name: str) -> Kind:
+    known = names(group)
+    if name not in known:
+        raise ValueError(f"{group} {name} is not described{nearest(name, known)}; there are {', '.join(known)}")
+    path = config_dir() / "hardware" / group / f"{name}.yaml"
+    return _checked(kind, path, read_yaml(path))
+
+
+def _checked(kind: type[Kind], path: Path, found: Any) -> Kind:
+    """Builds a dataclass from a file's mapping. Raises ValueError that names file, key and value."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path}: a mapping of {kind.__name__.lower()} keys is wanted")
+    hints = get_type_hints(kind)
+    wanted = {one.name for one in fields(kind)} - {"name"}
+    if unknown := sorted(map(str, set(found) - wanted)):
+        raise ValueError(f"{path}: {unknown[0]} is no key{nearest(unknown[0], wanted)}")
+    if missing := sorted(wanted - set(found)):
+        raise ValueError(f"{path}: {missing[0]} is missing")
+    for key, value in found.items():
+        if hints[key] in (int, float) and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
+        ):
+            raise ValueError(f"{path}: {key}={value!r}: a number above 0 is wanted")
+    return kind(name=path.stem, **found)

@@ -1,0 +1,48 @@
+"""The interval of a prediction: factors around it, by what the prediction rests on.
+
+kinds     conf/hardware/validated.yaml: kind of run -> factors on the step that held 90 % of the published runs which
+          were left out when the factors were made, and how many runs there were. `make predict-published` writes it
+wide      for what no published run validates: WIDER times as far from 1
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..config.cell import CellConfig
+from .costs import GpuCosts
+from .hardware import Device, validated
+
+WIDER = 2.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`low`, `high`: factors on the step; `words`: what they rest on."""
+
+    low: float
+    high: float
+    words: str
+
+
+def kind_of(device: Device, spans_nodes: bool) -> str:
+    """Returns the kind of run that validates a prediction."""
+    return f"{device.type}, {'several nodes' if spans_nodes else 'one node'}"
+
+
+def interval_of(costs: GpuCosts, config: CellConfig) -> Interval:
+    """Returns the interval of a cell's prediction."""
+    return interval(costs, config.world_size > costs.cluster.devices_per_node)
+
+
+def interval(costs: GpuCosts, spans_nodes: bool) -> Interval:
+    """Returns the interval of a prediction on some hardware."""
+    kind, known = kind_of(costs.device, spans_nodes), validated().get("intervals", {})
+    if kind in known:
+        row = known[kind]
+        return Interval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
+    rest = known.get("all", {"low": 0.8, "high": 1.25, "runs": 0})
+    low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
+    measured = "" if costs.device.is_measured else "; no table of its products or collectives, a roofline instead"
+    return Interval(low, high, f"not validated: no published run on {kind}{measured}; {WIDER:g} times as wide")

@@ -1,0 +1,146 @@
+"""A cell's step in time: its schedule is executed on fake tensors and laid out on a device.
+
+schedule   the events of one executed step, with every operator that computes (probes/operator_stream.py)
+reduced    a deep model is executed with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks are
+           alike, and so are micro-batches but the first and the last, so that the rest of a step is so many times the
+           difference. What was executed says so
+interval   the factors that held 90 % of the published runs which were left out (conf/hardware/validated.yaml), wider
+           for what no run has validated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..config.cell import CellConfig
+from ..config.schema import Huggingface
+from ..fake_execution.execute import Execution, Target
+from ..records import EventRow
+from .costs import Costs
+from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
+
+MODEL_LAYERS = (4, 8)
+MOST_MICRO_BATCHES = 3
+
+PHASES = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A cell as it is executed: `configs`, of which the last has most blocks; `blocks` of each, and of the model."""
+
+    configs: tuple[CellConfig, ...]
+    blocks: tuple[int, ...]
+    whole_blocks: int
+    whole_micro_batches: int
+
+
+def reduced(config: CellConfig) -> Reduced:
+    """Returns what is executed for a cell."""
+    micro_batches = config.accumulation
+    if micro_batches > MOST_MICRO_BATCHES:
+        batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
+        config = replace(config, accumulation=MOST_MICRO_BATCHES, batch=batch)
+    layers = _layers(config)
+    if layers is None or layers <= MODEL_LAYERS[-1] + 1:
+        return Reduced((config,), (layers or 0,), layers or 0, micro_batches)
+    return Reduced(tuple(_with_layers(config, one) for one in MODEL_LAYERS), MODEL_LAYERS, layers, micro_batches)
+
+
+def _layers(config: CellConfig) -> int | None:
+    if config.huggingface is not None:
+        return None if config.huggingface.config else config.huggingface.layers
+    found = getattr(config.model, "layers", None)
+    return found if isinstance(found, int) and config.model.kind == "gpt" else None
+
+
+def _with_layers(config: CellConfig, layers: int) -> CellConfig:
+    if isinstance(config.huggingface, Huggingface):
+        return replace(config, huggingface=replace(config.huggingface, layers=layers))
+    return replace(config, model=replace(config.model, layers=layers))  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The executed events of a cell, as `reduced` has it. `problem`: why there are none, an error message."""
+
+    cell: Reduced
+    events: tuple[tuple[EventRow, ...], ...]
+    problem: str = ""
+
+
+def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> Schedule:
+    """Returns the schedule of executions of `cell.configs`."""
+    if problem := next((one.problem for one in executed if one.problem), ""):
+        return Schedule(cell, (), problem)
+    return Schedule(cell, tuple(tuple(one.known.events) for one in executed))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted step. Seconds; `phases`: of each phase. `timeline`: of what was executed, not scaled."""
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    host_s: float
+    phases: dict[str, PhaseTime]
+    timeline: Timeline = field(repr=False)
+
+    @property
+    def binds(self) -> str:
+        """What most of the step goes to: compute, communication or host."""
+        return PhaseTime(self.step_s, self.exposed_s, self.host_s).binds
+
+
+def step_time(schedule: Schedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
+    """Lays a schedule out. Raises ValueError with its problem if there is none."""
+    if schedule.problem:
+        raise ValueError(schedule.problem)
+    cell = schedule.cell
+    laid = [lay_out(events, costs, declared) for events in schedule.events]
+    found = [_repeated(one, cell) for one in laid]
+    if len(found) == 1:
+        whole = found[0]
+    else:
+        (few, many), (least, most) = found, cell.blocks
+        more = (cell.whole_blocks - most) / (most - least)
+        whole = {key: many[key] + more * (many[key] - few[key]) for key in many}
+    phases = {name: PhaseTime(*(whole[name, part] for part in PARTS)) for name in PHASES if (name, PARTS[0]) in whole}
+    totals = {part: sum(one for (name, what), one in whole.items() if what == part and name) for part in PARTS}
+    return StepTime(
+        whole["", "step_s"], whole["", "compute_s"], whole["", "communication_s"], totals["exposed_s"],
+        totals["host_s"], phases, laid[-1],
+    )  # fmt: skip
+
+
+PARTS = ("total_s", "exposed_s", "host_s")
+
+
+def _repeated(line: Timeline, cell: Reduced) -> dict[tuple[str, str], float]:
+    """Returns the seconds of a step with all its micro-batches, (phase or "", part) -> seconds."""
+    found = {(name, part): getattr(phase, part) for name, phase in line.phases.items() for part in PARTS}
+    more = cell.whole_micro_batches - cell.configs[-1].accumulation
+    step, compute, communication = line.step_s, line.compute_s, line.communication_s
+    if more:
+        middle = line.began["forward", 2] - line.began["forward", 1]
+        step += more * middle
+        share = more / cell.configs[-1].accumulation
+        compute, communication = compute * (1 + share), communication * (1 + share)
+        for name in ("forward", "backward"):
+            for part in PARTS:
+                found[name, part] *= 1 + share
+    return found | {("", "step_s"): step, ("", "compute_s"): compute, ("", "communication_s"): communication}
+
+
+def executed_as(device_kind: str, config: CellConfig) -> Target:
+    """Returns the device that a cell is executed for: flash attention wherever it can be."""
+    if device_kind == "cpu":
+        return Target()
+    return Target("cuda", None if config.precision.name == "fp32" else "flash")
+
+
+Facts = dict[str, Any]

@@ -1,0 +1,91 @@
+"""The hardware of a published run, and how its engine differs from the one that is executed in its place.
+
+given      device, network and precision as the row's columns say
+assumed    what no column gives; an error message's worth of words each, which the predictions carry
+refused    a device or a system that is not described (NotGivenError)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ..published.rows import NotGivenError, PublishedRun
+from . import hardware
+from .costs import GpuCosts
+from .timeline import PLAIN, Declared
+
+NEEDED = ("id", "strategy", "model", "gpus", "seq", "micro_batch")
+"""Columns that a prediction of time needs."""
+
+CLUSTERS = (
+    ("V100", 0, "jean-zay-v100"), ("A100-PCIe", 0, "a100-pcie-100"), ("A100", 40, "a100-40gb-1600"),
+    ("A100", 0, "a100-80gb-1600"), ("H100", 0, "h100-3200"), ("H200", 0, "h200-3200"), ("B200", 0, "b200-3200"),
+    ("L40S", 0, "l40s-400"),
+)  # fmt: skip
+"""(beginning of a printed GPU, GiB or 0 for any) -> its cluster, in the order in which they are tried."""
+
+SPECIAL = re.compile(r"500W|power-limited|MIG")
+"""Parts whose rates are not those of their type."""
+
+DECLARED: dict[tuple[str, str], Declared] = {
+    ("nanotron", "ddp"): Declared(gradient_factor=2.0),
+    ("nanotron", "zero1"): Declared(reduces_after_backward=True, gradient_factor=2.0),
+}
+"""(system, strategy) -> its schedule, if that is not the executed one. nanotron: fp32 gradients; ZeRO-1 reduces after
+the backward (nanotron issue 261)."""
+
+BUS = {"AR": "all_reduce", "AG": "all_gather", "RS": "reduce_scatter"}
+
+
+@dataclass(frozen=True)
+class RunHardware:
+    """Costs and declared schedule of a run. `spans_nodes`: whether its ranks are on several; `assumed`: in words."""
+
+    costs: GpuCosts
+    declared: Declared
+    spans_nodes: bool
+    assumed: tuple[str, ...]
+
+
+def hardware_of(run: PublishedRun) -> RunHardware:
+    """Returns the hardware of a run. Raises NotGivenError, with the reason, if it is not described."""
+    name, assumed = _cluster(run), list[str]()
+    cluster = hardware.cluster(name)
+    device = hardware.device(cluster.device)
+    if special := SPECIAL.search(run.gpu):
+        raise NotGivenError(f"gpu={run.gpu}: the rates of this part ({special[0]}) are not published")
+    per_node = run.gpus_per_node or min(run.gpus or 1, cluster.devices_per_node)
+    if run.gpus_per_node is None:
+        assumed.append(f"{per_node} GPUs per node")
+    cluster = replace(cluster, devices_per_node=per_node)
+    spans = (run.gpus or 1) > per_node
+    bus = _bus(run.notes)
+    if spans and not bus:
+        rate = _node_gbit_s(run.interconnect, per_node)
+        if rate is None:
+            assumed.append(f"{cluster.node_gbit_s:g} Gbit/s per node")
+        cluster = replace(cluster, node_gbit_s=rate or cluster.node_gbit_s)
+    declared = DECLARED.get((run.system, run.strategy), PLAIN)
+    return RunHardware(GpuCosts(device, cluster, bus), declared, spans, tuple(assumed))
+
+
+def _cluster(run: PublishedRun) -> str:
+    for begin, size, name in CLUSTERS:
+        if run.gpu.startswith(begin) and (not size or run.gpu_mem_gib == size):
+            return name
+    raise NotGivenError(f"gpu={run.gpu or 'not given'}: no device of that name is described")
+
+
+def _bus(notes: str) -> dict[str, float]:
+    """Returns the bandwidths that a job measured over all its ranks, as its row's notes give them."""
+    found = re.search(r"probe: ((?:[A-Z]{2} [\d.]+ ?)+)GB/s over all ranks", notes)
+    pairs = re.findall(r"([A-Z]{2}) ([\d.]+)", found[1]) if found else []
+    return {BUS[name]: float(rate) for name, rate in pairs if name in BUS}
+
+
+def _node_gbit_s(words: str, per_node: int) -> float | None:
+    found = re.search(r"([\d.]+) (?:Gb/s|Gbit/s|Gbps) per (node|GPU)", words)
+    if found is None:
+        return None
+    return float(found[1]) * (per_node if found[2] == "GPU" else 1)

@@ -1,0 +1,98 @@
+"""Executed schedules, kept in a folder, so that a command goes on where it was stopped.
+
+kept   a parquet file per executed cell, device and code: the events that a timeline lays out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from ..config.cell import CellConfig
+from ..fake_execution import Execution, Limits, Target, execute_all
+from ..host.terminal import progress_bar
+from ..records import EventRow
+from ..records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
+from ..results.provenance import source_of
+from .prediction import Reduced, Schedule
+
+KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
+
+COLUMNS = (
+    "index", "kind", "phase", "name", "micro_batch", "operation", "bytes", "operator", "collective", "dtype", "tier",
+    "group_size", "group", "between_bytes", "wire_bytes", "flops", "sizes", "stream", "elements", "control",
+)  # fmt: skip
+
+LIMITS = Limits(seconds=1800.0)
+
+Work = tuple[Reduced, Target]
+
+
+class Schedules:
+    """Schedules by cell and device. `folder`: where they are kept; None: only as long as this object."""
+
+    def __init__(self, folder: Path | None, jobs: int | None = None) -> None:
+        self._folder, self._jobs = folder, jobs
+        self._found: dict[str, tuple[EventRow, ...]] = {}
+        self._failed: dict[str, str] = {}
+
+    def execute(self, what: str, work: Sequence[Work]) -> None:
+        """Executes what is not kept yet, with progress on standard error."""
+        wanted = {_key(config, target): (config, target) for cell, target in work for config in cell.configs}
+        due = {key: one for key, one in wanted.items() if not self._is_kept(key)}
+        with progress_bar(what, len(due), "cells") as advance:
+            for target in dict.fromkeys(target for _, target in due.values()):
+                mine = {key: config for key, (config, its) in due.items() if its == target}
+                execute_all(list(mine.values()), target, self._jobs, self._taker(list(mine), advance), LIMITS, True)
+
+    def of(self, cell: Reduced, target: Target) -> Schedule:
+        """Returns the schedule of a cell that was executed."""
+        keys = [_key(config, target) for config in cell.configs]
+        if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
+            return Schedule(cell, (), problem)
+        return Schedule(cell, tuple(self._read(key) for key in keys))
+
+    def _taker(self, keys: Sequence[str], advance: Callable[[], None]) -> Callable[[int, object], None]:
+        def take(number: int, news: object) -> None:
+            if isinstance(news, Execution):
+                self._keep(keys[number], news)
+                advance()
+
+        return take
+
+    def _keep(self, key: str, found: Execution) -> None:
+        if found.problem:
+            self._failed[key] = found.problem
+            return
+        events = tuple(event for event in found.known.events if event.kind in KINDS)
+        if self._folder is None:
+            self._found[key] = events
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        aside = self._path(key).with_suffix(".partial")
+        pd.DataFrame([asdict(event) for event in events])[list(COLUMNS)].to_parquet(aside, index=False)
+        aside.replace(self._path(key))
+
+    def _is_kept(self, key: str) -> bool:
+        return key in self._found or (self._folder is not None and self._path(key).is_file())
+
+    def _read(self, key: str) -> tuple[EventRow, ...]:
+        if key in self._found:
+            return self._found[key]
+        rows = pd.read_parquet(self._path(key)).astype(object).to_dict("records")
+        for row in rows:
+            row["operation"] = None if pd.isna(row["operation"]) else int(row["operation"])
+        return tuple(EventRow(rank=0, seconds=0.0, **{str(name): one for name, one in row.items()}) for row in rows)
+
+    def _path(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{key}.parquet"
+
+
+def _key(config: CellConfig, target: Target) -> str:
+    code, release = source_of(config), torch.__version__
+    return f"{config.cell_id}-{target.kind}-{target.attention or 'auto'}-{code}-{release}"

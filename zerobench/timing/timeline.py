@@ -1,0 +1,228 @@
+"""A step laid out in time: the executed schedule of one rank, event by event, on streams, lanes and the host.
+
+host      issues one event after the other, in the order in which they were executed
+stream    runs what is issued to it in order; 0 is the model's. What it waits for is in the schedule
+lane      of a process group: its collectives run one after the other, whichever streams they are on
+busy      compute that runs beside a collective takes `contention` times as long for that part
+
+An operator starts when it is issued and its stream is free. A collective starts when, besides, its lane is free. On
+a CPU the host computes itself, and an operator is over when it is issued.
+
+All ranks do the same at the same time: one is laid out. What waits for a collective is exposed communication, and what
+a stream waits for the host is its share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..records import EventRow
+from ..records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
+from .costs import Costs
+
+REDUCTIONS = ("reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """How an engine that cannot be executed here differs from the one whose schedule is executed in its place.
+
+    `reduces_after_backward`: gradients are reduced when the last backward is over. `gradient_factor`: bytes of its
+    reductions over the executed ones, 2 if it reduces fp32 gradients of a bf16 model.
+    """
+
+    reduces_after_backward: bool = False
+    gradient_factor: float = 1.0
+
+
+PLAIN = Declared()
+
+
+@dataclass
+class PhaseTime:
+    """Seconds of a phase: from its begin to the next, waiting for collectives, waiting for the host."""
+
+    total_s: float = 0.0
+    exposed_s: float = 0.0
+    host_s: float = 0.0
+
+    @property
+    def binds(self) -> str:
+        """What most of the phase goes to: compute, communication or host."""
+        parts = {"communication": self.exposed_s, "host": self.host_s}
+        parts["compute"] = self.total_s - sum(parts.values())
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass
+class Timeline:
+    """A step in time. `began`: (phase, micro-batch) -> when its part of stream 0 begins; `at`: of each event."""
+
+    step_s: float = 0.0
+    phases: dict[str, PhaseTime] = field(default_factory=lambda: defaultdict(PhaseTime))
+    began: dict[tuple[str, int], float] = field(default_factory=dict)
+    at: list[float] = field(default_factory=list)
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds in which the model's stream waits for collectives."""
+        return sum(one.exposed_s for one in self.phases.values())
+
+    @property
+    def host_s(self) -> float:
+        """Seconds in which the model's stream waits for the host."""
+        return sum(one.host_s for one in self.phases.values())
+
+
+def lay_out(events: Sequence[EventRow], costs: Costs, declared: Declared = PLAIN) -> Timeline:
+    """Returns the events of one executed step in time."""
+    return _Layout(costs, declared).run(events)
+
+
+class _Layout:
+    def __init__(self, costs: Costs, declared: Declared) -> None:
+        self._costs, self._declared = costs, declared
+        self._host = 0.0
+        self._streams: defaultdict[int, float] = defaultdict(float)
+        self._lanes: defaultdict[str, float] = defaultdict(float)
+        self._recorded: dict[int, float] = {}
+        self._ends: dict[int, float] = {}
+        self._unwaited: set[int] = set()
+        self._busy: list[tuple[float, float]] = []
+        self._late: list[EventRow] = []
+        self._phase, self._entered = "", 0.0
+        self._begun: float | None = None
+        self._made = Timeline()
+
+    def run(self, events: Sequence[EventRow]) -> Timeline:
+        """Returns the laid out step; to be called once."""
+        take = {COMPUTE: self._compute, LAUNCH: self._launch, MOVE: self._launch, WAIT: self._wait, ORDER: self._order,
+                PHASE: self._enter}  # fmt: skip
+        for event in events:
+            self._begun = None
+            if event.kind in take:
+                take[event.kind](event)
+            self._made.at.append(self._now() if self._begun is None else self._begun)
+        self._leave()
+        self._made.step_s = max(self._now(), *self._lanes.values(), 0.0)
+        return self._made
+
+    # -- what the host issues --------------------------------------------------------------------------
+
+    def _compute(self, event: EventRow) -> None:
+        seconds, stream = self._costs.compute(event), event.stream
+        self._host += self._costs.host_s
+        begin = max(self._host, self._streams[stream])
+        if stream == 0:
+            self._here.host_s += max(0.0, self._host - self._streams[0]) * (not self._costs.blocking)
+        end = begin + self._slowed(begin, seconds)
+        self._streams[stream] = end
+        if self._costs.blocking:
+            self._host = end
+        self._made.compute_s += end - begin
+        self._begun = begin
+
+    def _launch(self, event: EventRow) -> None:
+        if self._declared.reduces_after_backward and event.collective in REDUCTIONS and self._phase == "backward":
+            self._late.append(event)
+            return
+        self._start(event)
+
+    def _start(self, event: EventRow) -> None:
+        cost = self._costs.transfer(event)
+        stretch = self._declared.gradient_factor if event.collective in REDUCTIONS else 1.0
+        self._host += cost.host_s
+        if self._costs.blocking:
+            self._streams[0] = max(self._streams[0], self._host)
+        lane = event.group or event.tier
+        begin = max(self._host, self._streams[event.stream], self._lanes[lane])
+        end = begin + cost.wire_s * stretch
+        self._lanes[lane] = end
+        if event.stream:
+            self._streams[event.stream] = end
+        if event.operation is not None:
+            self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
+            if event.operator == "allreduce_" and not event.unit and not event.stream:
+                self._unwaited.add(event.operation)
+        if end > begin:
+            self._busy.append((begin, end))
+        self._made.communication_s += end - begin
+        self._begun = begin
+
+    def _wait(self, event: EventRow) -> None:
+        if event.operation in self._ends and event.operation is not None:
+            self._await(event.stream, self._ends[event.operation])
+            if event.stream == 0:
+                self._unwaited.discard(event.operation)
+
+    def _order(self, event: EventRow) -> None:
+        if event.operator == "record":
+            self._recorded[event.elements] = self._streams[event.stream]
+        elif event.elements in self._recorded:
+            self._await(event.stream, self._recorded[event.elements])
+        else:
+            self._await(event.stream, self._streams[event.elements])
+
+    def _await(self, stream: int, until: float) -> None:
+        waited = max(0.0, until - max(self._streams[stream], self._host if self._costs.blocking else 0.0))
+        self._streams[stream] = max(self._streams[stream], until)
+        if stream == 0:
+            self._here.exposed_s += waited
+            if self._costs.blocking:
+                self._host = max(self._host, until)
+
+    # -- phases ----------------------------------------------------------------------------------------
+
+    @property
+    def _here(self) -> PhaseTime:
+        return self._made.phases[self._phase or "data"]
+
+    def _enter(self, event: EventRow) -> None:
+        if self._phase == "backward":
+            self._reduce_late()
+            self._await_reducer()
+        self._leave()
+        self._phase, self._entered = event.name, self._now()
+        self._made.began.setdefault((event.name, event.micro_batch), self._entered)
+
+    def _leave(self) -> None:
+        if self._phase:
+            self._here.total_s += self._now() - self._entered
+
+    def _reduce_late(self) -> None:
+        """Launches the reductions that an engine keeps until its backward is over, and waits for them."""
+        late, self._late = self._late, []
+        for event in late:
+            self._streams[event.stream] = max(self._streams[event.stream], self._streams[0])
+            self._start(event)
+        for event in late:
+            if event.operation is not None:
+                self._await(0, self._ends[event.operation])
+
+    def _await_reducer(self) -> None:
+        """Waits for what C++ launched and waits for by itself at the end of a backward, as DDP's reducer does."""
+        for operation in self._unwaited:
+            self._await(0, self._ends[operation])
+        self._unwaited.clear()
+
+    def _now(self) -> float:
+        return max(self._streams[0], self._host if self._costs.blocking else 0.0)
+
+    def _slowed(self, begin: float, seconds: float) -> float:
+        """Returns the time of compute from `begin` on: `contention` times as long while collectives run."""
+        if self._costs.contention == 1.0:
+            return seconds
+        at, left = begin, seconds
+        self._busy = [(first, last) for first, last in self._busy if last > begin]
+        for first, last in self._busy:
+            if last <= at or left <= 0:
+                continue
+            free = min(left, max(0.0, first - at))
+            at, left = at + free, left - free
+            beside = min(left, (last - at) / self._costs.contention) if left > 0 and at >= first else 0.0
+            at, left = at + beside * self._costs.contention, left - beside
+        return at + left - begin
