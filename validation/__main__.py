@@ -16,6 +16,7 @@ NAMES = {
     "table1": ("table1", "table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks"),
     "published": ("published.command", "the papers' figures: formula, executed, printed"),
     "published-runs": ("published_runs.command", "others' measured peaks beside our estimates"),
+    "predicted-here": ("predicted_here", "steps of this machine beside predictions that were written before"),
     "predicted-runs": ("predicted_runs", "others' measured throughput beside our predictions; fits what is fitted"),
     "versions": ("releases", "bytes and volume of DDP, FSDP2 and ZeRO under releases of torch"),
     "codes": ("quantization_error", "the error of ZeRO++'s quantization, tensor by tensor"),

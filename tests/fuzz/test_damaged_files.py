@@ -33,7 +33,6 @@ from tests.cells import cell
 from tests.unit.test_status_show_prune import make
 from validation import store
 from validation.gpu_suite import suite
-from zerobench.published import rows as published_runs
 from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
@@ -44,6 +43,7 @@ from zerobench.judging import noise_floor
 from zerobench.judging.budget_file import read_budget
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
+from zerobench.published import rows as published_runs
 from zerobench.records import MemoryRow, RunRow, SearchRow
 from zerobench.results import run_files
 from zerobench.results.board import board_folders, read_board

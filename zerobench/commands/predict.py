@@ -14,14 +14,18 @@ from typing import Any
 
 import pandas as pd
 
+from ..calibrate.collectives import load_calibration
+from ..calibrate.operators import load_operators
+from ..config.cell import CellConfig
 from ..config.flat import name_strategies
 from ..fake_execution import Limits, execute_all
+from ..host.environment import usable_cores
 from ..host.terminal import progress_bar, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
 from ..results.options import Parser, add_columns, verb
 from ..timing import hardware
-from ..timing.costs import GpuCosts
+from ..timing.costs import CpuCosts, GpuCosts
 from ..timing.interval import Interval, interval_of
 from ..timing.prediction import PHASES, Reduced, Schedule, StepTime, reduced, schedule_of, step_time
 from .estimate.command import Question, ask
@@ -111,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
     add("--cluster", metavar="NAME", help="where it would run; the names are below")
-    add("--node-gbit-s", type=float, metavar="RATE", help="of a node's network, in place of the cluster's")
+    words = "this machine instead, or one like it: a folder of zerobench calibrate --compute; cells have its ranks"
+    add("--calibration", type=Path, metavar="DIR", help=words)
+    add("--node-gbit-s", type=float, metavar="RATE", help="of a node's network; with --calibration: between its ranks")
     add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
     add(
         "--cache", type=Path, metavar="DIR", help="--published: keeps executed schedules, to go on where it was stopped"
@@ -127,10 +133,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(chosen: argparse.Namespace) -> None:
     """Raises ValueError, naming the option, for what contradicts each other."""
-    if chosen.published is None and chosen.cluster is None:
-        raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}; or give --published CSV")
-    if chosen.published is not None and (chosen.overrides or chosen.cluster):
-        raise ValueError("--published: its rows say model and hardware; leave KEY=VALUE and --cluster out")
+    given = [flag for flag in ("cluster", "calibration", "published") if getattr(chosen, flag) is not None]
+    if not given:
+        names = ", ".join(hardware.names("cluster"))
+        raise ValueError(f"--cluster: name one of {names}; or give --calibration DIR, or --published CSV")
+    if len(given) > 1:
+        raise ValueError(f"--{given[0]}, --{given[1]}: each says where a cell would run; give one")
+    if chosen.published is not None and chosen.overrides:
+        raise ValueError("--published: its rows say the model; leave KEY=VALUE out")
     if chosen.published is not None and chosen.out is None:
         raise ValueError("--published: name the file for the predictions, as in --out predictions.csv")
     if chosen.jobs is not None and chosen.jobs < 1:
@@ -150,18 +160,38 @@ def costs_of(cluster: str, node_gbit_s: float | None) -> GpuCosts:
     return GpuCosts(hardware.device(found.device), found)
 
 
+def calibrated_costs(folder: Path, node_gbit_s: float | None = None) -> CpuCosts:
+    """Returns the costs on a machine whose calibration is in `folder`. Raises FileNotFoundError if there is none."""
+    link = None if node_gbit_s is None else node_gbit_s * hardware.GBIT_S
+    return CpuCosts(load_operators(folder), load_calibration(folder), usable_cores(), link)
+
+
+def _where(chosen: argparse.Namespace) -> tuple[str, GpuCosts | CpuCosts]:
+    if chosen.calibration is not None:
+        return str(chosen.calibration), calibrated_costs(chosen.calibration, chosen.node_gbit_s)
+    return chosen.cluster, costs_of(chosen.cluster, chosen.node_gbit_s)
+
+
+def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
+    """Returns why a calibration does not cover a cell, an error message, or nothing."""
+    if isinstance(costs, CpuCosts) and config.world_size != costs.ranks:
+        return f"world_size={config.world_size}: the calibration is of {costs.ranks} ranks, which share its cores"
+    return ""
+
+
 def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tuple[str, Schedule, StepTime]]]:
-    costs = costs_of(chosen.cluster, chosen.node_gbit_s)
+    where, costs = _where(chosen)
     words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
-    question = ask(words, "cuda")
+    own = [f"world_size={costs.ranks}"] if isinstance(costs, CpuCosts) else []
+    question = ask([*own, *words], "cpu" if own else "cuda")
     names = name_strategies([cell.config for cell in question.cells])
     sound = {cell.cell_id: reduced(cell.config) for cell in question.cells if not cell.problems}
     schedules = execute_schedules(list(sound.values()), question, chosen.jobs, chosen.timeout)
     by_cell = dict(zip(sound, schedules, strict=True))
     rows, told = [], []
     for cell, name in zip(question.cells, names, strict=True):
-        row = _row_of(name, chosen.cluster, cell.config)
-        problem = "; ".join(cell.problems) or by_cell[cell.cell_id].problem
+        row = _row_of(name, where, cell.config)
+        problem = "; ".join(cell.problems) or _beyond(costs, cell.config) or by_cell[cell.cell_id].problem
         if problem:
             rows.append(replace(row, problem=problem))
             continue
@@ -193,18 +223,19 @@ def _row_of(name: str, cluster: str, config: Any) -> PredictionRow:
     )  # fmt: skip
 
 
-def filled(row: PredictionRow, found: StepTime, costs: GpuCosts, interval: Interval, config: Any) -> PredictionRow:
+def filled(
+    row: PredictionRow, found: StepTime, costs: GpuCosts | CpuCosts, interval: Interval, config: Any
+) -> PredictionRow:
     """Returns a row with the figures of its predicted step."""
     flops = step_flops(config)
-    peaks = costs.device.peak_tflops
-    peak = peaks.get(config.precision.name, max(peaks.values())) * 1e12
+    peak = costs.peak_flops(config.precision.name)
     exposed: dict[str, Any] = {
         f"exposed_{name}_s": found.phases[name].exposed_s for name in PHASES if name in found.phases
     }
     return replace(
         row, step_s=found.step_s, low_s=found.step_s * interval.low, high_s=found.step_s * interval.high,
         tokens_per_s_gpu=config.micro_batch * config.accumulation * config.sequence / found.step_s,
-        mfu=flops.model / (found.step_s * peak) if flops else None, compute_s=found.compute_s,
+        mfu=flops.model / (found.step_s * peak) if flops and peak else None, compute_s=found.compute_s,
         communication_s=found.communication_s, host_s=found.host_s, binds=found.binds, validated=interval.words,
         **exposed,
     )  # fmt: skip

@@ -159,6 +159,11 @@ class GpuCosts:
         """Returns these costs with other scales."""
         return GpuCosts(self.device, self.cluster, self._bus, scales)
 
+    def peak_flops(self, dtype: str) -> float | None:
+        """Returns the peak of matrix products in a precision, FLOPs per second."""
+        peaks = self.device.peak_tflops
+        return peaks.get(dtype, max(peaks.values())) * 1e12
+
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator's kernels."""
         device = self.device
@@ -247,6 +252,10 @@ class CpuCosts:
         self._curves = {str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name != "mm"}
         self._calibration, self._idle = calibration, cores > self.ranks
         self._link, self._latency = link_bytes_per_s, latency_s
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """Returns None: the peak of a CPU is not known."""
+        return None
 
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator."""

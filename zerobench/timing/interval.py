@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ..config.cell import CellConfig
-from .costs import GpuCosts
+from .costs import CpuCosts, GpuCosts
 from .hardware import Device, validated
 
 WIDER = 2.0
@@ -31,8 +31,17 @@ def kind_of(device: Device, spans_nodes: bool) -> str:
     return f"{device.type}, {'several nodes' if spans_nodes else 'one node'}"
 
 
-def interval_of(costs: GpuCosts, config: CellConfig) -> Interval:
+HERE = "calibrated machines"
+"""Kind of the runs on a machine that was calibrated."""
+
+
+def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> Interval:
     """Returns the interval of a cell's prediction."""
+    if isinstance(costs, CpuCosts):
+        row = validated().get("intervals", {}).get(HERE)
+        if row is None:
+            return Interval(0.5, 2.0, f"not validated: no run on {HERE} was held against its prediction")
+        return Interval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
     return interval(costs, config.world_size > costs.cluster.devices_per_node)
 
 

@@ -23,6 +23,9 @@ from ...strategies import built_in
 STRATEGIES = ("ddp", "zero1", "zero2", "megatron", "zero_redundancy", "fsdp2_no_reshard", "zero3", "fsdp2")
 """In the order of what they partition."""
 
+QUICKEST = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+"""Strategies that goal fastest tries, if none is named: the others differ from these in memory alone."""
+
 TIERS = {"none": STRATEGIES, "cpu": ("zero1", "zero2", "zero3"), "nvme": ("zero3",)}
 """Tier of the states -> strategies that are tried with it."""
 

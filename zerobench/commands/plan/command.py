@@ -18,9 +18,15 @@ from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
+from ..predict import costs_of
 from ..text_blocks import say
-from .candidates import RESERVE, Candidate, Capacity, candidates, compose, words_of
+from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
+from .fastest import as_json as fastest_as_json
+from .fastest import batch_of, timed
+from .fastest import sentence as fastest_sentence
+from .fastest import table_of as fastest_table
 from .recommend import (
+    FASTEST,
     FIRST_TO_GO,
     GOALS,
     HEADER,
@@ -34,7 +40,7 @@ from .recommend import (
     sentence,
     table_of,
 )
-from .search import PlanRow, family_axis, progress, run_searches, search_row, with_least
+from .search import WIDEST_POWER, PlanAxis, PlanRow, family_axis, progress, run_searches, search_row, with_least
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -49,6 +55,9 @@ The largest model that each strategy holds, blocks recomputed, with 192 GiB of h
 How few GPUs do, under these strategies, and DeepSpeed's settings for it:
   zerobench plan --device-memory "40 GiB" --gpus 64 --goal fewest_gpus model=zero_8b strategy=zero2,zero3 \\
     --settings deepspeed --out settings
+
+Which is fastest there, of what fits, at 512 sequences per step over all GPUs:
+  zerobench plan --device-memory "80 GiB" --gpus 64 --goal fastest --cluster a100-80gb-1600 model=zero_8b batch=512
 
 Every candidate is a cell of zerobench: its engine's own code is executed on fake tensors, which have sizes and no
 values. Theory's states prune what cannot fit; of what is left the furthest value that fits and the first that does not
@@ -67,16 +76,19 @@ def plan(arguments: list[str]) -> int:
     chosen = parser.parse_intermixed_args(arguments)
     goal = GOALS[chosen.goal]
     capacity = _capacity(chosen)
-    words, axes = words_of(chosen.overrides, chosen.gpus)
+    overrides, batch = batch_of(chosen.overrides, chosen.gpus) if goal.name == FASTEST else (chosen.overrides, None)
+    words, axes = words_of(overrides, chosen.gpus)
     cells = compose(_candidates(axes, goal, capacity), words)
     _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
     target = Target(chosen.device)
-    axis = family_axis() if chosen.family else goal.axis(chosen.gpus)
+    axis = family_axis() if chosen.family else _axis(goal, batch, chosen.gpus)
     execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
     with progress() as tell:
         rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
         if not any(row.probes for row in rows):
             rows = with_least(rows, cells, axis, execute)
+    if goal.name == FASTEST:
+        return _fastest(rows, chosen, target, batch, capacity)
     best = recommended(rows, goal)
     found = settings_of(chosen.settings, best.best.cell.config) if chosen.settings and best and best.best else None
     if chosen.format == "json":
@@ -90,6 +102,33 @@ def plan(arguments: list[str]) -> int:
     return int(best is None)
 
 
+def _axis(goal: Goal, batch: int | None, gpus: int) -> PlanAxis:
+    if goal.name == FASTEST:
+        return goal.axis(batch // gpus if batch else WIDEST_POWER)
+    return goal.axis(gpus)
+
+
+def _fastest(
+    rows: list[PlanRow], chosen: argparse.Namespace, target: Target, batch: int | None, capacity: Capacity
+) -> int:
+    """Tells what is fastest of what fits. Returns the exit code."""
+    costs = costs_of(chosen.cluster, chosen.node_gbit_s)
+    found = timed(rows, costs, target, batch, chosen.jobs)
+    if chosen.format == "json":
+        told = (
+            fastest_as_json(found, costs) if found else {"recommended": None, "sentence": nothing_fits(rows, capacity)}
+        )
+        print(json.dumps({"torch": version("torch"), "source_hash": source_hash("")} | told, indent=1))
+        return int(not found)
+    console = stdout_console()
+    if found:
+        console.print(fastest_table(found))
+    for line in notes_of(rows):
+        say(console, line)
+    say(console, fastest_sentence(found, costs) if found else nothing_fits(rows, capacity))
+    return int(not found)
+
+
 def _parser() -> argparse.ArgumentParser:
     words = "Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU."
     parser = Parser("zerobench plan", words, EPILOG)
@@ -100,6 +139,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--goal", choices=GOALS, default=next(iter(GOALS)), help="what is looked for (default: %(default)s)")
     add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
         help="of the device, for CUDA's context, libraries, fragmentation (default: %(default)s)")  # fmt: skip
+    add("--cluster", metavar="NAME", help="goal fastest: as zerobench predict has it")
+    add(
+        "--node-gbit-s", type=float, metavar="RATE", help="goal fastest: of a node's network, in place of the cluster's"
+    )
     add("--host-memory", metavar="SIZE", help="for one GPU; without it offload has no limit")
     add("--disk", metavar="SIZE", help="for one GPU; without it offload=nvme has no limit")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what executed cells act as (default: %(default)s)")
@@ -135,6 +178,10 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
 def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity) -> list[Candidate]:
     """Returns the rows to try. A model or batch that offload alone limits has no end without a limit of its tier."""
     rows = candidates(axes)
+    if goal.name == FASTEST and "strategy" not in axes:
+        rows = [row for row in rows if row.strategy in QUICKEST]
+    if goal.name == FASTEST and "offload" not in axes:
+        return [row for row in rows if not row.offloads]
     if goal.name != "largest_model" or "offload" in axes:
         return rows
     limited = {"none": True, "cpu": capacity.host_bytes is not None, "nvme": capacity.disk_bytes is not None}
@@ -152,6 +199,12 @@ def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrid
         raise ValueError("micro_batch, batch: are what --goal largest_batch looks for; leave them out")
     if goal.name == "fewest_gpus" and "batch" in keys:
         raise ValueError("batch: changes with the number of GPUs that --goal fewest_gpus looks for; use micro_batch")
+    if (goal.name == FASTEST) != (chosen.cluster is not None):
+        raise ValueError("--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help")
+    if goal.name == FASTEST and "micro_batch" in keys:
+        raise ValueError("micro_batch: is what --goal fastest looks for; leave it out, or give batch=")
+    if goal.name == FASTEST and chosen.settings:
+        raise ValueError("--settings: not with --goal fastest; plan the candidate that it names again")
     if chosen.family and goal.name != "largest_model":
         raise ValueError(f"--family {chosen.family}: its shapes are tried by --goal largest_model alone")
     if chosen.out and not chosen.settings:

@@ -38,7 +38,7 @@ from .candidates import Candidate, Capacity, Used, used_of
 MOST_GUESSES = 6
 """Guesses by a line; after these the bracket is halved."""
 
-DEEPEST, WIDEST_BATCH = 512, 65536
+DEEPEST, WIDEST_BATCH, WIDEST_POWER = 512, 65536, 64
 """Ends of the axes: a cell of 512 blocks takes minutes to execute."""
 
 
@@ -82,6 +82,12 @@ def layers_axis() -> PlanAxis:
 def micro_batch_axis() -> PlanAxis:
     """Returns the axis of sequences per rank."""
     return PlanAxis("micro_batch", range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
+
+
+def power_axis(most: int) -> PlanAxis:
+    """Returns the axis of micro-batches that are powers of two, up to `most` or WIDEST_POWER."""
+    values = [2**power for power in range(WIDEST_POWER.bit_length()) if 2**power <= max(most, 1)]
+    return PlanAxis("micro_batch", values, (0, 1), with_micro_batch)
 
 
 def gpus_axis(most: int) -> PlanAxis:

@@ -1,0 +1,255 @@
+"""Steps of this machine beside their predictions, which are written down before the first one is measured.
+
+predict    from the calibrations below results/calibration/cpu: a row per cell, to --out
+measure    launches of every cell, in turns, and the errors beside the predictions
+
+A link joins two network namespaces, half of the ranks in each; a token bucket (tc tbf) on both ends holds its rate.
+That needs the rights of root.
+
+    python -m validation predicted-here predict
+    python -m validation predicted-here measure --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+from zerobench.commands.estimate.command import ask
+from zerobench.commands.predict import calibrated_costs
+from zerobench.commands.write_aside import write_aside
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema import Measure
+from zerobench.fake_execution.execute import CPU
+from zerobench.host.terminal import stdout_console
+from zerobench.launch.start_ranks import launch
+from zerobench.results.grid import Grid
+from zerobench.timing.prediction import reduced, step_time
+from zerobench.timing.schedules import Schedules
+from zerobench.worker import RankJob, run_rank
+
+OUT = Path("results/predicted_here/cpu.csv")
+CALIBRATIONS = Path("results/calibration/cpu")
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "megatron")
+SETTINGS = (
+    ("gpt_small", 2, 0.0), ("gpt_medium", 2, 0.0), ("gpt_small", 4, 0.0), ("gpt_small", 2, 1.0), ("gpt_small", 2, 0.1),
+)  # fmt: skip
+"""(model, ranks, Gbit/s of the link; 0: loopback)."""
+
+BATCH = ("micro_batch=4", "sequence=128")
+MEASURED = Measure(steps=5, warmup=2, passes="timed")
+
+
+@dataclass(frozen=True)
+class HereRow:
+    """A cell. Seconds: predicted, and the median of its launches; `error`: predicted / measured - 1."""
+
+    model: str
+    ranks: int
+    link_gbit_s: float
+    strategy: str
+    predicted_s: float
+    exposed_s: float
+    measured_s: float | None = None
+    lowest_s: float | None = None
+    highest_s: float | None = None
+    error: float | None = None
+
+    @property
+    def setting(self) -> tuple[str, int, float]:
+        """What all strategies of a comparison have in common."""
+        return self.model, self.ranks, self.link_gbit_s
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("what", choices=("predict", "measure"))
+    parser.add_argument("--out", type=Path, default=OUT, metavar="CSV", help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="launches of each cell (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds of a launch (default: %(default)s)")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Predicts, or measures what was predicted."""
+    if chosen.what == "predict":
+        write_aside(chosen.out, _as_csv(predictions()))
+        print(f"{chosen.out}: predicted; commit it, then: python -m validation predicted-here measure")
+        return 0
+    rows = measured(read(chosen.out), chosen.rounds, chosen.timeout)
+    write_aside(chosen.out, _as_csv(rows))
+    show(rows)
+    return 0
+
+
+def config_of(model: str, ranks: int, strategy: str) -> CellConfig:
+    """Returns the cell of a row."""
+    words = [f"model={model}", f"world_size={ranks}", f"strategy={strategy}", *BATCH, "launch.threads=1"]
+    (cell,) = ask(words, "cpu").cells
+    if cell.problems:
+        raise ValueError("; ".join(cell.problems))
+    return cell.config
+
+
+# -- the predictions -------------------------------------------------------------------------------
+
+
+def predictions() -> list[HereRow]:
+    """Returns the rows of all settings, without measurements."""
+    cells = {
+        (model, ranks, name): reduced(config_of(model, ranks, name))
+        for model, ranks, _ in SETTINGS
+        for name in STRATEGIES
+    }
+    schedules = Schedules(None)
+    schedules.execute("schedules", [(cell, CPU) for cell in cells.values()])
+    rows = []
+    for model, ranks, link in SETTINGS:
+        costs = calibrated_costs(CALIBRATIONS / f"N={ranks}", link or None)
+        for name in STRATEGIES:
+            found = step_time(schedules.of(cells[model, ranks, name], CPU), costs)
+            rows.append(HereRow(model, ranks, link, name, round(found.step_s, 5), round(found.exposed_s, 5)))
+    return rows
+
+
+def read(path: Path) -> list[HereRow]:
+    """Reads the rows of a file. Raises FileNotFoundError with the command that makes it."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no predictions; python -m validation predicted-here predict --out {path}")
+    hints = {one.name: one.type for one in fields(HereRow)}
+    return [
+        HereRow(**{name: _value(text, str(hints[name])) for name, text in row.items()})  # type: ignore[arg-type]
+        for row in csv.DictReader(io.StringIO(path.read_text()))
+    ]
+
+
+def _value(text: str, hint: str) -> object:
+    if hint == "str":
+        return text
+    return None if not text else int(text) if hint == "int" else float(text)
+
+
+def _as_csv(rows: Iterable[HereRow]) -> str:
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow([one.name for one in fields(HereRow)])
+    writer.writerows(["" if value is None else value for value in vars(row).values()] for row in rows)
+    return made.getvalue()
+
+
+# -- the measurements ------------------------------------------------------------------------------
+
+
+LINK = """
+set -e
+ip link set lo up
+unshare -n sleep 600 &
+other=$!
+trap 'kill $other' EXIT
+while [ $(readlink /proc/$other/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
+ip link add node0 type veth peer name node1 netns $other
+ip addr add 10.77.0.1/24 dev node0
+ip link set node0 up
+there="nsenter -t $other -n"
+$there ip link set lo up
+$there ip addr add 10.77.0.2/24 dev node1
+$there ip link set node1 up
+tc qdisc add dev node0 root tbf rate {rate}mbit burst 64kb latency 200ms
+$there tc qdisc add dev node1 root tbf rate {rate}mbit burst 64kb latency 200ms
+GLOO_SOCKET_IFNAME=node1 $there {command} 1 &
+second=$!
+GLOO_SOCKET_IFNAME=node0 {command} 0
+wait $second
+"""
+
+
+def measured(rows: Sequence[HereRow], rounds: int, timeout_s: float) -> list[HereRow]:
+    """Returns the rows with what their cells take, launched in turns."""
+    found: defaultdict[HereRow, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        for row in rows:
+            found[row].append(step_of(row, timeout_s))
+            print(f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.strategy}: "
+                  f"{found[row][-1]:.3f} s, predicted {row.predicted_s:.3f}", file=sys.stderr, flush=True)  # fmt: skip
+    return [
+        replace(row, measured_s=round(median(found[row]), 5), lowest_s=round(min(found[row]), 5),
+                highest_s=round(max(found[row]), 5), error=round(row.predicted_s / median(found[row]) - 1, 4))
+        for row in rows
+    ]  # fmt: skip
+
+
+def step_of(row: HereRow, timeout_s: float) -> float:
+    """Launches a cell and returns its step: the slowest rank's median, seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not row.link_gbit_s:
+            return _launch(row, range(row.ranks), folder, timeout_s)
+        command = f"{sys.executable} -m validation.predicted_here {row.model} {row.ranks} {row.strategy} {folder}"
+        script = LINK.format(rate=round(1000 * row.link_gbit_s), command=command)
+        done = subprocess.run(
+            ["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=timeout_s
+        )
+        if done.returncode:
+            raise ValueError(f"{row.strategy} over a link: {done.stderr.strip().splitlines()[-1:]}")
+        return max(float(line) for line in done.stdout.split())
+
+
+def _launch(row: HereRow, ranks: range, folder: str, timeout_s: float) -> float:
+    config = replace(config_of(row.model, row.ranks, row.strategy), backend="gloo", tensors="real", measure=MEASURED)
+    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous", folder) for rank in ranks]
+    outcome = launch(run_rank, jobs, Path(folder) / f"logs-{ranks[0]}", timeout_s, first=ranks[0])
+    if outcome.status != "ok":
+        raise ValueError(f"{row.strategy}: {outcome.status}: {outcome.reason}")
+    steps = [[one.seconds for one in record.steps if not one.warmup] for record in outcome.results]
+    return float(max(median(mine) for mine in steps))
+
+
+def show(rows: Sequence[HereRow]) -> None:
+    """Prints errors by setting, and how many pairs of strategies that launches separate are in the right order."""
+    console = stdout_console()
+    header = ["model", "N", "Gbit/s", "strategy", "predicted", "measured", "lowest", "highest", "error"]
+    lines = [
+        [row.model, str(row.ranks), f"{row.link_gbit_s:g}" if row.link_gbit_s else "loopback", row.strategy,
+         *(f"{value:.3f} s" for value in (row.predicted_s, row.measured_s, row.lowest_s, row.highest_s)),
+         f"{row.error:+.1%}"]
+        for row in rows if row.error is not None
+    ]  # fmt: skip
+    console.print(Grid(header, lines, left=4))
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    right, all_ = order_of(rows)
+    words = f"mean |error| {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}"
+    console.print(f"{words}; {right} of {all_} pairs that all launches separate are in order", highlight=False)
+
+
+def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
+    """Returns (pairs of strategies in the predicted order, pairs whose launches do not overlap)."""
+    right, apart = 0, 0
+    for one, other in combinations(rows, 2):
+        if one.setting != other.setting or one.highest_s is None or other.highest_s is None:
+            continue
+        first, second = sorted((one, other), key=lambda row: row.measured_s or math.inf)
+        if (first.highest_s or 0.0) < (second.lowest_s or 0.0):
+            apart += 1
+            right += first.predicted_s < second.predicted_s
+    return right, apart
+
+
+def _node(model: str, ranks: str, strategy: str, folder: str, node: str) -> None:
+    """One node of two: half of the ranks. Prints its step."""
+    count = int(ranks) // 2
+    row = HereRow(model, int(ranks), 1.0, strategy, 0.0, 0.0)
+    print(_launch(row, range(int(node) * count, (int(node) + 1) * count), folder, 300.0))
+
+
+if __name__ == "__main__":
+    _node(*sys.argv[1:])
