@@ -37,6 +37,8 @@ help:
 	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
 	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (results/step_costs/)"
+	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
+	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
@@ -223,6 +225,12 @@ gpu-suite: setup
 published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
 	$(RUN) tools/docs/pages.py
+
+# Two calls with a commit between them: PREDICTED_HERE=predict first, then PREDICTED_HERE=measure.
+PREDICTED_HERE ?= predict
+
+predicted-here: setup
+	$(VALIDATE) predicted-here $(PREDICTED_HERE)
 
 predicted-runs: setup
 	$(VALIDATE) predicted-runs $(PREDICTED_RUNS)

@@ -7,7 +7,7 @@ naive      one utilization per type of device: the median of the rows of all oth
 interval   of a kind of run the factor that holds 90 % of measured over predicted steps, of rows that were left out.
            covered: the fraction within it when the factor is made from nine tenths of the rows for the rest, in turns
 
-Writes a row per run to --out, and to conf/hardware/validated.yaml scales and intervals, for `zerobench predict`.
+Writes a row per run to --out, and to zerobench/hardware/validated.yaml scales and intervals, for `zerobench predict`.
 
     python -m validation predicted-runs
 """
@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize
 
-from zerobench.commands.predict_published import Planned, planned_or_reason
+from zerobench.commands.predict_published import PlannedRun, planned_or_reason
 from zerobench.commands.write_aside import write_aside
 from zerobench.host.terminal import stdout_console
 from zerobench.published.rows import PublishedRun, read
@@ -42,7 +42,7 @@ from zerobench.timing.schedules import Schedules
 RUNS = Path("results/published_runs/training.csv")
 ERRORS = Path("results/predicted_runs/errors.csv")
 CACHE = Path("results/runs/predicted_runs")
-VALIDATED = Path("conf/hardware/validated.yaml")
+VALIDATED = Path("zerobench/hardware/validated.yaml")
 
 ENOUGH = 20
 """Rows of a kind of run from which it has an interval."""
@@ -82,7 +82,7 @@ class ErrorRow:
 class Laid:
     """A run with its measured step, and the parts of its predicted one without scales, seconds."""
 
-    one: Planned
+    one: PlannedRun
     measured_s: float
     compute_s: float
     attention_s: float
@@ -134,9 +134,9 @@ def run(chosen: argparse.Namespace) -> int:
     planned = {one.id: planned_or_reason(one) for one in runs}
     schedules = Schedules(chosen.cache, chosen.jobs)
     schedules.execute(
-        "published runs", [(one.cell, one.target) for one in planned.values() if isinstance(one, Planned)]
+        "published runs", [(one.cell, one.target) for one in planned.values() if isinstance(one, PlannedRun)]
     )
-    laid = [_laid(one, schedules) for one in planned.values() if isinstance(one, Planned)]
+    laid = [_laid(one, schedules) for one in planned.values() if isinstance(one, PlannedRun)]
     known = {one.one.run.id: one for one in laid if one is not None}
     rows = list(errors_of(runs, planned, known, schedules))
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _laid(one: Planned, schedules: Schedules) -> Laid | None:
+def _laid(one: PlannedRun, schedules: Schedules) -> Laid | None:
     schedule = schedules.of(one.cell, one.target)
     if schedule.problem or one.run.tokens_s_gpu is None:
         return None
@@ -159,7 +159,7 @@ def _laid(one: Planned, schedules: Schedules) -> Laid | None:
     return Laid(one, measured, plain.step_s - rest - attention, attention, rest)
 
 
-def _tokens(one: Planned) -> int:
+def _tokens(one: PlannedRun) -> int:
     return one.config.micro_batch * one.config.accumulation * one.config.sequence
 
 
@@ -170,7 +170,7 @@ def _flops_per_token(run: PublishedRun) -> float:
     return 6.0 * params + 12.0 * run.layers * run.hidden * (run.seq or 0)
 
 
-def _peak(one: Planned) -> float:
+def _peak(one: PlannedRun) -> float:
     peaks = one.hardware.costs.device.peak_tflops
     return peaks.get(one.config.precision.name, max(peaks.values())) * 1e12
 
@@ -230,7 +230,7 @@ def _publisher(source: str) -> str:
 
 
 def errors_of(
-    runs: Iterable[PublishedRun], planned: dict[str, Planned | str], known: dict[str, Laid], schedules: Schedules
+    runs: Iterable[PublishedRun], planned: dict[str, PlannedRun | str], known: dict[str, Laid], schedules: Schedules
 ) -> Iterable[ErrorRow]:
     """Yields a row for each run."""
     all_rows = list(known.values())
@@ -325,6 +325,21 @@ def _as_csv(rows: Sequence[ErrorRow]) -> str:
 
 def _text(value: object) -> str:
     return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def read_errors(path: Path) -> list[ErrorRow]:
+    """Reads the rows of a file that this command has written."""
+    hints = {one.name: str(one.type) for one in fields(ErrorRow)}
+    return [
+        ErrorRow(**{name: _value(text, hints[name]) for name, text in row.items()})  # type: ignore[arg-type]
+        for row in csv.DictReader(io.StringIO(path.read_text()))
+    ]
+
+
+def _value(text: str, hint: str) -> object:
+    if hint == "str":
+        return text
+    return None if not text else float(text) if "float" in hint else int(text)
 
 
 def groups_of(rows: Iterable[ErrorRow]) -> dict[str, list[ErrorRow]]:

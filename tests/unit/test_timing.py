@@ -129,18 +129,13 @@ def test_an_unknown_cluster_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("text", "words"), [("node_gbit_s: 0", "node_gbit_s=0: a number above 0"), ("nod: 1", "nod is no key")]
 )
-def test_a_wrong_file_is_refused_by_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
-) -> None:
-    folder = tmp_path / "hardware" / "cluster"
-    folder.mkdir(parents=True)
-    good = (hardware.config_dir() / "hardware" / "cluster" / "h100-3200.yaml").read_text()
+def test_a_wrong_file_is_refused_by_its_key(tmp_path: Path, text: str, words: str) -> None:
+    good = (hardware.FOLDER / "cluster" / "h100-3200.yaml").read_text()
     key = text.partition(":")[0]
     lines = [line for line in good.splitlines() if not line.startswith(f"{key}:")]
-    (folder / "mine.yaml").write_text("\n".join([*lines, text]))
-    monkeypatch.setattr(hardware, "config_dir", lambda: tmp_path)
+    (tmp_path / "mine.yaml").write_text("\n".join([*lines, text]))
     with pytest.raises(ValueError, match=words):
-        hardware.cluster("mine")
+        hardware.cluster(str(tmp_path / "mine.yaml"))
 
 
 def test_a_deep_model_and_many_micro_batches_are_executed_in_part() -> None:

@@ -17,6 +17,7 @@ from analysis.largest_model import read, table, table_2
 from analysis.offload import parts_of
 from tools.docs import (
     blocks_fire,
+    blocks_predicted,
     blocks_published,
     blocks_stages,
     blocks_systems,
@@ -190,6 +191,7 @@ UNDATED = (
     *blocks_fire.BLOCKS,
     "largest_model",
     *blocks_published.BLOCKS,
+    *blocks_predicted.BLOCKS,
 )
 """Blocks that are of no experiment below the reference, or say their date themselves."""
 
@@ -212,6 +214,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_validated.BLOCKS,
     **blocks_fire.BLOCKS,
     **blocks_published.BLOCKS,
+    **blocks_predicted.BLOCKS,
     "packages": where.packages,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}

@@ -3,6 +3,9 @@
 matrix product   by m, n, k
 attention        forward and backward, by b x heads x queries x keys x head
 all else         by the bytes that it reads and writes
+beside           a collective's cost to a rank that computes meanwhile: compute with it less compute alone, by the bytes
+                 of the full tensor
+autograd         of one operator in forward and backward: what a call costs beyond its kernel
 
 Every rank computes with one thread, and all of them at the same time, so that what they share (cores, caches, memory)
 is shared as in training. Each time is the median of the repetitions, the mean over the ranks. A folder of a calibration
@@ -25,6 +28,8 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from ..host.environment import Rendezvous, rank_environment
+from ..zero.comm.base import Comm
+from ..zero.comm.hierarchical import connect
 
 FILE = "operators.parquet"
 
@@ -68,7 +73,7 @@ class Sample:
 
 EDGES = (64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_FLOPS, MOST_FLOPS = 4e6, 4e9
-"""Of matrix products: smaller ones take no time, larger ones too much."""
+"""Sizes of matrix products: smaller ones take no time, larger ones too much."""
 
 BYTES = tuple(2**power for power in range(14, 27, 2))
 WIDTH = 512
@@ -206,6 +211,80 @@ LEAST_S = 2e-3
 """A repetition calls an operator as often as it takes to last so long."""
 
 
+BESIDE = "beside"
+AUTOGRAD = "autograd"
+BESIDE_BYTES = tuple(2**power for power in (18, 20, 22, 24))
+BLOCK_S = 0.04
+"""Compute beside which a collective runs, seconds."""
+
+Waited = Callable[[], object]
+
+COLLECTIVES: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Waited]] = {
+    ("seam", "reduce_scatter"): lambda comm, full: comm.reduce_scatter(full).wait,
+    ("seam", "all_gather"): lambda comm, full: comm.all_gather(full).wait,
+    ("torch", "reduce_scatter"): lambda _, full: dist.reduce_scatter_tensor(_own(full), full, async_op=True).wait,
+    ("torch", "all_gather"): lambda _, full: dist.all_gather_into_tensor(full, _own(full), async_op=True).wait,
+    ("torch", "all_reduce"): lambda _, full: dist.all_reduce(full, async_op=True).wait,
+}  # fmt: skip
+"""(via, collective) -> launches it over a full tensor, and returns what waits for it."""
+
+
+def _own(full: torch.Tensor) -> torch.Tensor:
+    return full.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+def _beside(job: OperatorJob) -> list[dict[str, Any]]:
+    """Returns the cost of each collective to a rank that computes meanwhile."""
+    comm = connect(None, torch.device("cpu"))
+    block = _product(512, 1536, 384)()
+    times = max(1, round(BLOCK_S / _seconds(block, 3)))
+    rows = []
+    for (via, kind), begin in COLLECTIVES.items():
+        for size in BESIDE_BYTES:
+            full = torch.zeros(size // 4)
+            found = [_extra(comm, full, begin, block, times) for _ in range(job.repetitions + 1)][1:]
+            rows.append(
+                {"operator": f"{BESIDE} {via} {kind}", "sizes": "", "bytes": size, "flops": 0,
+                 "seconds": max(median(found), 1e-6)}
+            )  # fmt: skip
+    return rows
+
+
+def _extra(comm: Comm, full: torch.Tensor, begin: Any, block: Callable[[], object], times: int) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(times):
+        block()
+    alone = time.perf_counter() - started
+    dist.barrier()
+    started = time.perf_counter()
+    wait = begin(comm, full)
+    for _ in range(times):
+        block()
+    wait()
+    return time.perf_counter() - started - alone
+
+
+TINY, CHAIN = 64, 200
+
+
+def _autograd_s() -> float:
+    """Returns what one operator of a chain costs, forward and backward, less its two kernels."""
+    x = torch.zeros(TINY, requires_grad=True)
+
+    def chain() -> None:
+        with torch.enable_grad():
+            y = x
+            for _ in range(CHAIN):
+                y = y * 0.5
+        y.sum().backward()
+
+    chain()
+    call = _with(lambda one: torch.mul(one, 0.5), 2)(8 * TINY)
+    kernels = 2 * _seconds(call, 1000)
+    return max(0.0, median(_seconds(chain, 1) for _ in range(9)) / CHAIN - kernels) / 2
+
+
 def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
     """Returns this rank's times. `tell` receives the number of operators that are done."""
     rows = []
@@ -226,6 +305,9 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
             )  # fmt: skip
             if job.rank == 0:
                 tell(number)
+        rows.append({"operator": AUTOGRAD, "sizes": "", "bytes": 0, "flops": 0, "seconds": _autograd_s()})
+        if job.world_size > 1:
+            rows += _beside(job)
     return rows
 
 

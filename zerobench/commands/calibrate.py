@@ -131,7 +131,7 @@ def _check(chosen: argparse.Namespace) -> None:
     if chosen.repetitions < 3:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
     if chosen.compute and (chosen.device != "cpu" or chosen.disk is not None):
-        raise ValueError("--compute: operators are measured on a CPU; GPUs are described in conf/hardware")
+        raise ValueError("--compute: operators are measured on a CPU; GPUs are described in zerobench/hardware")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
 

@@ -26,8 +26,8 @@ from ..results.grid import Grid
 from ..results.options import Parser, add_columns, verb
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
-from ..timing.interval import Interval, interval_of
-from ..timing.prediction import PHASES, Reduced, Schedule, StepTime, reduced, schedule_of, step_time
+from ..timing.interval import StepInterval, interval_of
+from ..timing.prediction import PHASES, Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
 from .estimate.command import Question, ask
 from .export.perfetto import process
 from .text_blocks import say
@@ -51,7 +51,7 @@ strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic
   zerobench predict --published runs.csv --out predictions.csv        rows as in docs/reference/validated.md
 
 Clusters: {", ".join(hardware.names("cluster"))}
-Each is a file of conf/hardware/cluster, with the source of each figure.
+Each is a file of zerobench/hardware/cluster, with the source of each figure.
 
 How to read it: exposed is the time in which the model waits for collectives; host the time in which the device waits
 for Python. The interval held 90 % of the published runs that were left out; "not validated" means that no run of that
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
     add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
-    add("--cluster", metavar="NAME", help="where it would run; the names are below")
+    add("--cluster", metavar="NAME", help="where it would run: a name below, or a yaml file like those")
     words = "this machine instead, or one like it: a folder of zerobench calibrate --compute; cells have its ranks"
     add("--calibration", type=Path, metavar="DIR", help=words)
     add("--node-gbit-s", type=float, metavar="RATE", help="of a node's network; with --calibration: between its ranks")
@@ -179,7 +179,7 @@ def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
     return ""
 
 
-def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tuple[str, Schedule, StepTime]]]:
+def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tuple[str, StepSchedule, StepTime]]]:
     where, costs = _where(chosen)
     words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
     own = [f"world_size={costs.ranks}"] if isinstance(costs, CpuCosts) else []
@@ -203,7 +203,7 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
 
 def execute_schedules(
     cells: Sequence[Reduced], question: Question, jobs: int | None, timeout_s: float
-) -> list[Schedule]:
+) -> list[StepSchedule]:
     """Executes the schedules of cells, with progress on standard error."""
     work = [config for cell in cells for config in cell.configs]
     with progress_bar("predict", len(work), "cells") as advance:
@@ -224,7 +224,7 @@ def _row_of(name: str, cluster: str, config: Any) -> PredictionRow:
 
 
 def filled(
-    row: PredictionRow, found: StepTime, costs: GpuCosts | CpuCosts, interval: Interval, config: Any
+    row: PredictionRow, found: StepTime, costs: GpuCosts | CpuCosts, interval: StepInterval, config: Any
 ) -> PredictionRow:
     """Returns a row with the figures of its predicted step."""
     flops = step_flops(config)
@@ -300,7 +300,7 @@ def show_time(seconds: float | None) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
-def _write_trace(out: Path, told: Sequence[tuple[str, Schedule, StepTime]]) -> None:
+def _write_trace(out: Path, told: Sequence[tuple[str, StepSchedule, StepTime]]) -> None:
     """Writes the predicted steps as one trace: of a reduced cell what was executed."""
     entries = []
     for number, (name, schedule, found) in enumerate(told, 1):

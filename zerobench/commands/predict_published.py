@@ -37,7 +37,7 @@ class PublishedPrediction:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run that can be predicted."""
 
     run: PublishedRun
@@ -61,9 +61,9 @@ def predict_published(path: Path, out: Path, jobs: int | None, cache: Path | Non
     runs = read(path, NEEDED)
     planned = [planned_or_reason(run) for run in runs]
     schedules = Schedules(cache, jobs)
-    schedules.execute("published runs", [(one.cell, one.target) for one in planned if isinstance(one, Planned)])
+    schedules.execute("published runs", [(one.cell, one.target) for one in planned if isinstance(one, PlannedRun)])
     rows = [
-        predicted(one, schedules) if isinstance(one, Planned) else PublishedPrediction(run.id, reason=one)
+        predicted(one, schedules) if isinstance(one, PlannedRun) else PublishedPrediction(run.id, reason=one)
         for run, one in zip(runs, planned, strict=True)
     ]
     write_aside(out, _as_csv(rows))
@@ -72,16 +72,16 @@ def predict_published(path: Path, out: Path, jobs: int | None, cache: Path | Non
     return 0
 
 
-def planned_or_reason(run: PublishedRun) -> Planned | str:
+def planned_or_reason(run: PublishedRun) -> PlannedRun | str:
     """Returns a run's cell and hardware, or the reason why it cannot be predicted."""
     try:
         plan = plan_of(run, flash=True)
-        return Planned(run, plan, reduced(plan.config), hardware_of(run))
+        return PlannedRun(run, plan, reduced(plan.config), hardware_of(run))
     except NotGivenError as error:
         return str(error)
 
 
-def predicted(one: Planned, schedules: Schedules) -> PublishedPrediction:
+def predicted(one: PlannedRun, schedules: Schedules) -> PublishedPrediction:
     """Returns the prediction of a run whose schedule was executed."""
     schedule = schedules.of(one.cell, one.target)
     if schedule.problem:

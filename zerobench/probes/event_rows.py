@@ -116,7 +116,7 @@ class _EventWriter:
                 self._launches[one.facts["operation"]] = {key: facts[key] for key in SAME}
             yield self._row(one.kind, one.at, **common, **facts)
         elif (same := self._launches.pop(one.facts["operation"], None)) is not None:  # else of an earlier step
-            yield self._row(WAIT, one.at, **common, **same, stream=one.facts["stream"])
+            yield self._row(WAIT, one.at, **common, **same, stream=one.facts.get("stream", 0))
 
     def _updates(self, one: Happening) -> Iterator[EventRow]:
         """Yields an update per unit and tier; of what is in no unit one."""

@@ -93,7 +93,7 @@ class EventRow:
     flops: int = 0
     """Floating-point operations of a compute event."""
     sizes: str = ""
-    """Of a matrix product "b x m x n x k", of an attention "b x heads x queries x keys x head", without blanks."""
+    """Shape of a compute event: "bxmxnxk" for a matrix product, "bxheadsxqueriesxkeysxhead" for an attention."""
     stream: int = 0
     """Number of the stream of a compute event, a launch, a wait; 0 is the one that the model runs on."""
     control: bool = False

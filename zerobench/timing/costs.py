@@ -23,6 +23,7 @@ import pandas as pd
 from scipy.interpolate import RBFInterpolator
 
 from ..calibrate.collectives import Calibration
+from ..calibrate.operators import AUTOGRAD, BESIDE
 from ..records import EventRow
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
 
@@ -239,7 +240,7 @@ class CpuCosts:
     are on one machine. If there is no core beside those of the ranks, a collective's work is the ranks' own.
     """
 
-    blocking, host_s, contention = True, 0.0, 1.0
+    blocking, contention = True, 1.0
 
     def __init__(
         self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None,
@@ -249,7 +250,10 @@ class CpuCosts:
         shapes = operators[operators["operator"] == "mm"]["sizes"].str.split("x", expand=True).astype(int)
         products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
         self._products = ShapeTable(products.assign(seconds=operators.loc[shapes.index, "seconds"]))
-        self._curves = {str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name != "mm"}
+        self._curves = {
+            str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name not in ("mm", AUTOGRAD)
+        }
+        self.host_s = float(operators.loc[operators["operator"] == AUTOGRAD, "seconds"].mean())
         self._calibration, self._idle = calibration, cores > self.ranks
         self._link, self._latency = link_bytes_per_s, latency_s
 
@@ -276,9 +280,16 @@ class CpuCosts:
         kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
         size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
         line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
-        seconds = line.seconds(int(size))
-        wire = 0.0 if self._link is None else event.wire_bytes / self._link + self._latency
+        seconds, via = line.seconds(int(size)), "seam" if own else "torch"
+        beside = self._curves.get(f"{BESIDE} {via} {kind}")
+        if beside is not None and not self._idle:
+            seconds = beside.seconds(int(size))
+        wire = 0.0 if self._link is None else event.wire_bytes / (self._link * TCP) + self._latency
         return Transfer(0.0, seconds + wire) if self._idle else Transfer(seconds, wire)
+
+
+TCP = 0.95
+"""Fraction of a link's rate that is left by the headers of segments of 1,448 bytes."""
 
 
 class _Curve:

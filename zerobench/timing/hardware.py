@@ -1,4 +1,4 @@
-"""Devices and clusters as yaml files describe them: conf/hardware/device and conf/hardware/cluster.
+"""Devices and clusters as yaml files describe them: zerobench/hardware/device and zerobench/hardware/cluster.
 
 Every figure is measured or printed by someone, whom `sources` names, or it is stated, and the file says so. None was
 fitted to published training runs but `Scales`.
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ..config.safe_yaml import read_yaml
-from ..config.schema import config_dir
 from ..config.unknown_keys import nearest
+
+FOLDER = Path(__file__).parent.parent / "hardware"
 
 GB_S, GBIT_S, US = 1e9, 1e9 / 8, 1e-6
 
@@ -31,7 +32,7 @@ class Device:
     memory_gb_s: float
     memory_efficiency: float
     matmul_table: str
-    """A file of conf/hardware/tables, or a device of efficiency_by_shape.csv; empty: there is none."""
+    """A file of zerobench/hardware/tables, or a device of efficiency_by_shape.csv; empty: there is none."""
     matmul_efficiency: float
     attention_forward: float
     attention_backward: float
@@ -88,7 +89,7 @@ Kind = TypeVar("Kind", Device, Cluster)
 
 def tables_folder() -> Path:
     """Returns the folder of measured tables."""
-    return config_dir() / "hardware" / "tables"
+    return FOLDER / "tables"
 
 
 def device(name: str) -> Device:
@@ -97,19 +98,21 @@ def device(name: str) -> Device:
 
 
 def cluster(name: str) -> Cluster:
-    """Returns a cluster. Raises ValueError, with the nearest name, for one that is not described."""
+    """Returns a cluster by name, or by a yaml file of the user's. Raises ValueError, with the nearest name, for one
+    that is not described.
+    """
     return _read(Cluster, "cluster", name)
 
 
 def names(group: str) -> list[str]:
     """Returns the names of a group, `device` or `cluster`."""
-    return sorted(path.stem for path in (config_dir() / "hardware" / group).glob("*.yaml"))
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
 
 
 @cache
 def validated() -> dict[str, Any]:
     """Returns what published runs have validated: `scales` by device, `intervals` by kind of run."""
-    path = config_dir() / "hardware" / "validated.yaml"
+    path = FOLDER / "validated.yaml"
     found = read_yaml(path) if path.is_file() else {}
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -123,10 +126,13 @@ def scales_of(device: Device) -> Scales:
 
 
 def _read(kind: type[Kind], group: str, name: str) -> Kind:
-    known = names(group)
-    if name not in known:
-        raise ValueError(f"{group} {name} is not described{nearest(name, known)}; there are {', '.join(known)}")
-    path = config_dir() / "hardware" / group / f"{name}.yaml"
+    known, path = names(group), Path(name)
+    if path.suffix != ".yaml":
+        path = FOLDER / group / f"{name}.yaml"
+        if name not in known:
+            raise ValueError(f"{group} {name} is not described{nearest(name, known)}; there are {', '.join(known)}")
+    elif not path.is_file():
+        raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(known)}")
     return _checked(kind, path, read_yaml(path))
 
 

@@ -1,7 +1,7 @@
 """The interval of a prediction: factors around it, by what the prediction rests on.
 
-kinds     conf/hardware/validated.yaml: kind of run -> factors on the step that held 90 % of the published runs which
-          were left out when the factors were made, and how many runs there were. `make predict-published` writes it
+kinds     zerobench/hardware/validated.yaml: kind of run -> factors on the step that held 90 % of the published runs
+          that were left out when scales were fitted, and how many runs there were. `make predicted-runs` writes it
 wide      for what no published run validates: WIDER times as far from 1
 """
 
@@ -18,7 +18,7 @@ WIDER = 2.0
 
 
 @dataclass(frozen=True)
-class Interval:
+class StepInterval:
     """`low`, `high`: factors on the step; `words`: what they rest on."""
 
     low: float
@@ -35,23 +35,23 @@ HERE = "calibrated machines"
 """Kind of the runs on a machine that was calibrated."""
 
 
-def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> Interval:
+def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> StepInterval:
     """Returns the interval of a cell's prediction."""
     if isinstance(costs, CpuCosts):
         row = validated().get("intervals", {}).get(HERE)
         if row is None:
-            return Interval(0.5, 2.0, f"not validated: no run on {HERE} was held against its prediction")
-        return Interval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
+            return StepInterval(0.5, 2.0, f"not validated: no run on {HERE} was held against its prediction")
+        return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
     return interval(costs, config.world_size > costs.cluster.devices_per_node)
 
 
-def interval(costs: GpuCosts, spans_nodes: bool) -> Interval:
+def interval(costs: GpuCosts, spans_nodes: bool) -> StepInterval:
     """Returns the interval of a prediction on some hardware."""
     kind, known = kind_of(costs.device, spans_nodes), validated().get("intervals", {})
     if kind in known:
         row = known[kind]
-        return Interval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
+        return StepInterval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
     rest = known.get("all", {"low": 0.8, "high": 1.25, "runs": 0})
     low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
     measured = "" if costs.device.is_measured else "; no table of its products or collectives, a roofline instead"
-    return Interval(low, high, f"not validated: no published run on {kind}{measured}; {WIDER:g} times as wide")
+    return StepInterval(low, high, f"not validated: no published run on {kind}{measured}; {WIDER:g} times as wide")

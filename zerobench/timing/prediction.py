@@ -3,9 +3,7 @@
 schedule   the events of one executed step, with every operator that computes (probes/operator_stream.py)
 reduced    a deep model is executed with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks are
            alike, and so are micro-batches but the first and the last, so that the rest of a step is so many times the
-           difference. What was executed says so
-interval   the factors that held 90 % of the published runs which were left out (conf/hardware/validated.yaml), wider
-           for what no run has validated
+           difference
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def _with_layers(config: CellConfig, layers: int) -> CellConfig:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StepSchedule:
     """The executed events of a cell, as `reduced` has it. `problem`: why there are none, an error message."""
 
     cell: Reduced
@@ -71,11 +69,11 @@ class Schedule:
     problem: str = ""
 
 
-def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> Schedule:
+def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
     """Returns the schedule of executions of `cell.configs`."""
     if problem := next((one.problem for one in executed if one.problem), ""):
-        return Schedule(cell, (), problem)
-    return Schedule(cell, tuple(tuple(one.known.events) for one in executed))
+        return StepSchedule(cell, (), problem)
+    return StepSchedule(cell, tuple(tuple(one.known.events) for one in executed))
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class StepTime:
         return PhaseTime(self.step_s, self.exposed_s, self.host_s).binds
 
 
-def step_time(schedule: Schedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
+def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
     """Lays a schedule out. Raises ValueError with its problem if there is none."""
     if schedule.problem:
         raise ValueError(schedule.problem)

@@ -18,7 +18,7 @@ from ..host.terminal import progress_bar
 from ..records import EventRow
 from ..records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from ..results.provenance import source_of
-from .prediction import Reduced, Schedule
+from .prediction import Reduced, StepSchedule
 
 KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
 
@@ -49,12 +49,12 @@ class Schedules:
                 mine = {key: config for key, (config, its) in due.items() if its == target}
                 execute_all(list(mine.values()), target, self._jobs, self._taker(list(mine), advance), LIMITS, True)
 
-    def of(self, cell: Reduced, target: Target) -> Schedule:
+    def of(self, cell: Reduced, target: Target) -> StepSchedule:
         """Returns the schedule of a cell that was executed."""
         keys = [_key(config, target) for config in cell.configs]
         if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
-            return Schedule(cell, (), problem)
-        return Schedule(cell, tuple(self._read(key) for key in keys))
+            return StepSchedule(cell, (), problem)
+        return StepSchedule(cell, tuple(self._read(key) for key in keys))
 
     def _taker(self, keys: Sequence[str], advance: Callable[[], None]) -> Callable[[int, object], None]:
         def take(number: int, news: object) -> None:

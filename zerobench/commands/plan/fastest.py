@@ -17,8 +17,8 @@ from ...fake_execution import Target
 from ...results.grid import Grid
 from ...sizes import show_bytes
 from ...timing.costs import GpuCosts
-from ...timing.interval import Interval, interval_of
-from ...timing.prediction import Reduced, Schedule, StepTime, reduced, step_time
+from ...timing.interval import StepInterval, interval_of
+from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, step_time
 from ...timing.schedules import Schedules
 from ..predict import show_time
 from .search import ExecutedCell, PlanRow
@@ -38,9 +38,9 @@ class Timed:
     best: ExecutedCell
     cell: Cell
     reduced: Reduced
-    schedule: Schedule
+    schedule: StepSchedule
     time: StepTime
-    interval: Interval
+    interval: StepInterval
 
     @property
     def tokens_per_s(self) -> float:
