@@ -277,7 +277,7 @@ def _autograd_s() -> float:
             y = x
             for _ in range(CHAIN):
                 y = y * 0.5
-        y.sum().backward()
+            y.sum().backward()
 
     chain()
     call = _with(lambda one: torch.mul(one, 0.5), 2)(8 * TINY)

@@ -28,7 +28,7 @@ from ..calibrate.collectives import (
     write_calibration,
 )
 from ..calibrate.disk import DiskCalibration, DiskPlan, measure, write_disk_calibration
-from ..calibrate.operators import OperatorJob, mean_of_ranks, samples, time_operators, write_operators
+from ..calibrate.operators import OperatorJob, OperatorTime, mean_of_ranks, samples, time_operators, write_operators
 from ..cluster.job import gather, machines
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
@@ -75,17 +75,18 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     outcome = _run(chosen, sizes)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
+    operators = _measure_operators(chosen) if chosen.compute else []
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     where = started(machines(chosen.world_size))
     provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
-    if chosen.compute:
-        _calibrate_operators(chosen, folder)
+    if operators:
+        write_operators(folder, operators)
     print(f"recorded in {folder}; zerobench.load_calibration reads it")
 
 
-def _calibrate_operators(chosen: argparse.Namespace, folder: Path) -> None:
-    """Measures and records a model's operators, all ranks at once. Raises NotMeasuredError."""
+def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
+    """Measures a model's operators, all ranks at once. Raises NotMeasuredError."""
     count = len(samples())
     with temporary_folder() as scratch, _progress(f"{count} operators, N={chosen.world_size}", count) as tell:
         jobs = [
@@ -95,7 +96,7 @@ def _calibrate_operators(chosen: argparse.Namespace, folder: Path) -> None:
         outcome = launch(time_operators, jobs, scratch / "logs", chosen.timeout, tell)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    write_operators(folder, mean_of_ranks(outcome.results, chosen.world_size))
+    return mean_of_ranks(outcome.results, chosen.world_size)
 
 
 def _now() -> str:
