@@ -97,7 +97,7 @@ def _products() -> Iterator[Sample]:
 
 def _product(m: int, n: int, k: int) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
-        left, right = torch.randn(m, k), torch.randn(n, k).t()  # as a Linear has its weight
+        left, right = torch.ones(m, k), torch.ones(n, k).t()  # as a Linear has its weight
         return lambda: torch.mm(left, right)
 
     return make
@@ -118,7 +118,7 @@ def _attention(heads: int, tokens: int, width: int) -> tuple[Callable[[], Any], 
     back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
     def tensors() -> list[torch.Tensor]:
-        return [torch.randn(1, heads, tokens, width) for _ in range(3)]
+        return [torch.ones(1, heads, tokens, width) for _ in range(3)]
 
     def forward() -> Callable[[], object]:
         query, key, value = tensors()
@@ -134,7 +134,7 @@ def _attention(heads: int, tokens: int, width: int) -> tuple[Callable[[], Any], 
 
 def _rows(size: int, tensors: int) -> torch.Tensor:
     """Returns a tensor of which `tensors` have `size` bytes, (rows, WIDTH)."""
-    return torch.randn(max(1, size // (4 * WIDTH * tensors)), WIDTH)
+    return torch.ones(max(1, size // (4 * WIDTH * tensors)), WIDTH)
 
 
 def _adamw(size: int) -> Callable[[], object]:
@@ -207,6 +207,10 @@ def _others() -> Iterator[Sample]:
 # -- one rank --------------------------------------------------------------------------------------
 
 
+COLD_BYTES, MOST_COPIES = 2**26, 64
+"""An operator is called on so many bytes in turns, or so many sets of tensors, that no cache holds the next ones: in a
+step nothing is used twice in a row."""
+
 LEAST_S = 2e-3
 """A repetition calls an operator as often as it takes to last so long."""
 
@@ -237,7 +241,7 @@ def _beside(job: OperatorJob) -> list[dict[str, Any]]:
     """Returns the cost of each collective to a rank that computes meanwhile."""
     comm = connect(None, torch.device("cpu"))
     block = _product(512, 1536, 384)()
-    times = max(1, round(BLOCK_S / _seconds(block, 3)))
+    times = max(1, round(BLOCK_S / _seconds([block], 3)))
     rows = []
     for (via, kind), begin in COLLECTIVES.items():
         for size in BESIDE_BYTES:
@@ -281,8 +285,8 @@ def _autograd_s() -> float:
 
     chain()
     call = _with(lambda one: torch.mul(one, 0.5), 2)(8 * TINY)
-    kernels = 2 * _seconds(call, 1000)
-    return max(0.0, median(_seconds(chain, 1) for _ in range(9)) / CHAIN - kernels) / 2
+    kernels = 2 * _seconds([call], 1000)
+    return max(0.0, median(_seconds([chain], 1) for _ in range(9)) / CHAIN - kernels) / 2
 
 
 def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
@@ -293,12 +297,12 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
         torch.no_grad(),
     ):
         for number, sample in enumerate(samples(), 1):
-            call = sample.make()
-            call()
-            times = max(1, round(LEAST_S / max(_seconds(call, 1), 1e-7)))
+            calls = [sample.make() for _ in range(min(MOST_COPIES, 1 + COLD_BYTES // max(sample.bytes, 1)))]
+            _seconds(calls, 1)
+            times = max(1, round(LEAST_S / max(_seconds(calls, 1) * len(calls), 1e-7)))
             if job.world_size > 1:
                 dist.barrier()
-            found = median(_seconds(call, times) for _ in range(job.repetitions))
+            found = median(_seconds(calls, times) for _ in range(job.repetitions))
             rows.append(
                 {"operator": sample.operator, "sizes": sample.sizes, "bytes": sample.bytes, "flops": sample.flops,
                  "seconds": found}
@@ -311,11 +315,13 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
     return rows
 
 
-def _seconds(call: Callable[[], object], times: int) -> float:
+def _seconds(calls: Sequence[Callable[[], object]], times: int) -> float:
+    """Returns the time of one call, of `times` rounds through all."""
     begun = time.perf_counter()
     for _ in range(times):
-        call()
-    return (time.perf_counter() - begun) / times
+        for call in calls:
+            call()
+    return (time.perf_counter() - begun) / (times * len(calls))
 
 
 def mean_of_ranks(ranks: Sequence[list[dict[str, Any]]], world_size: int) -> list[OperatorTime]:

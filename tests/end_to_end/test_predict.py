@@ -1,0 +1,92 @@
+"""`zerobench predict` and `plan --goal fastest`, as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from zerobench.commands.plan.command import plan
+from zerobench.commands.predict import predict
+
+MODEL = ("model=gpt", "model.layers=2", "model.hidden=256", "model.heads=4", "model.vocabulary=512", "precision=bf16")
+
+
+def test_a_prediction_says_step_interval_and_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "a100-80gb-1600", *MODEL, "strategy=ddp,zero3", "world_size=16", "--format", "json"]
+    assert predict(words) == 0
+    ddp, zero3 = json.loads(capsys.readouterr().out)
+    assert (ddp["strategy"], zero3["strategy"]) == ("ddp", "zero3")
+    for row in (ddp, zero3):
+        assert row["low_s"] < row["step_s"] < row["high_s"]
+        assert row["validated"] == "33 published runs on a100, several nodes"
+        parts = row["exposed_forward_s"] + row["exposed_backward_s"] + row["exposed_update_s"]
+        assert parts + row["host_s"] < row["step_s"]
+    assert zero3["communication_s"] > ddp["communication_s"]
+
+
+def test_a_slower_network_makes_a_slower_step(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = []
+    for rate in ("1000", "10"):
+        words = ["--cluster", "h100-3200", "--node-gbit-s", rate, *MODEL, "strategy=zero1", "world_size=16"]
+        assert predict([*words, "--format", "json"]) == 0
+        steps.append(json.loads(capsys.readouterr().out)[0]["step_s"])
+    assert steps[0] < steps[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cluster", "h100"], "cluster h100 is not described"),
+        ([], "--cluster: name one of"),
+        (["--cluster", "h100-3200", "--published", "x.csv"], "--cluster, --published: each says where"),
+        (["--cluster", "h100-3200", "--node-gbit-s", "0"], "--node-gbit-s 0: must be above 0"),
+    ],
+)
+def test_a_wrong_command_is_one_error_message(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict(words) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.strip().splitlines()) == 1
+
+
+ROW = {
+    "id": "one", "system": "fsdp2", "strategy": "zero3", "model": "llama", "layers": "4", "hidden": "256", "heads": "4",
+    "ffn": "512", "vocab": "512", "seq": "128", "micro_batch": "2", "grad_accum": "1", "gpus": "8", "gpus_per_node": "8",
+    "gpu": "A100-SXM", "gpu_mem_gib": "80", "precision": "bf16", "act_ckpt": "none",
+}  # fmt: skip
+
+
+def test_published_runs_are_predicted_or_say_why_not(tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"id": "two", "gpu": "GB200"}, ROW | {"id": "three", "precision": "FP8"}]
+    with (tmp_path / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(ROW))
+        writer.writeheader()
+        writer.writerows(rows)
+    command = ["--published", str(tmp_path / "runs.csv"), "--out", str(tmp_path / "predictions.csv")]
+    assert predict([*command, "--cache", str(tmp_path / "cache")]) == 0
+    one, two, three = csv.DictReader((tmp_path / "predictions.csv").read_text().splitlines())
+    assert float(one["low"]) < float(one["predicted_tokens_s_gpu"]) < float(one["high"])
+    assert "no device of that name" in two["reason"]
+    assert "less than 16 bits" in three["reason"]
+    assert not two["predicted_tokens_s_gpu"]
+    assert list((tmp_path / "cache").glob("*.parquet")), "a command that was stopped goes on there"
+
+
+def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device-memory", "2 GiB", "--gpus", "8", "--goal", "fastest", "--cluster", "h100-3200", *MODEL]
+    assert plan([*words, "strategy=ddp,zero3", "activation=none", "batch=64", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in told["rows"]} == {"ddp", "zero3"}
+    for row in told["rows"]:
+        assert row["micro_batch"] * row["accumulation"] * 8 == 64
+    rates = [row["tokens_per_s_gpu"] for row in told["rows"]]
+    assert rates == sorted(rates, reverse=True)
+    assert told["sentence"].startswith(f"Take {told['recommended']} with micro_batch=")
+
+
+def test_the_fastest_needs_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["--device-memory", "2 GiB", "--gpus", "8", "--goal", "fastest", *MODEL]) == 2
+    assert "--cluster: is what --goal fastest needs" in capsys.readouterr().err

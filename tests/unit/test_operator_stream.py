@@ -1,0 +1,64 @@
+"""The stream of operators of an executed step: what computes is there once, with its FLOPs, bytes and stream."""
+
+import pytest
+
+from zerobench.commands.estimate.command import ask
+from zerobench.fake_execution import Execution
+from zerobench.fake_execution.execute import execute
+from zerobench.predict.flops import step_flops
+from zerobench.records import EventRow
+
+MODEL = ("model=gpt", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocabulary=128", "sequence=32")
+
+
+def executed(strategy: str, *words: str) -> Execution:
+    question = ask([*MODEL, f"strategy={strategy}", "precision=bf16", "world_size=4", *words], "cuda", "flash")
+    found = execute(question.cells[0].config, target=question.target, operators=True)
+    assert not found.problem
+    return found
+
+
+def computed(found: Execution) -> list[EventRow]:
+    return [event for event in found.known.events if event.kind == "compute"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_flops_of_the_operators_are_those_of_the_model(strategy: str) -> None:
+    found = executed(strategy)
+    flops = step_flops(found.config)
+    assert flops is not None
+    assert sum(event.flops for event in computed(found)) == flops.model
+
+
+def test_recomputing_is_in_the_stream() -> None:
+    found = executed("zero3", "activation=checkpoint")
+    flops = step_flops(found.config)
+    assert flops is not None
+    assert sum(event.flops for event in computed(found)) == flops.hardware > flops.model
+
+
+def test_a_product_has_its_shape_and_reads_its_factors_once() -> None:
+    tokens = 4 * 32
+    found = [event for event in computed(executed("ddp")) if event.sizes == f"1x{tokens}x256x64"]
+    forward = [event for event in found if event.phase == "forward"]
+    assert len(forward) == 2, "one in each block"
+    assert forward[0].flops == 2 * tokens * 256 * 64
+    assert forward[0].bytes == 2 * (tokens * 64 + 64 * 256 + tokens * 256 + 256)
+
+
+def test_collectives_are_on_streams_of_their_own_and_wait_for_what_they_send() -> None:
+    events = executed("zero3").known.events
+    launches = [event for event in events if event.kind == "launch" and not event.control]
+    assert all(launch.stream for launch in launches)
+    order = [event for event in events if event.kind == "order" and event.operator == "wait"]
+    waiting = {event.stream for event in order if event.elements == 0}
+    assert {launch.stream for launch in launches} <= waiting, "each waits for the model's stream"
+
+
+def test_the_stream_changes_no_byte() -> None:
+    question = ask([*MODEL, "strategy=zero2", "precision=bf16", "world_size=4"], "cuda", "flash")
+    config = question.cells[0].config
+    plain, streamed = (execute(config, target=question.target, operators=one) for one in (False, True))
+    assert plain.at_peak == streamed.at_peak
+    assert plain.wire_bytes == streamed.wire_bytes
+    assert not plain.known.events
