@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -87,8 +87,9 @@ def run(chosen: argparse.Namespace) -> int:
         write_aside(chosen.out, _as_csv(predictions()))
         print(f"{chosen.out}: predicted; commit it, then: python -m validation predicted-here measure")
         return 0
-    rows = measured(read(chosen.out), chosen.rounds, chosen.timeout)
-    write_aside(chosen.out, _as_csv(rows))
+    rows = read(chosen.out)
+    for rows in measured(rows, chosen.rounds, chosen.timeout):
+        write_aside(chosen.out, _as_csv(rows))
     show(rows)
     return 0
 
@@ -151,7 +152,7 @@ def _as_csv(rows: Iterable[HereRow]) -> str:
 # -- the measurements ------------------------------------------------------------------------------
 
 
-LINK = """
+NAMESPACES = """
 set -e
 ip link set lo up
 unshare -n sleep 600 &
@@ -165,6 +166,10 @@ there="nsenter -t $other -n"
 $there ip link set lo up
 $there ip addr add 10.77.0.2/24 dev node1
 $there ip link set node1 up
+"""
+"""A shell's beginning, run in a namespace of its own: the first node is there, the second where `$there` leads."""
+
+LINK = """
 tc qdisc add dev node0 root tbf rate {rate}mbit burst 64kb latency 200ms
 $there tc qdisc add dev node1 root tbf rate {rate}mbit burst 64kb latency 200ms
 GLOO_SOCKET_IFNAME=node1 $there {command} 1 &
@@ -174,19 +179,23 @@ wait $second
 """
 
 
-def measured(rows: Sequence[HereRow], rounds: int, timeout_s: float) -> list[HereRow]:
-    """Returns the rows with what their cells take, launched in turns."""
+def measured(rows: Sequence[HereRow], rounds: int, timeout_s: float) -> Iterator[list[HereRow]]:
+    """Yields, after each round, the rows with what their cells take, launched in turns."""
     found: defaultdict[HereRow, list[float]] = defaultdict(list)
     for number in range(rounds):
         for row in rows:
             found[row].append(step_of(row, timeout_s))
-            print(f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.strategy}: "
-                  f"{found[row][-1]:.3f} s, predicted {row.predicted_s:.3f}", file=sys.stderr, flush=True)  # fmt: skip
-    return [
-        replace(row, measured_s=round(median(found[row]), 5), lowest_s=round(min(found[row]), 5),
-                highest_s=round(max(found[row]), 5), error=round(row.predicted_s / median(found[row]) - 1, 4))
-        for row in rows
-    ]  # fmt: skip
+            words = f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.strategy}"
+            print(f"{words}: {found[row][-1]:.3f} s, predicted {row.predicted_s:.3f}", file=sys.stderr, flush=True)
+        yield [_with_steps(row, found[row]) for row in rows]
+
+
+def _with_steps(row: HereRow, steps: Sequence[float]) -> HereRow:
+    seconds = median(steps)
+    return replace(
+        row, measured_s=round(seconds, 5), lowest_s=round(min(steps), 5), highest_s=round(max(steps), 5),
+        error=round(row.predicted_s / seconds - 1, 4),
+    )  # fmt: skip
 
 
 def step_of(row: HereRow, timeout_s: float) -> float:
@@ -195,13 +204,13 @@ def step_of(row: HereRow, timeout_s: float) -> float:
         if not row.link_gbit_s:
             return _launch(row, range(row.ranks), folder, timeout_s)
         command = f"{sys.executable} -m validation.predicted_here {row.model} {row.ranks} {row.strategy} {folder}"
-        script = LINK.format(rate=round(1000 * row.link_gbit_s), command=command)
+        script = NAMESPACES + LINK.format(rate=round(1000 * row.link_gbit_s), command=command)
         done = subprocess.run(
             ["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=timeout_s
         )
         if done.returncode:
             raise ValueError(f"{row.strategy} over a link: {done.stderr.strip().splitlines()[-1:]}")
-        return max(float(line) for line in done.stdout.split())
+        return max(float(path.read_text()) for path in Path(folder).glob("step-*"))
 
 
 def _launch(row: HereRow, ranks: range, folder: str, timeout_s: float) -> float:
@@ -231,6 +240,10 @@ def show(rows: Sequence[HereRow]) -> None:
     console.print(f"{words}; {right} of {all_} pairs that all launches separate are in order", highlight=False)
 
 
+APART = 1.02
+"""Steps that differ by less are not told apart by single launches."""
+
+
 def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
     """Returns (pairs of strategies in the predicted order, pairs whose launches do not overlap)."""
     right, apart = 0, 0
@@ -238,17 +251,18 @@ def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
         if one.setting != other.setting or one.highest_s is None or other.highest_s is None:
             continue
         first, second = sorted((one, other), key=lambda row: row.measured_s or math.inf)
-        if (first.highest_s or 0.0) < (second.lowest_s or 0.0):
+        if (first.highest_s or 0.0) * APART < (second.lowest_s or 0.0):
             apart += 1
             right += first.predicted_s < second.predicted_s
     return right, apart
 
 
 def _node(model: str, ranks: str, strategy: str, folder: str, node: str) -> None:
-    """One node of two: half of the ranks. Prints its step."""
+    """One node of two: half of the ranks. Leaves its step in a file of the folder."""
     count = int(ranks) // 2
     row = HereRow(model, int(ranks), 1.0, strategy, 0.0, 0.0)
-    print(_launch(row, range(int(node) * count, (int(node) + 1) * count), folder, 300.0))
+    step = _launch(row, range(int(node) * count, (int(node) + 1) * count), folder, 300.0)
+    (Path(folder) / f"step-{node}").write_text(str(step))
 
 
 if __name__ == "__main__":

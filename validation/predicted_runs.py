@@ -5,6 +5,7 @@ scales     by the least mean |log error|, every source with the same weight: Sca
 left out   the error of a row under the scales that the rows of all other sources give
 naive      one utilization per type of device: the median of the rows of all other sources
 interval   of a kind of run the factor that holds 90 % of measured over predicted steps, of rows that were left out.
+           Calibrated machines are a kind: those of `make predicted-here`.
            covered: the fraction within it when the factor is made from nine tenths of the rows for the rest, in turns
 
 Writes a row per run to --out, and to zerobench/hardware/validated.yaml scales and intervals, for `zerobench predict`.
@@ -34,14 +35,17 @@ from zerobench.host.terminal import stdout_console
 from zerobench.published.rows import PublishedRun, read
 from zerobench.results.grid import Grid
 from zerobench.timing.hardware import Scales
-from zerobench.timing.interval import kind_of
+from zerobench.timing.interval import HERE, kind_of
 from zerobench.timing.prediction import step_time
 from zerobench.timing.published import NEEDED
 from zerobench.timing.schedules import Schedules
 
+from .predicted_here import read as read_here
+
 RUNS = Path("results/published_runs/training.csv")
 ERRORS = Path("results/predicted_runs/errors.csv")
 CACHE = Path("results/runs/predicted_runs")
+HERE_RESULTS = Path("results/predicted_here")
 VALIDATED = Path("zerobench/hardware/validated.yaml")
 
 ENOUGH = 20
@@ -295,6 +299,8 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
         if row.device not in ROUGH:
             for kind in (row.kind, "all"):
                 kinds[kind].append(errors[row.one.run.id])
+    for path in HERE_RESULTS.glob("*.csv"):
+        kinds[HERE] += [abs(math.log(1 + row.error)) for row in read_here(path) if row.error is not None]
     return kinds
 
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from tests.distributed.test_wire_nodes import two_nodes_work
-from tests.distributed.wire_nodes import SETTING
 from tests.listeners import Listener, listeners_of, watch_listeners
 from tests.ranks import free_port, run_ranks
+from validation.predicted_here import NAMESPACES
 from zerobench.cluster import interface
 from zerobench.cluster.store import JobStore, LostError
 
@@ -97,7 +97,7 @@ def test_between_machines_only_the_jobs_interface_listens(tmp_path: Path) -> Non
     job = f"env WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT={free_port()}"
     command = f"{shlex.join(CELL)} results_dir=runs"
     script = (
-        f"{SETTING}{SECOND_NETWORK}$there {job} RANK=1 GROUP_RANK=1 {command} &\nsecond=$!\n"
+        f"{NAMESPACES}{SECOND_NETWORK}$there {job} RANK=1 GROUP_RANK=1 {command} &\nsecond=$!\n"
         f"{job} RANK=0 GROUP_RANK=0 {command}\nwait $second\n"
     )
     found = watched(["unshare", "-n", "bash", "-c", script], tmp_path)

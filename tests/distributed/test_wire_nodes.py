@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from tests.distributed.wire_nodes import CASES, MEASURED, NODE_SIZE, NODES, SETTING, cell_of
+from tests.distributed.wire_nodes import CASES, MEASURED, NODE_SIZE, NODES, cell_of
+from validation.predicted_here import NAMESPACES
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of as strategy_shape
@@ -20,7 +21,9 @@ from zerobench.theory.shapes import Schedule
 
 def two_nodes_work() -> bool:
     try:
-        return subprocess.run(["unshare", "-n", "bash", "-c", SETTING], capture_output=True, timeout=20).returncode == 0
+        return (
+            subprocess.run(["unshare", "-n", "bash", "-c", NAMESPACES], capture_output=True, timeout=20).returncode == 0
+        )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
 
@@ -31,7 +34,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     where = shlex.quote(str(tmp_path_factory.mktemp("nodes")))
     command = f"{shlex.quote(sys.executable)} -m tests.distributed.wire_nodes"
     script = (
-        f"{SETTING}\nGLOO_SOCKET_IFNAME=node1 $there {command} 1 {where} >/dev/null &\nsecond=$!\n"
+        f"{NAMESPACES}\nGLOO_SOCKET_IFNAME=node1 $there {command} 1 {where} >/dev/null &\nsecond=$!\n"
         f"GLOO_SOCKET_IFNAME=node0 {command} 0 {where}\nwait $second\n"
     )
     done = subprocess.run(["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=300)

@@ -72,7 +72,7 @@ class Sample:
 
 
 EDGES = (64, 128, 256, 512, 1024, 2048, 4096)
-LEAST_FLOPS, MOST_FLOPS = 4e6, 4e9
+LEAST_FLOPS, MOST_FLOPS = 4e6, 3e9
 """Sizes of matrix products: smaller ones take no time, larger ones too much."""
 
 BYTES = tuple(2**power for power in range(14, 27, 2))

@@ -41,6 +41,7 @@ from ..sizes import parse_bytes, printable, show_bytes
 from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
 
 FOLDER = Path("results/calibration")
+OPERATOR_REPETITIONS = 3
 SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -90,7 +91,7 @@ def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
     count = len(samples())
     with temporary_folder() as scratch, _progress(f"{count} operators, N={chosen.world_size}", count) as tell:
         jobs = [
-            OperatorJob(rank, chosen.world_size, place, min(chosen.repetitions, 7), chosen.timeout)
+            OperatorJob(rank, chosen.world_size, place, min(chosen.repetitions, OPERATOR_REPETITIONS), chosen.timeout)
             for rank, place in enumerate(places(chosen.world_size, scratch / "rendezvous"))
         ]
         outcome = launch(time_operators, jobs, scratch / "logs", chosen.timeout, tell)

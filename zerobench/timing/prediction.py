@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..config.cell import CellConfig
 from ..config.schema import Huggingface
-from ..fake_execution.execute import Execution, Target
+from ..fake_execution.execute import Execution
 from ..records import EventRow
 from .costs import Costs
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
@@ -132,13 +131,3 @@ def _repeated(line: Timeline, cell: Reduced) -> dict[tuple[str, str], float]:
             for part in PARTS:
                 found[name, part] *= 1 + share
     return found | {("", "step_s"): step, ("", "compute_s"): compute, ("", "communication_s"): communication}
-
-
-def executed_as(device_kind: str, config: CellConfig) -> Target:
-    """Returns the device that a cell is executed for: flash attention wherever it can be."""
-    if device_kind == "cpu":
-        return Target()
-    return Target("cuda", None if config.precision.name == "fp32" else "flash")
-
-
-Facts = dict[str, Any]

@@ -25,7 +25,7 @@ CLUSTERS = (
 )  # fmt: skip
 """(beginning of a printed GPU, GiB or 0 for any) -> its cluster, in the order in which they are tried."""
 
-SPECIAL = re.compile(r"500W|power-limited|MIG")
+SPECIAL = re.compile(r"500W|power-limited|MIG|H100-(?:PCIe|NVL)")
 """Parts whose rates are not those of their type."""
 
 DECLARED: dict[tuple[str, str], Declared] = {
