@@ -87,10 +87,10 @@ def run(chosen: argparse.Namespace) -> int:
         write_aside(chosen.out, _as_csv(predictions()))
         print(f"{chosen.out}: predicted; commit it, then: python -m validation predicted-here measure")
         return 0
-    rows = read(chosen.out)
-    for rows in measured(rows, chosen.rounds, chosen.timeout):
-        write_aside(chosen.out, _as_csv(rows))
-    show(rows)
+    found: list[HereRow] = []
+    for found in measured(read(chosen.out), chosen.rounds, chosen.timeout):
+        write_aside(chosen.out, _as_csv(found))
+    show(found)
     return 0
 
 

@@ -42,7 +42,7 @@ from zerobench.timing.schedules import Schedules
 
 from .predicted_here import read as read_here
 
-RUNS = Path("results/published_runs/training.csv")
+RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))
 ERRORS = Path("results/predicted_runs/errors.csv")
 CACHE = Path("results/runs/predicted_runs")
 HERE_RESULTS = Path("results/predicted_here")
@@ -126,7 +126,8 @@ def source_of(run: PublishedRun) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("--runs", type=Path, default=RUNS, metavar="CSV", help="default: %(default)s")
+    words = f"default: {' '.join(map(str, RUNS))}"
+    parser.add_argument("--runs", type=Path, nargs="+", default=RUNS, metavar="CSV", help=words)
     parser.add_argument("--out", type=Path, default=ERRORS, metavar="CSV", help="default: %(default)s")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="of schedules: %(default)s")
     parser.add_argument("--jobs", type=int, help="executions at once (default: one per core)")
@@ -134,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Predicts the runs, fits the scales, and writes errors and what was validated."""
-    runs = [one for one in read(chosen.runs, NEEDED) if one.tokens_s_gpu is not None]
+    runs = [one for path in chosen.runs for one in read(path, NEEDED) if one.tokens_s_gpu is not None]
     planned = {one.id: planned_or_reason(one) for one in runs}
     schedules = Schedules(chosen.cache, chosen.jobs)
     schedules.execute(
@@ -288,7 +289,7 @@ def _validated(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> str:
     intervals = {kind: interval_of(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
     found = {"compute": scales.compute, "attention": scales.attention, "intervals": intervals}
     text = yaml.safe_dump(found, sort_keys=False)
-    return f"# Written by `make predicted-runs` from {RUNS}: validation/predicted_runs.py says how.\n{text}"
+    return f"# Written by `make predicted-runs`: validation/predicted_runs.py says how.\n{text}"
 
 
 def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[float]]:

@@ -67,9 +67,9 @@ def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the plain module's state, gathered: FSDP2's are DTensors, DeepSpeed's stage 3 leaves empty tensors."""
     from_deepspeed: AbstractContextManager[Any] = nullcontext()
     if any(hasattr(p, "ds_id") for p in module.parameters()):
-        from deepspeed.zero import GatheredParameters
+        from deepspeed import zero
 
-        from_deepspeed = GatheredParameters(list(module.parameters()))
+        from_deepspeed = zero.GatheredParameters(list(module.parameters()))
     with from_deepspeed:
         state = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in module.state_dict().items()}
         return {name: value.detach().clone() for name, value in state.items()}

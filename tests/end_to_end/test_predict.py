@@ -54,7 +54,8 @@ def test_a_wrong_command_is_one_error_message(words: list[str], said: str, capsy
 
 ROW = {
     "id": "one", "system": "fsdp2", "strategy": "zero3", "model": "llama", "layers": "4", "hidden": "256", "heads": "4",
-    "ffn": "512", "vocab": "512", "seq": "128", "micro_batch": "2", "grad_accum": "1", "gpus": "8", "gpus_per_node": "8",
+    "ffn": "512", "vocab": "512", "seq": "128", "micro_batch": "2", "grad_accum": "1", "gpus": "8",
+    "gpus_per_node": "8",
     "gpu": "A100-SXM", "gpu_mem_gib": "80", "precision": "bf16", "act_ckpt": "none",
 }  # fmt: skip
 

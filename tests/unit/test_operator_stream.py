@@ -18,6 +18,10 @@ def executed(strategy: str, *words: str) -> Execution:
     return found
 
 
+SCORES_AGAIN = 2 * (2 * 4 * 2 * 32 * 32 * 32)
+"""FLOPs of the scores that flash attention computes again in backward, in two blocks; the model's count leaves it out."""
+
+
 def computed(found: Execution) -> list[EventRow]:
     return [event for event in found.known.events if event.kind == "compute"]
 
@@ -27,14 +31,15 @@ def test_flops_of_the_operators_are_those_of_the_model(strategy: str) -> None:
     found = executed(strategy)
     flops = step_flops(found.config)
     assert flops is not None
-    assert sum(event.flops for event in computed(found)) == flops.model
+    assert sum(event.flops for event in computed(found)) == flops.model + SCORES_AGAIN
 
 
 def test_recomputing_is_in_the_stream() -> None:
     found = executed("zero3", "activation=checkpoint")
     flops = step_flops(found.config)
     assert flops is not None
-    assert sum(event.flops for event in computed(found)) == flops.hardware > flops.model
+    assert flops.hardware > flops.model
+    assert sum(event.flops for event in computed(found)) == flops.hardware + SCORES_AGAIN
 
 
 def test_a_product_has_its_shape_and_reads_its_factors_once() -> None:

@@ -95,4 +95,5 @@ class Schedules:
 
 def _key(config: CellConfig, target: Target) -> str:
     code, release = source_of(config), torch.__version__
-    return f"{config.cell_id}-{target.kind}-{target.attention or 'auto'}-{code}-{release}"
+    norms = "-fused" * target.fused_norms
+    return f"{config.cell_id}-{target.kind}-{target.attention or 'auto'}{norms}-{code}-{release}"
