@@ -19,7 +19,7 @@ def executed(strategy: str, *words: str) -> Execution:
 
 
 SCORES_AGAIN = 2 * (2 * 4 * 2 * 32 * 32 * 32)
-"""FLOPs of the scores that flash attention computes again in backward, in two blocks; the model's count leaves it out."""
+"""FLOPs of the scores that flash attention computes again in backward, in two blocks; the model's count has none."""
 
 
 def computed(found: Execution) -> list[EventRow]:
