@@ -36,6 +36,15 @@ def test_a_slower_network_makes_a_slower_step(capsys: pytest.CaptureFixture[str]
     assert steps[0] < steps[1]
 
 
+@pytest.mark.parametrize("word", ["offload=cpu", "node_size=2"])
+def test_what_has_no_rates_has_no_prediction(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "h100-3200", *MODEL, "strategy=zero3", word, "--format", "json"]
+    assert predict(words) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["step_s"] is None
+    assert found["problem"].startswith(word)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -110,6 +110,18 @@ def test_a_slower_network_is_slower() -> None:
     assert least < times[-1] < 1.3 * least
 
 
+def test_a_group_with_a_rank_on_each_node_shares_its_nodes_network() -> None:
+    cluster = hardware.cluster("h100-3200")
+    costs = GpuCosts(hardware.device(cluster.device), cluster)
+    inter = row("launch", collective="all_gather", bytes=2**30, group_size=8, between_bytes=2**30 * 7 / 8)
+    assert costs.transfer(inter).wire_s > 8 * 2**30 * 7 / 8 / (3200e9 / 8), "its eight like it send at once"
+
+
+def test_a_move_to_the_host_takes_the_bus() -> None:
+    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"))
+    assert costs.transfer(row("move", collective="down", tier="host", bytes=24 * 10**9)).wire_s == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("group", ["device", "cluster"])
 def test_every_file_of_the_hardware_binds_by_type(group: str) -> None:
     names = hardware.names(group)

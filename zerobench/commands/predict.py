@@ -173,7 +173,11 @@ def _where(chosen: argparse.Namespace) -> tuple[str, GpuCosts | CpuCosts]:
 
 
 def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
-    """Returns why a calibration does not cover a cell, an error message, or nothing."""
+    """Returns why the rates do not cover a cell, an error message, or nothing."""
+    if config.offload.name != "none":
+        return f"offload={config.offload.name}: no rate of an update on the host is known here; leave offload out"
+    if isinstance(costs, GpuCosts) and config.node_size not in (None, costs.cluster.devices_per_node):
+        return f"node_size={config.node_size}: a node of this cluster has {costs.cluster.devices_per_node} devices"
     if isinstance(costs, CpuCosts) and config.world_size != costs.ranks:
         return f"world_size={config.world_size}: the calibration is of {costs.ranks} ranks, which share its cores"
     return ""

@@ -25,6 +25,7 @@ from scipy.interpolate import RBFInterpolator
 from ..calibrate.collectives import Calibration
 from ..calibrate.operators import AUTOGRAD, BESIDE
 from ..records import EventRow
+from ..records.event_row import MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
 
 NEIGHBORS = 16
@@ -189,10 +190,10 @@ class GpuCosts:
     def transfer(self, event: EventRow) -> Transfer:
         """Returns the cost of a collective; the host only launches it."""
         ranks = event.group_size
+        if event.kind == MOVE:
+            return Transfer(self.host_s, event.bytes / (ANY_BUS_GB_S * GB_S))
         if ranks <= 1:
             return Transfer(self.host_s, 0.0)
-        if event.kind == "move":
-            return Transfer(self.host_s, event.bytes / (ANY_BUS_GB_S * GB_S))
         kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
         spans = event.between_bytes > 0 or ranks > self.cluster.devices_per_node
         inside = self._inside(kind, event.bytes, min(ranks, self.cluster.devices_per_node))
@@ -216,6 +217,8 @@ class GpuCosts:
         hops = 2 * math.ceil(math.log2(max(nodes, 2))) * cluster.network_latency_us * US
         if kind in self._bus:
             return hops + event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
+        if event.between_bytes:  # of a rank; all ranks of a node send at once, in this group or in one like it
+            return hops + event.between_bytes * cluster.devices_per_node / cluster.node_bytes_per_s
         return hops + event.bytes * link_factor(kind, nodes) / cluster.node_bytes_per_s
 
 
@@ -274,7 +277,7 @@ class CpuCosts:
     def transfer(self, event: EventRow) -> Transfer:
         """Returns the cost of a launch: the engine's own collectives are sends, others' are torch's."""
         ranks = event.group_size
-        if ranks <= 1 or event.kind == "move":
+        if ranks <= 1 or event.kind == MOVE:
             return Transfer(0.0, 0.0)
         own = event.operator == "send"
         kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")

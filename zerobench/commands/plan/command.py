@@ -201,6 +201,8 @@ def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrid
         raise ValueError("batch: changes with the number of GPUs that --goal fewest_gpus looks for; use micro_batch")
     if (goal.name == FASTEST) != (chosen.cluster is not None):
         raise ValueError("--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help")
+    if goal.name == FASTEST and "offload" in keys:
+        raise ValueError("offload: no rate of an update on the host is known to --goal fastest; leave it out")
     if goal.name == FASTEST and "micro_batch" in keys:
         raise ValueError("micro_batch: is what --goal fastest looks for; leave it out, or give batch=")
     if goal.name == FASTEST and chosen.settings:
