@@ -13,22 +13,19 @@ That needs the rights of root.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import median
 
 from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import calibrated_costs
-from zerobench.commands.write_aside import write_aside
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.fake_execution.execute import CPU
@@ -38,6 +35,8 @@ from zerobench.results.grid import Grid
 from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.schedules import Schedules
 from zerobench.worker import RankJob, run_rank
+
+from .store import read, write
 
 OUT = Path("results/predicted_here/cpu.csv")
 CALIBRATIONS = Path("results/calibration/cpu")
@@ -84,12 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Predicts, or measures what was predicted."""
     if chosen.what == "predict":
-        write_aside(chosen.out, _as_csv(predictions()))
+        write(chosen.out, HereRow, predictions())
         print(f"{chosen.out}: predicted; commit it, then: python -m validation predicted-here measure")
         return 0
     found: list[HereRow] = []
-    for found in measured(read(chosen.out), chosen.rounds, chosen.timeout):
-        write_aside(chosen.out, _as_csv(found))
+    for found in measured(predicted(chosen.out), chosen.rounds, chosen.timeout):
+        write(chosen.out, HereRow, found)
     show(found)
     return 0
 
@@ -124,29 +123,11 @@ def predictions() -> list[HereRow]:
     return rows
 
 
-def read(path: Path) -> list[HereRow]:
-    """Reads the rows of a file. Raises FileNotFoundError with the command that makes it."""
+def predicted(path: Path) -> list[HereRow]:
+    """Returns the rows of a file. Raises FileNotFoundError with the command that makes it."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no predictions; python -m validation predicted-here predict --out {path}")
-    hints = {one.name: one.type for one in fields(HereRow)}
-    return [
-        HereRow(**{name: _value(text, str(hints[name])) for name, text in row.items()})  # type: ignore[arg-type]
-        for row in csv.DictReader(io.StringIO(path.read_text()))
-    ]
-
-
-def _value(text: str, hint: str) -> object:
-    if hint == "str":
-        return text
-    return None if not text else int(text) if hint == "int" else float(text)
-
-
-def _as_csv(rows: Iterable[HereRow]) -> str:
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow([one.name for one in fields(HereRow)])
-    writer.writerows(["" if value is None else value for value in vars(row).values()] for row in rows)
-    return made.getvalue()
+    return read(path, HereRow)
 
 
 # -- the measurements ------------------------------------------------------------------------------

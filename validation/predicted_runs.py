@@ -16,12 +16,10 @@ Writes a row per run to --out, and to zerobench/hardware/validated.yaml scales a
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -30,9 +28,10 @@ import yaml
 from scipy.optimize import minimize
 
 from zerobench.commands.predict_published import PlannedRun, planned_or_reason
-from zerobench.commands.write_aside import write_aside
+from zerobench.host.files import replace_text
 from zerobench.host.terminal import stdout_console
-from zerobench.published.rows import PublishedRun, read
+from zerobench.published.rows import PublishedRun
+from zerobench.published.rows import read as read_runs
 from zerobench.results.grid import Grid
 from zerobench.timing.hardware import Scales
 from zerobench.timing.interval import HERE, kind_of
@@ -40,7 +39,8 @@ from zerobench.timing.prediction import step_time
 from zerobench.timing.published import NEEDED
 from zerobench.timing.schedules import Schedules
 
-from .predicted_here import read as read_here
+from .predicted_here import HereRow
+from .store import read, write
 
 RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))
 ERRORS = Path("results/predicted_runs/errors.csv")
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Predicts the runs, fits the scales, and writes errors and what was validated."""
-    runs = [one for path in chosen.runs for one in read(path, NEEDED) if one.tokens_s_gpu is not None]
+    runs = [one for path in chosen.runs for one in read_runs(path, NEEDED) if one.tokens_s_gpu is not None]
     planned = {one.id: planned_or_reason(one) for one in runs}
     schedules = Schedules(chosen.cache, chosen.jobs)
     schedules.execute(
@@ -144,9 +144,8 @@ def run(chosen: argparse.Namespace) -> int:
     laid = [_laid(one, schedules) for one in planned.values() if isinstance(one, PlannedRun)]
     known = {one.one.run.id: one for one in laid if one is not None}
     rows = list(errors_of(runs, planned, known, schedules))
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(chosen.out, _as_csv(rows))
-    write_aside(VALIDATED, _validated(list(known.values()), rows))
+    write(chosen.out, ErrorRow, rows)
+    replace_text(VALIDATED, _validated(list(known.values()), rows))
     show(rows)
     return 0
 
@@ -301,7 +300,7 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
             for kind in (row.kind, "all"):
                 kinds[kind].append(errors[row.one.run.id])
     for path in HERE_RESULTS.glob("*.csv"):
-        kinds[HERE] += [abs(math.log(1 + row.error)) for row in read_here(path) if row.error is not None]
+        kinds[HERE] += [abs(math.log(1 + row.error)) for row in read(path, HereRow) if row.error is not None]
     return kinds
 
 
@@ -320,33 +319,6 @@ def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
         "runs": len(errors),
         "covered": round(inside / len(errors), 3),
     }
-
-
-def _as_csv(rows: Sequence[ErrorRow]) -> str:
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow([one.name for one in fields(ErrorRow)])
-    writer.writerows([_text(value) for value in vars(row).values()] for row in rows)
-    return made.getvalue()
-
-
-def _text(value: object) -> str:
-    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def read_errors(path: Path) -> list[ErrorRow]:
-    """Reads the rows of a file that this command has written."""
-    hints = {one.name: str(one.type) for one in fields(ErrorRow)}
-    return [
-        ErrorRow(**{name: _value(text, hints[name]) for name, text in row.items()})  # type: ignore[arg-type]
-        for row in csv.DictReader(io.StringIO(path.read_text()))
-    ]
-
-
-def _value(text: str, hint: str) -> object:
-    if hint == "str":
-        return text
-    return None if not text else float(text) if "float" in hint else int(text)
 
 
 def groups_of(rows: Iterable[ErrorRow]) -> dict[str, list[ErrorRow]]:

@@ -8,6 +8,7 @@ from statistics import median
 
 from tools.docs.blocks_systems import pipes
 from validation import predicted_here, predicted_runs
+from validation.store import read
 from zerobench.timing.costs import held_out_error, matmul_rows
 from zerobench.timing.hardware import validated
 
@@ -20,7 +21,7 @@ TABLES = ("gemm_bf16_a100.parquet", "gemm_bf16_h100.parquet")
 def runs(root: Path) -> list[predicted_runs.ErrorRow]:
     """Returns the committed rows of others' runs."""
     path = root.parent.parent / "predicted_runs" / "errors.csv"
-    return predicted_runs.read_errors(path)
+    return read(path, predicted_runs.ErrorRow)
 
 
 def by_source(root: Path) -> str:
@@ -67,7 +68,7 @@ def misses(root: Path) -> str:
 
 def here(root: Path) -> str:
     """Steps of a calibrated machine beside predictions that were written before (`make predicted-here`)."""
-    rows = predicted_here.read(root.parent.parent / "predicted_here" / f"{root.name}.csv")
+    rows = predicted_here.predicted(root.parent.parent / "predicted_here" / f"{root.name}.csv")
     header = ["model", "N", "link", "strategy", "predicted", "measured", "error"]
     lines = [pipes(header), "| --- | --: | --- | --- | --: | --: | --: |"]
     for row in rows:

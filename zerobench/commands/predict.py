@@ -20,6 +20,7 @@ from ..config.cell import CellConfig
 from ..config.flat import name_strategies
 from ..fake_execution import Limits, execute_all
 from ..host.environment import usable_cores
+from ..host.files import replace_text
 from ..host.terminal import progress_bar, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
@@ -31,7 +32,6 @@ from ..timing.prediction import PHASES, Reduced, StepSchedule, StepTime, reduced
 from .estimate.command import Question, ask
 from .export.perfetto import process
 from .text_blocks import say
-from .write_aside import write_aside
 
 FORMATS = ("table", "json", "csv")
 
@@ -51,7 +51,7 @@ strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic
   zerobench predict --published runs.csv --out predictions.csv        rows as in docs/reference/validated.md
 
 Clusters: {", ".join(hardware.names("cluster"))}
-Each is a file of zerobench/hardware/cluster, with the source of each figure.
+They are described in zerobench/hardware/clusters.yaml, with the source of each figure.
 
 How to read it: exposed is the time in which the model waits for collectives; host the time in which the device waits
 for Python. The interval held 90 % of the published runs that were left out; "not validated" means that no run of that
@@ -263,7 +263,7 @@ def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
     if chosen.out is None:
         print(text, end="")
         return
-    write_aside(chosen.out, text)
+    replace_text(chosen.out, text)
     print(f"{chosen.out}: {len(rows)} cells", file=sys.stderr)
 
 
@@ -310,5 +310,5 @@ def _write_trace(out: Path, told: Sequence[tuple[str, StepSchedule, StepTime]]) 
     for number, (name, schedule, found) in enumerate(told, 1):
         events = [replace(event, seconds=at) for event, at in zip(schedule.events[-1], found.timeline.at, strict=True)]
         entries += process(number, f"{name}, predicted", pd.DataFrame([asdict(event) for event in events]))
-    write_aside(out, json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, default=lambda one: one.item()))
+    replace_text(out, json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, default=lambda one: one.item()))
     print(f"{out}: {len(told)} steps; open it at https://ui.perfetto.dev", file=sys.stderr)

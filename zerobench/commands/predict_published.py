@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ..config.cell import CellConfig
 from ..fake_execution import Target
+from ..host.files import replace_text
 from ..published.cells import RunPlan, plan_of
 from ..published.rows import NotGivenError, PublishedRun, read
 from ..timing.interval import interval
 from ..timing.prediction import Reduced, reduced, step_time
 from ..timing.published import NEEDED, RunHardware, hardware_of
 from ..timing.schedules import Schedules
-from .write_aside import write_aside
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def predict_published(path: Path, out: Path, jobs: int | None, cache: Path | Non
         predicted(one, schedules) if isinstance(one, PlannedRun) else PublishedPrediction(run.id, reason=one)
         for run, one in zip(runs, planned, strict=True)
     ]
-    write_aside(out, _as_csv(rows))
+    replace_text(out, _as_csv(rows))
     there = sum(row.predicted_tokens_s_gpu is not None for row in rows)
     print(f"{out}: {there} of {len(rows)} runs predicted; the others say why not")
     return 0

@@ -1,4 +1,4 @@
-"""Devices and clusters as yaml files describe them: zerobench/hardware/device and zerobench/hardware/cluster.
+"""Devices and clusters as they are described in zerobench/hardware/devices.yaml and clusters.yaml.
 
 Every figure is measured or printed by someone, whom `sources` names, or it is stated, and the file says so. None was
 fitted to published training runs but `Scales`.
@@ -106,7 +106,7 @@ def cluster(name: str) -> Cluster:
 
 def names(group: str) -> list[str]:
     """Returns the names of a group, `device` or `cluster`."""
-    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+    return sorted(_described(group))
 
 
 @cache
@@ -126,17 +126,23 @@ def scales_of(device: Device) -> Scales:
 
 
 def _read(kind: type[Kind], group: str, name: str) -> Kind:
-    known, path = names(group), Path(name)
+    known, path = _described(group), Path(name)
+    if name in known:
+        return _checked(kind, name, FOLDER / f"{group}s.yaml", known[name])
     if path.suffix != ".yaml":
-        path = FOLDER / group / f"{name}.yaml"
-        if name not in known:
-            raise ValueError(f"{group} {name} is not described{nearest(name, known)}; there are {', '.join(known)}")
-    elif not path.is_file():
-        raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(known)}")
-    return _checked(kind, path, read_yaml(path))
+        there = ", ".join(sorted(known))
+        raise ValueError(f"{group} {name} is not described{nearest(name, known)}; there are {there}")
+    if not path.is_file():
+        raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(sorted(known))}")
+    return _checked(kind, path.stem, path, read_yaml(path))
 
 
-def _checked(kind: type[Kind], path: Path, found: Any) -> Kind:
+@cache
+def _described(group: str) -> dict[str, Any]:
+    return dict(read_yaml(FOLDER / f"{group}s.yaml"))
+
+
+def _checked(kind: type[Kind], name: str, path: Path, found: Any) -> Kind:
     """Builds a dataclass from a file's mapping. Raises ValueError that names file, key and value."""
     if not isinstance(found, Mapping):
         raise ValueError(f"{path}: a mapping of {kind.__name__.lower()} keys is wanted")
@@ -151,4 +157,4 @@ def _checked(kind: type[Kind], path: Path, found: Any) -> Kind:
             isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
         ):
             raise ValueError(f"{path}: {key}={value!r}: a number above 0 is wanted")
-    return kind(name=path.stem, **found)
+    return kind(name=name, **found)
