@@ -3,10 +3,13 @@
 import pytest
 
 from zerobench.commands.estimate.command import ask
+from zerobench.commands.predict import costs_of
 from zerobench.fake_execution import Execution
 from zerobench.fake_execution.execute import execute
 from zerobench.predict.flops import step_flops
 from zerobench.records import EventRow
+from zerobench.timing import prediction
+from zerobench.timing.schedules import Schedules
 
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocabulary=128", "sequence=32")
 
@@ -67,3 +70,38 @@ def test_the_stream_changes_no_byte() -> None:
     assert plain.at_peak == streamed.at_peak
     assert plain.wire_bytes == streamed.wire_bytes
     assert not plain.known.events
+
+
+def test_what_stands_for_other_ranks_is_no_work() -> None:
+    names = [event.operator for event in computed(executed("zero3")) if event.phase == "forward"]
+    assert "zero_" not in names, "a simulated gather fills the others' slices"
+
+
+def test_the_reducer_of_ddp_waits_at_the_end_of_the_backward() -> None:
+    events = executed("ddp").known.events
+    assert any(event.kind == "launch" and event.operator == "allreduce_" for event in events)
+    assert not any(event.kind == "wait" for event in events), "C++ waits, at the end"
+
+
+def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[float, float]:
+    """Seconds of a step that is executed whole, and of the same that is executed in part."""
+    question = ask([*MODEL, "strategy=zero3", "precision=bf16", "world_size=8", *words], "cuda", "flash")
+    config = question.cells[0].config
+    costs = costs_of("a100-80gb-1600", None)
+    schedules = Schedules(None, 1)
+    part = prediction.reduced(config)
+    monkeypatch.setattr(prediction, "MODEL_LAYERS", (4, 64))
+    monkeypatch.setattr(prediction, "MOST_MICRO_BATCHES", 64)
+    whole = prediction.reduced(config)
+    assert whole.configs == (config,) != part.configs
+    schedules.execute("schedules", [(one, question.target) for one in (whole, part)])
+    both = [prediction.step_time(schedules.of(one, question.target), costs) for one in (whole, part)]
+    assert both[0].exposed_s == pytest.approx(both[1].exposed_s, rel=0.01, abs=1e-6)
+    assert both[0].compute_s == pytest.approx(both[1].compute_s, rel=0.01)
+    return both[0].step_s, both[1].step_s
+
+
+@pytest.mark.parametrize("words", [("accumulation=6",), ("model.layers=14",), ("model.layers=11", "accumulation=4")])
+def test_a_step_that_is_executed_in_part_takes_as_long(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    whole, part = whole_and_reduced(monkeypatch, *words)
+    assert part == pytest.approx(whole, rel=0.01)

@@ -180,6 +180,14 @@ def test_a_device_that_is_not_described_has_no_prediction(gpu: str) -> None:
         hardware_of(RUN.__class__(**vars(RUN) | {"gpu": gpu}))
 
 
+def test_kernels_take_as_many_times_longer_as_was_fitted() -> None:
+    costs = GpuCosts(hardware.device("a100-sxm-80gb"), hardware.cluster("a100-80gb-1600"), scales=hardware.Scales())
+    attention = row("compute", operator="flash", flops=10**12, sizes="4x8x512x512x64", dtype="bfloat16")
+    for event, factor in ((row("compute", operator="add", bytes=10**9), 2.0), (attention, 6.0)):
+        scaled = costs.scaled(hardware.Scales(compute=2.0, attention=3.0))
+        assert scaled.compute(event) == pytest.approx(factor * costs.compute(event))
+
+
 def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "validated", lambda: {"compute": {"a100": 1.0, "h100": 4.0}, "attention": 1.1})
     assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)

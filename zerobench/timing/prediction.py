@@ -118,16 +118,9 @@ PARTS = ("total_s", "exposed_s", "host_s")
 
 
 def _repeated(line: Timeline, cell: Reduced) -> dict[tuple[str, str], float]:
-    """Returns the seconds of a step with all its micro-batches, (phase or "", part) -> seconds."""
-    found = {(name, part): getattr(phase, part) for name, phase in line.phases.items() for part in PARTS}
-    more = cell.whole_micro_batches - cell.configs[-1].accumulation
-    step, compute, communication = line.step_s, line.compute_s, line.communication_s
-    if more:
-        middle = line.began["forward", 2] - line.began["forward", 1]
-        step += more * middle
-        share = more / cell.configs[-1].accumulation
-        compute, communication = compute * (1 + share), communication * (1 + share)
-        for name in ("forward", "backward"):
-            for part in PARTS:
-                found[name, part] *= 1 + share
-    return found | {("", "step_s"): step, ("", "compute_s"): compute, ("", "communication_s"): communication}
+    """Returns the seconds of a step with all its micro-batches: those between the first and the last are alike."""
+    found = line.totals()
+    if more := cell.whole_micro_batches - cell.configs[-1].accumulation:
+        first, then = line.marks[1:3]
+        found = {key: value + more * (then.get(key, 0.0) - first.get(key, 0.0)) for key, value in found.items()}
+    return found

@@ -58,14 +58,19 @@ class PhaseTime:
 
 @dataclass
 class Timeline:
-    """A step in time. `began`: (phase, micro-batch) -> when its part of stream 0 begins; `at`: of each event."""
+    """A step in time. `at`: when each event begins. `marks`: the totals so far as each micro-batch's forward begins."""
 
     step_s: float = 0.0
     phases: dict[str, PhaseTime] = field(default_factory=lambda: defaultdict(PhaseTime))
-    began: dict[tuple[str, int], float] = field(default_factory=dict)
     at: list[float] = field(default_factory=list)
+    marks: list[dict[tuple[str, str], float]] = field(default_factory=list)
     compute_s: float = 0.0
     communication_s: float = 0.0
+
+    def totals(self) -> dict[tuple[str, str], float]:
+        """Returns (phase, part of a PhaseTime) -> seconds so far; of the whole step the phase is empty."""
+        whole = {("", name): getattr(self, name) for name in ("step_s", "compute_s", "communication_s")}
+        return whole | {(name, part): value for name, one in self.phases.items() for part, value in vars(one).items()}
 
     @property
     def exposed_s(self) -> float:
@@ -187,7 +192,9 @@ class _Layout:
             self._await_reducer()
         self._leave()
         self._phase, self._entered = event.name, self._now()
-        self._made.began.setdefault((event.name, event.micro_batch), self._entered)
+        if event.name == "forward":
+            self._made.step_s = self._entered
+            self._made.marks.append(self._made.totals())
 
     def _leave(self) -> None:
         if self._phase:
