@@ -3,8 +3,7 @@
 predict    from the calibrations below results/calibration/cpu: a row per cell, to --out
 measure    launches of every cell, in turns, and the errors beside the predictions
 
-A link joins two network namespaces, half of the ranks in each; a token bucket (tc tbf) on both ends holds its rate.
-That needs the rights of root.
+A link joins two network namespaces, half of the ranks in each (link.py), which needs the rights of root.
 
     python -m validation predicted-here predict
     python -m validation predicted-here measure --rounds 3
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -36,6 +34,7 @@ from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.schedules import Schedules
 from zerobench.worker import RankJob, run_rank
 
+from .link import run_on_nodes
 from .store import read, write
 
 OUT = Path("results/predicted_here/cpu.csv")
@@ -133,33 +132,6 @@ def predicted(path: Path) -> list[HereRow]:
 # -- the measurements ------------------------------------------------------------------------------
 
 
-NAMESPACES = """
-set -e
-ip link set lo up
-unshare -n sleep 600 &
-other=$!
-trap 'kill $other' EXIT
-while [ $(readlink /proc/$other/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
-ip link add node0 type veth peer name node1 netns $other
-ip addr add 10.77.0.1/24 dev node0
-ip link set node0 up
-there="nsenter -t $other -n"
-$there ip link set lo up
-$there ip addr add 10.77.0.2/24 dev node1
-$there ip link set node1 up
-"""
-"""A shell's beginning, run in a namespace of its own: the first node is there, the second where `$there` leads."""
-
-LINK = """
-tc qdisc add dev node0 root tbf rate {rate}mbit burst 64kb latency 200ms
-$there tc qdisc add dev node1 root tbf rate {rate}mbit burst 64kb latency 200ms
-GLOO_SOCKET_IFNAME=node1 $there {command} 1 &
-second=$!
-GLOO_SOCKET_IFNAME=node0 {command} 0
-wait $second
-"""
-
-
 def measured(rows: Sequence[HereRow], rounds: int, timeout_s: float) -> Iterator[list[HereRow]]:
     """Yields, after each round, the rows with what their cells take, launched in turns."""
     found: defaultdict[HereRow, list[float]] = defaultdict(list)
@@ -184,13 +156,8 @@ def step_of(row: HereRow, timeout_s: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         if not row.link_gbit_s:
             return _launch(row, range(row.ranks), folder, timeout_s)
-        command = f"{sys.executable} -m validation.predicted_here {row.model} {row.ranks} {row.strategy} {folder}"
-        script = NAMESPACES + LINK.format(rate=round(1000 * row.link_gbit_s), command=command)
-        done = subprocess.run(
-            ["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=timeout_s
-        )
-        if done.returncode:
-            raise ValueError(f"{row.strategy} over a link: {done.stderr.strip().splitlines()[-1:]}")
+        module = [sys.executable, "-m", "validation.predicted_here"]
+        run_on_nodes([*module, row.model, str(row.ranks), row.strategy, folder], row.link_gbit_s, timeout_s)
         return max(float(path.read_text()) for path in Path(folder).glob("step-*"))
 
 

@@ -19,19 +19,22 @@ engines are made by `make compare`.
 
     python -m validation step-costs --rounds 3
     python -m validation step-costs --strategies ddp,zero1,zero1:bucket_bytes=25MiB:overlap_gather=true --rounds 6
+    python -m validation step-costs --link 1 --strategies ddp,zero1,zero1:overlap_gather=false
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -53,6 +56,7 @@ from zerobench.predict.build import build_model
 from zerobench.results.grid import Grid
 from zerobench.results.provenance import machine
 
+from .link import run_on_nodes
 from .store import write
 
 CELL = ("model=gpt_small", "micro_batch=4", "sequence=128", "world_size=2", "device=cpu", "launch.threads=1")
@@ -88,12 +92,16 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StepCost:
-    """A launch of one strategy on a machine: ms per step, of the slowest rank in wall time."""
+    """A launch of one strategy on a machine: ms per step, of the slowest rank in wall time.
+
+    `link`: Gbit/s between two halves of the ranks; 0: all are on one machine.
+    """
 
     processor: str
     torch: str
     commit: str
     strategy: str
+    link: float
     launch: int
     wall: float
     cpu: float
@@ -210,7 +218,7 @@ def measure(job: CostJob, _tell: Any) -> StepCost:
 
     parts = {name: ms(seconds) for name, seconds in (phases | {kind: clock.seconds[kind] for kind in KINDS}).items()}
     return StepCost(
-        "", "", "", strategy=job.name, launch=0, wall=round(1000 * median(walls), 2), cpu=ms(cpu),
+        "", "", "", strategy=job.name, link=0.0, launch=0, wall=round(1000 * median(walls), 2), cpu=ms(cpu),
         backend=ms(elsewhere), waiting=ms(sum(walls) - on_main), **parts,
     )  # fmt: skip
 
@@ -251,19 +259,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="launches of each (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="measured per launch (default: %(default)s)")
+    parser.add_argument(
+        "--link", type=float, default=0.0, metavar="GBIT", help="half of the ranks on each of two nodes"
+    )
     parser.add_argument("--out", type=Path, help="a csv file with a row per launch")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Measures, and prints the medians over the launches of each strategy."""
     names = [ALONE, *chosen.strategies.split(",")]
-    if chosen.rounds < 1 or chosen.steps < 1:
-        raise ValueError("--rounds, --steps: at least 1")
+    if chosen.rounds < 1 or chosen.steps < 1 or chosen.link < 0:
+        raise ValueError("--rounds, --steps: at least 1; --link: at least 0")
     configs = {name: _config_of(name, chosen.overrides) for name in names}
     rows: list[StepCost] = []
     for number in range(chosen.rounds):
         for name, config in configs.items():
-            rows.append(_launch(name, config, number, chosen.steps))
+            with tempfile.TemporaryDirectory() as folder:
+                if chosen.link and name != ALONE and not name.startswith(FREE):
+                    found = _launch_on_nodes(name, chosen, config, folder)
+                else:
+                    found = _launch(name, config, range(config.world_size), chosen.steps, folder)
+            rows.append(replace(found, launch=number, link=chosen.link))
             if chosen.out is not None:
                 write(chosen.out, StepCost, rows)
     _print(names, rows)
@@ -280,19 +296,34 @@ def _config_of(name: str, overrides: Sequence[str]) -> CellConfig:
     return cells[0].config
 
 
-def _launch(name: str, config: CellConfig, number: int, steps: int) -> StepCost:
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [
-            CostJob(name, config, rank, f"{folder}/rendezvous-{rank if name == ALONE else 'all'}", steps)
-            for rank in range(config.world_size)
-        ]
-        outcome = launch(measure, jobs, Path(folder) / "logs", config.launch.timeout_s)
+def _launch(name: str, config: CellConfig, ranks: range, steps: int, folder: str) -> StepCost:
+    """Launches some or all ranks of a cell and returns the costs of the slowest of them."""
+    jobs = [
+        CostJob(name, config, rank, f"{folder}/rendezvous-{rank if name == ALONE else 'all'}", steps) for rank in ranks
+    ]
+    outcome = launch(measure, jobs, Path(folder) / f"logs-{ranks[0]}", config.launch.timeout_s, first=ranks[0])
     if outcome.status != "ok":
         raise ValueError(f"{name}: {outcome.status}: {outcome.reason}")
     slowest: StepCost = max(outcome.results, key=lambda one: one.wall)
     about = machine("cpu", "gloo")
-    known = {"processor": about["processor"], "torch": torch.__version__, "commit": about["commit"] or ""}
-    return StepCost(**asdict(slowest) | known | {"launch": number})
+    return replace(slowest, processor=about["processor"], torch=torch.__version__, commit=about["commit"] or "")
+
+
+def _launch_on_nodes(name: str, chosen: argparse.Namespace, config: CellConfig, folder: str) -> StepCost:
+    """Launches half of the ranks on each node of a link (`_main` below) and returns the costs of the slowest."""
+    words = [name, str(chosen.steps), folder, *chosen.overrides]
+    run_on_nodes([sys.executable, "-m", "validation.step_costs", *words], chosen.link, config.launch.timeout_s)
+    found = [StepCost(**json.loads(path.read_text())) for path in Path(folder).glob("node-*.json")]
+    return max(found, key=lambda one: one.wall)
+
+
+def _main(name: str, steps: str, folder: str, *words: str) -> None:
+    """One node of two: half of the ranks. Leaves the costs of its slowest in a file of the folder."""
+    *overrides, node = words
+    config = _config_of(name, overrides)
+    half = config.world_size // 2
+    found = _launch(name, config, range(int(node) * half, (int(node) + 1) * half), int(steps), folder)
+    (Path(folder) / f"node-{node}.json").write_text(json.dumps(asdict(found)))
 
 
 def ratios(rows: Sequence[StepCost], name: str, base: str) -> list[float]:
@@ -302,7 +333,7 @@ def ratios(rows: Sequence[StepCost], name: str, base: str) -> list[float]:
 
 
 def _print(names: Sequence[str], rows: Sequence[StepCost]) -> None:
-    columns = [one.name for one in fields(StepCost) if one.type == "float"]
+    columns = [one.name for one in fields(StepCost) if one.type == "float" and one.name != "link"]
     shown = []
     for name in names:
         mine = [row for row in rows if row.strategy == name]
@@ -310,3 +341,7 @@ def _print(names: Sequence[str], rows: Sequence[StepCost]) -> None:
         ratio = f"{median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
         shown.append([name, ratio, *(f"{median(getattr(row, column) for row in mine):.1f}" for column in columns)])
     stdout_console().print(Grid(["ms per step", f"step / {names[1]}", *columns], shown, left=1))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -19,7 +19,7 @@ import pytest
 from tests.distributed.test_wire_nodes import two_nodes_work
 from tests.listeners import Listener, listeners_of, watch_listeners
 from tests.ranks import free_port, run_ranks
-from validation.predicted_here import NAMESPACES
+from validation.link import NAMESPACES
 from zerobench.cluster import interface
 from zerobench.cluster.store import JobStore, LostError
 

@@ -112,8 +112,7 @@ class Zero1(StrategyOptions):
     """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
 
     `bucket_bytes`: a number, or auto: half of psi/N, from 1 to 25 MiB.
-    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward,
-    which takes longer where a rank's cores have no time to spare (2 % of a step on two busy ones).
+    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward.
     """
 
     name: str = "zero1"
@@ -125,7 +124,7 @@ class Zero1(StrategyOptions):
         "reduce_scatter or all_reduce; null: as mode says", words=("reduce_scatter", "all_reduce"),
         deepspeed="`reduce_scatter`, `use_multi_rank_bucket_allreduce`",
     )(None)  # fmt: skip
-    overlap_gather: bool = OVERLAP_GATHER(False)
+    overlap_gather: bool = OVERLAP_GATHER(True)
     construct: str = CONSTRUCT("plain")
 
 

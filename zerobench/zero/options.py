@@ -66,7 +66,8 @@ class Options:
     `keep_root`          stage 3: the root unit stays from forward to backward; "auto": and is freed while backward is
                          at other units (units/root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, 2ψ instead of 3ψ on the wire
-    `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs
+    `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs; False: the step
+                         waits for them
     `reduce_with`        reduce_scatter, or all_reduce at twice the volume, as other systems do
     `gradient_dtype`     dtype in which gradients of half parameters are accumulated; default: the parameter's dtype
     `wire_dtype`         dtype that reductions send; default: the gradients' dtype
@@ -92,7 +93,7 @@ class Options:
     persistence_numel: int = 0
     keep_root: bool | str = AUTO
     reshard_after_forward: bool = True
-    overlap_gather: bool = False
+    overlap_gather: bool = True
     reduce_with: str = "reduce_scatter"
     gradient_dtype: torch.dtype | None = None
     wire_dtype: torch.dtype | None = None

@@ -174,8 +174,9 @@ class Stage1(Strategy):
     # -- the updated parameters go to everyone ----------------------------------------------------------
 
     def after_update(self) -> None:
-        # all are launched before the first is waited for, so that they share the wire
-        for unit in self.units:
+        # all are launched before the first is waited for, so that they share the wire; the next forward needs the last
+        # bucket first, since buckets lie in the order in which gradients come
+        for unit in reversed(self.units):
             self.gathers.launch(unit)
         if not self.options.overlap_gather:
             self.gathers.wait_all()

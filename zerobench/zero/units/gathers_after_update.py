@@ -3,9 +3,9 @@
     launched   `unit.full_parameters` is being filled; with overlap its parameters are hidden (parameters/absent.py)
     waited     they are the new ones
 
-Without overlap all are waited for at the end of `step`. With it a module waits for the units of its own
-parameters when it is about to run, and any other read of one, in a forward or between steps, waits for that one;
-what the engine itself does with parameters waits for all.
+Without overlap all are waited for at the end of `step`. With it a block (modules/wrapping.py) waits for the units of
+its parameters when it is about to run, a module outside of blocks for those of its own, and any other read of a
+parameter, in a forward or between steps, for that one; what the engine itself does with parameters waits for all.
 An evaluation waits for all: there torch's own layers have shorter ways, which read their children's weights.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..comm.streams import Handle
-from ..modules.wrapping import Hook
+from ..modules.wrapping import Hook, blocks
 from ..parameters.absent import Hiding, placeholder
 from .unit import Unit
 
@@ -33,6 +33,21 @@ def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
     for child in module.children():
         if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
             yield from child.parameters()
+
+
+def waiting_modules(root: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """Yields the modules that wait before their forward, with the parameters that they wait for: the root, each
+    block for all inside of it, and each module outside of blocks that reads parameters itself.
+    """
+    whole = {block for _, block in blocks(root)}
+    inside = {module for block in whole for module in block.modules()}
+    for module in root.modules():
+        if module in whole:
+            yield module, list(module.parameters())
+        elif module not in inside:
+            read = list(read_by(module))
+            if read or module is root:
+                yield module, read
 
 
 class OverlappedParamGathers:
@@ -49,10 +64,9 @@ class OverlappedParamGathers:
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
         self._overlap = overlap
         if self._overlap:
-            for module in engine.module.modules():
-                mine = {unit: None for p in read_by(module) for unit in self._units.get(p, [])}
-                if mine or module is engine.module:
-                    module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
+            for module, read in waiting_modules(engine.module):
+                mine = {unit: None for p in read for unit in self._units.get(p, [])}
+                module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
 
     def launch(self, unit: Unit) -> None:
         """Starts sending the own slice of the unit's parameters to everyone."""
