@@ -154,7 +154,8 @@ def test_units_collectives_and_modules_are_told(two_ranks: dict[str, list[RankRe
         if name == "ddp":
             assert not waited, "C++ waits for DDP's buckets"
         else:
-            assert set(waited) == set(launched)
+            late = {r.collective for r in rows if r.kind == "launch" and r.operation in set(launched) - set(waited)}
+            assert late <= ({"all_gather"} if name in ("zero1", "zero2") else set()), "the next forward waits for these"
     begun = [row.name for row in found["zero1"] if row.kind == "module" and row.operator == "forward"]
     ended = [row.name for row in found["zero1"] if row.kind == "module_end"]
     assert sorted(begun) == sorted(ended)

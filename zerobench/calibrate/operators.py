@@ -6,6 +6,8 @@ all else         by the bytes that it reads and writes
 beside           a collective's cost to a rank that computes meanwhile: compute with it less compute alone, by the bytes
                  of the full tensor
 autograd         of one operator in forward and backward: what a call costs beyond its kernel
+step             of a reference model in training, without communication: measured, and laid out from the times above.
+                 In a step caches are cold and Python runs between the operators; the ratio is the machine's own
 
 Every rank computes with one thread, and all of them at the same time, so that what they share (cores, caches, memory)
 is shared as in training. Each time is the median of the repetitions, the mean over the ranks. A folder of a calibration
@@ -217,6 +219,9 @@ LEAST_S = 2e-3
 
 BESIDE = "beside"
 AUTOGRAD = "autograd"
+STEP, STEP_LAID_OUT = "step", "step laid out"
+NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT)
+"""Rows that are no curve of an operator."""
 BESIDE_BYTES = tuple(2**power for power in (18, 20, 22, 24))
 BLOCK_S = 0.04
 """Compute beside which a collective runs, seconds."""

@@ -11,10 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
+import pandas as pd
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibrate.collectives import (
@@ -25,10 +28,20 @@ from ..calibrate.collectives import (
     TransferRow,
     calibrate_rank,
     evenly,
+    load_calibration,
     write_calibration,
 )
 from ..calibrate.disk import DiskCalibration, DiskPlan, measure, write_disk_calibration
-from ..calibrate.operators import OperatorJob, OperatorTime, mean_of_ranks, samples, time_operators, write_operators
+from ..calibrate.operators import (
+    STEP,
+    STEP_LAID_OUT,
+    OperatorJob,
+    OperatorTime,
+    mean_of_ranks,
+    samples,
+    time_operators,
+    write_operators,
+)
 from ..cluster.job import gather, machines
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
@@ -77,12 +90,13 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     operators = _measure_operators(chosen) if chosen.compute else []
+    step_s = _measure_step(chosen) if chosen.compute else 0.0
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     where = started(machines(chosen.world_size))
     provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
     if operators:
-        write_operators(folder, operators)
+        write_operators(folder, [*operators, *_step_rows(folder, operators, step_s, chosen.world_size)])
     print(f"recorded in {folder}; zerobench.load_calibration reads it")
 
 
@@ -98,6 +112,39 @@ def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     return mean_of_ranks(outcome.results, chosen.world_size)
+
+
+REFERENCE = (
+    "model=gpt_small", "micro_batch=4", "sequence=128", "strategy=ddp", "world_size=1", "launch.threads=1",
+    "measure.passes=timed", "measure.warmup=3", "measure.steps=12",
+)  # fmt: skip
+"""The reference step: as many ranks as are calibrated train it side by side, each a world of its own."""
+
+
+def _measure_step(chosen: argparse.Namespace) -> float:
+    """Returns the seconds of the reference step, the mean over the ranks. Raises NotMeasuredError."""
+    (cell,) = compose_cells(list(REFERENCE))
+    with temporary_folder() as scratch:
+        jobs = [
+            RankJob(cell.config, "timed", 0, f"{scratch}/rendezvous-{rank}", str(scratch))
+            for rank in range(chosen.world_size)
+        ]
+        outcome = start_ranks.launch(run_rank, jobs, scratch / "logs", chosen.timeout)
+    if outcome.status != "ok":
+        raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
+    return mean(median(step.seconds for step in found.steps if not step.warmup) for found in outcome.results)
+
+
+def _step_rows(folder: Path, operators: list[OperatorTime], step_s: float, world_size: int) -> list[OperatorTime]:
+    """Returns the reference step as it was measured and as its operators' times lay it out."""
+    question = ask(REFERENCE, "cpu")
+    cell = reduced(question.cells[0].config)
+    schedules = Schedules(None)
+    schedules.execute("reference step", [(cell, question.target)])
+    costs = CpuCosts(pd.DataFrame([asdict(row) for row in operators]), load_calibration(folder), usable_cores())
+    laid_out = step_time(schedules.of(cell, question.target), costs).step_s
+    sizes = " ".join(REFERENCE)
+    return [OperatorTime(name, sizes, 0, 0, world_size, seconds) for name, seconds in ((STEP, step_s), (STEP_LAID_OUT, laid_out))]
 
 
 def _now() -> str:

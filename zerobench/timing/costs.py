@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.interpolate import RBFInterpolator
 
 from ..calibrate.collectives import Calibration
-from ..calibrate.operators import AUTOGRAD, BESIDE
+from ..calibrate.operators import AUTOGRAD, BESIDE, NO_OPERATORS, STEP, STEP_LAID_OUT
 from ..records import EventRow
 from ..records.event_row import MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
@@ -239,6 +239,7 @@ OPERATORS = {
 class CpuCosts:
     """Costs on a machine that `zerobench calibrate --compute` has measured. The host computes itself.
 
+    `in_step`: the time of an operator in a step over its time alone, from the calibration's reference step.
     `link_bytes_per_s`, `latency_s`: of a network between the ranks, which moves bytes while they compute; None: they
     are on one machine. If there is no core beside those of the ranks, a collective's work is the ranks' own.
     """
@@ -254,9 +255,11 @@ class CpuCosts:
         products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
         self._products = ShapeTable(products.assign(seconds=operators.loc[shapes.index, "seconds"]))
         self._curves = {
-            str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name not in ("mm", AUTOGRAD)
+            str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name not in ("mm", *NO_OPERATORS)
         }
-        self.host_s = float(operators.loc[operators["operator"] == AUTOGRAD, "seconds"].mean())
+        known = operators.groupby("operator")["seconds"].mean()
+        self.in_step = float(known[STEP] / known[STEP_LAID_OUT]) if STEP_LAID_OUT in known else 1.0
+        self.host_s = float(known[AUTOGRAD]) * self.in_step
         self._calibration, self._idle = calibration, cores > self.ranks
         self._link, self._latency = link_bytes_per_s, latency_s
 
@@ -265,7 +268,10 @@ class CpuCosts:
         return None
 
     def compute(self, event: EventRow) -> float:
-        """Returns the seconds of an operator."""
+        """Returns the seconds of an operator in a step."""
+        return self._alone(event) * self.in_step
+
+    def _alone(self, event: EventRow) -> float:
         sizes = numbers(event.sizes) if event.sizes else ()
         if len(sizes) == 4:
             batch, m, n, k = sizes
@@ -283,12 +289,13 @@ class CpuCosts:
         kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
         size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
         line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
-        seconds, via = line.seconds(int(size)), "seam" if own else "torch"
-        beside = self._curves.get(f"{BESIDE} {via} {kind}")
-        if beside is not None and not self._idle:
-            seconds = beside.seconds(int(size))
+        alone, via = line.seconds(int(size)), "seam" if own else "torch"
         wire = 0.0 if self._link is None else event.wire_bytes / (self._link * TCP) + self._latency
-        return Transfer(0.0, seconds + wire) if self._idle else Transfer(seconds, wire)
+        if self._idle:
+            return Transfer(0.0, alone + wire)
+        curve = self._curves.get(f"{BESIDE} {via} {kind}")
+        beside = alone if curve is None else curve.seconds(int(size))
+        return Transfer(beside, wire if self._link is not None else max(0.0, alone - beside))
 
 
 TCP = 0.95

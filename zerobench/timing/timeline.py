@@ -6,7 +6,8 @@ lane      of a process group: its collectives run one after the other, whichever
 busy      compute that runs beside a collective takes `contention` times as long for that part
 
 An operator starts when it is issued and its stream is free. A collective starts when, besides, its lane is free. On
-a CPU the host computes itself, and an operator is over when it is issued.
+a CPU the host computes itself, and an operator is over when it is issued; there are no streams, so that the host waits
+for what any of them waits for.
 
 All ranks do the same at the same time: one is laid out. What waits for a collective is exposed communication, and what
 a stream waits for the host is its share.
@@ -159,9 +160,10 @@ class _Layout:
         self._begun = begin
 
     def _wait(self, event: EventRow) -> None:
+        stream = 0 if self._costs.blocking else event.stream
         if event.operation in self._ends and event.operation is not None:
-            self._await(event.stream, self._ends[event.operation])
-            if event.stream == 0:
+            self._await(stream, self._ends[event.operation])
+            if stream == 0:
                 self._unwaited.discard(event.operation)
 
     def _order(self, event: EventRow) -> None:

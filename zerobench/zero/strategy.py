@@ -193,9 +193,13 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
-            if self.schedule.run():
+            updated = self.schedule.run()
+            if updated:
                 # 2 the parameters become the rounded masters
                 self.placement.finish_update()
+            with as_they_are():
+                self.writes.note_values()  # before gathers are in flight, which read the same memory
+            if updated:
                 # 3 let everyone have the new parameters, if they hold them whole
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch

@@ -25,4 +25,5 @@ def after_load(engine: Strategy) -> None:
         engine.settle()
     for parameter in engine.trainable:  # makes a backward through an earlier forward raise, as in torch
         torch.autograd.graph.increment_version(parameter)
+    engine.writes.note_values()
     engine.writes.note()

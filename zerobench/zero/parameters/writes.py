@@ -81,12 +81,13 @@ class Writes:
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
         self._segments = Versions([segment.tensor for segment in engine.segments])
-        self._note_values()
+        self.note_values()
 
     # -- the check ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed."""
+        self._engine.settle()  # gathers in flight read what is compared
         self.check_places()
         self.follow()
         self.follow_unseen()
@@ -117,14 +118,14 @@ class Writes:
         """Forgets writes to the optimizer's tensors, which have been refused."""
         self._segments.note()
 
-    def _note_values(self) -> None:
+    def note_values(self) -> None:
+        """Records the values of this rank's part of the parameters, if writes to them are found by their values."""
         for unit in self._units:
             unit.placement.note_parameters(unit)
 
     def note(self) -> None:
-        """Records the engine's own writes, which replace all others."""
+        """Records the engine's own writes, which replace all others; their values apart (`note_values`)."""
         self._segments.note()
-        self._note_values()
         self._loaded.clear()
         self._stored.clear()
         for unit in self._units:
