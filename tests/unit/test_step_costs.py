@@ -63,5 +63,7 @@ def test_a_cell_that_is_refused_is_refused_before_any_launch(capsys: pytest.Capt
 
 def test_a_ratio_is_of_one_round() -> None:
     walls = {("ddp", 0): 10.0, ("zero1", 0): 11.0, ("ddp", 1): 20.0, ("zero1", 1): 19.0}
-    rows = [step_costs.StepCost("", "", "", name, 0.0, number, wall, *[0.0] * 12) for (name, number), wall in walls.items()]
+    rows = [
+        step_costs.StepCost("", "", "", name, 0.0, number, wall, *[0.0] * 12) for (name, number), wall in walls.items()
+    ]
     assert step_costs.ratios(rows, "zero1", "ddp") == pytest.approx([1.1, 0.95])

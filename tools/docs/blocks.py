@@ -27,7 +27,7 @@ from tools.docs import (
     where,
 )
 from tools.docs.blocks_systems import MIB, pipes
-from tools.docs.blocks_times import disk, offload_time, step_costs
+from tools.docs.blocks_times import disk, offload_time, step_costs, step_costs_link
 from tools.docs.committed import load
 from tools.docs.recorded import recorded
 from zerobench.plots.losses import losses
@@ -184,6 +184,7 @@ UNDATED = (
     "codes",
     "disk",
     "step_costs",
+    "step_costs_link",
     "versions",
     "packages",
     *blocks_table1.BLOCKS,
@@ -206,6 +207,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "delayed": delayed,
     "disk": disk,
     "step_costs": step_costs,
+    "step_costs_link": step_costs_link,
     "largest_model": largest_model,
     **blocks_systems.BLOCKS,
     **blocks_stages.BLOCKS,

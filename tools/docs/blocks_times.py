@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -62,15 +63,26 @@ def disk(root: Path) -> str:
 
 def step_costs(root: Path) -> str:
     """CPU time of a step by kind of work, of each strategy and lever (`make step-costs`)."""
-    rows = read(root.parent.parent / "step_costs" / f"{root.name}.csv", StepCost)
+    kinds = ("forward", "backward", "update", "copies", "transfers", "sums", "optimizer", "checks", "engine", "backend")
+    return _costs(root, f"{root.name}.csv", ("cpu", *kinds, "waiting"))
+
+
+def step_costs_link(root: Path) -> str:
+    """A step whose ranks are joined by a link (`make step-costs`)."""
+    return _costs(root, "link.csv", ("cpu", "backend", "waiting"))
+
+
+def _costs(root: Path, name: str, columns: Sequence[str]) -> str:
+    rows = read(root.parent.parent / "step_costs" / name, StepCost)
     names = list(dict.fromkeys(row.strategy for row in rows))
     base = next(name for name in names if name != ALONE)
-    kinds = ("forward", "backward", "update", "copies", "transfers", "sums", "optimizer", "checks", "engine", "backend")
-    columns = ("cpu", *kinds, "waiting")
-    lines = [pipes(["", f"step / {base}", "lowest to highest", "step, ms", *columns]), "| --- |" + " --: |" * 15]
+    head = ["", f"step / {base}", "lowest to highest", "step, ms", *columns]
+    lines = [pipes(head), "| --- |" + " --: |" * (len(head) - 1)]
     for name in names:
         mine, found = [row for row in rows if row.strategy == name], ratios(rows, name, base)
         shown = [f"{median(found):.3f}", f"{min(found):.3f}–{max(found):.3f}", f"{median(r.wall for r in mine):.0f}"]
         lines.append(pipes([f"`{name}`", *shown, *(f"{median(getattr(r, c) for r in mine):.1f}" for c in columns)]))
     one, rounds = rows[0], max(row.launch for row in rows) + 1
-    return "\n".join([*lines, "", f"({rounds} rounds; {one.processor}, torch {one.torch}, code `{one.commit[:7]}`.)"])
+    link = f"{one.link:g} Gbit/s; " if one.link else ""
+    words = f"({link}{rounds} rounds; {one.processor}, torch {one.torch}, code `{one.commit[:7]}`.)"
+    return "\n".join([*lines, "", words])

@@ -19,6 +19,9 @@ from zerobench.zero.options import Options
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "conf/experiment"
 
+SAME_BYTES = ("overlap_gather",)
+"""Options that move time and no byte: a table of other defaults is still right about memory and volume."""
+
 SEARCHES = ("memory_cap",)
 """Experiments that search: their dry run has no predictions."""
 
@@ -49,7 +52,7 @@ def other_defaults(runs: pd.DataFrame, chosen: str) -> dict[str, tuple[Any, Any]
         section = json.loads(text)["strategy"]
         if section.get("mode") != "own":  # a peer, or our engine by the table of another system's defaults
             continue
-        for key in set(section) & set(today) - set(found):
+        for key in set(section) & set(today) - set(found) - set(SAME_BYTES):
             if section[key] != today[key] and key not in chosen:
                 found[key] = section[key], today[key]
     return dict(sorted(found.items()))

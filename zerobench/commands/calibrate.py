@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
@@ -43,6 +44,9 @@ from ..calibrate.operators import (
     write_operators,
 )
 from ..cluster.job import gather, machines
+from ..config.cell import CellConfig
+from ..config.compose import compose_cells
+from ..host.environment import usable_cores
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
@@ -51,7 +55,12 @@ from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
+from ..timing.costs import CpuCosts
+from ..timing.prediction import reduced, step_time
+from ..timing.schedules import Schedules
+from ..worker import RankJob, run_rank
 from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
+from .estimate.command import ask
 
 FOLDER = Path("results/calibration")
 OPERATOR_REPETITIONS = 3
@@ -121,18 +130,30 @@ REFERENCE = (
 """The reference step: as many ranks as are calibrated train it side by side, each a world of its own."""
 
 
+@dataclass(frozen=True)
+class ReferenceJob:
+    """A rank that trains the reference cell in a world of its own."""
+
+    config: CellConfig
+    rank: int
+
+
+def train_reference(job: ReferenceJob, tell: Callable[[Any], None]) -> float:
+    """Returns the median of the timed steps, seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_rank(RankJob(job.config, "timed", 0, f"{folder}/rendezvous", folder), tell)
+    return median(step.seconds for step in found.steps if not step.warmup)
+
+
 def _measure_step(chosen: argparse.Namespace) -> float:
     """Returns the seconds of the reference step, the mean over the ranks. Raises NotMeasuredError."""
     (cell,) = compose_cells(list(REFERENCE))
+    jobs = [ReferenceJob(cell.config, rank) for rank in range(chosen.world_size)]
     with temporary_folder() as scratch:
-        jobs = [
-            RankJob(cell.config, "timed", 0, f"{scratch}/rendezvous-{rank}", str(scratch))
-            for rank in range(chosen.world_size)
-        ]
-        outcome = start_ranks.launch(run_rank, jobs, scratch / "logs", chosen.timeout)
+        outcome = launch(train_reference, jobs, scratch / "logs", chosen.timeout)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    return mean(median(step.seconds for step in found.steps if not step.warmup) for found in outcome.results)
+    return mean(outcome.results)
 
 
 def _step_rows(folder: Path, operators: list[OperatorTime], step_s: float, world_size: int) -> list[OperatorTime]:
@@ -144,7 +165,10 @@ def _step_rows(folder: Path, operators: list[OperatorTime], step_s: float, world
     costs = CpuCosts(pd.DataFrame([asdict(row) for row in operators]), load_calibration(folder), usable_cores())
     laid_out = step_time(schedules.of(cell, question.target), costs).step_s
     sizes = " ".join(REFERENCE)
-    return [OperatorTime(name, sizes, 0, 0, world_size, seconds) for name, seconds in ((STEP, step_s), (STEP_LAID_OUT, laid_out))]
+    return [
+        OperatorTime(name, sizes, 0, 0, world_size, seconds)
+        for name, seconds in ((STEP, step_s), (STEP_LAID_OUT, laid_out))
+    ]
 
 
 def _now() -> str:
