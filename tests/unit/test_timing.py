@@ -80,6 +80,33 @@ def test_on_a_cpu_the_host_computes_and_waits() -> None:
     assert (made.step_s, made.exposed_s) == (8, 4)
 
 
+def test_a_cpu_has_no_streams_so_that_every_wait_is_the_hosts() -> None:
+    step = [launch(0, 5, 2), wait(0, 2), work(1)]
+    assert lay_out(step, Units()).step_s == 5, "a stream waits while another computes"
+    assert lay_out(step, Units(blocking=True)).step_s == 6
+
+
+def gather(operation: int, seconds: int, unit: str) -> EventRow:
+    return row(
+        "launch", operation=operation, bytes=seconds, unit=unit, stream=1, group="world", collective="all_gather"
+    )
+
+
+def test_what_a_step_leaves_in_flight_travels_during_the_next() -> None:
+    """Of 4 s on the wire the next step's first operator hides 3, and the step waits for the rest."""
+    late = row("order", operator="late", unit="bucket 0")
+    update = [row("order", operator="wait", stream=1, elements=0), gather(7, 4, "bucket 0")]
+    step = [work(3), late, work(2), *update]
+    made = lay_out(step, Units())
+    assert (made.step_s, made.exposed_s) == (6, 1)
+    assert lay_out([work(3), work(2), *update], Units()).step_s == 9, "nobody waits: the step does"
+
+
+def test_a_lane_that_the_step_before_keeps_busy_delays_this_ones_collectives() -> None:
+    step = [launch(0, 2, 1), wait(0), row("order", operator="late", unit="bucket 0"), gather(7, 4, "bucket 0")]
+    assert lay_out(step, Units()).step_s == 6
+
+
 def test_a_declared_engine_reduces_after_its_backward() -> None:
     step = [row("phase", name="backward"), launch(0, 5), work(5), wait(0), row("phase", name="update"), work(1)]
     assert lay_out(step, Units()).step_s == 6

@@ -139,6 +139,7 @@ class EventLog(labels.Observer):
         self._changed_by: dict[int, str] = {}
         self._unlabeled = 0
         self._launched: int | None = None
+        self._unit_of: dict[int | None, str] = {}  # of what has been launched in any step and not been waited for
         self._engine_updates = False
         self._marks = FsdpMarks(ledger.since, self.on_unit)
         self.stream: Callable[[], int] = lambda: 0
@@ -177,6 +178,7 @@ class EventLog(labels.Observer):
             return
         self._launched = labels.current_operation() if operation.collective else self._next_unlabeled()
         unit = self._marks.unit or ("" if operation.unit.startswith(THREAD) else operation.unit)
+        self._unit_of[self._launched] = unit
         self.note(
             LAUNCH, source, operation=self._launched, unit=unit, calls=times, collective=operation.collective or kind,
             group_size=operation.group_size, group=operation.group, wire_bytes=operation.wire_bytes * times,
@@ -238,7 +240,8 @@ class EventLog(labels.Observer):
 
     def on_wait(self, operation: int) -> None:
         """Records that a wait for a collective has returned."""
-        self.note(WAIT, self.ledger.lines.here(), operation=operation, stream=self.stream())
+        unit = self._unit_of.pop(operation, "")
+        self.note(WAIT, self.ledger.lines.here(), operation=operation, unit=unit, stream=self.stream())
 
 
 @contextmanager

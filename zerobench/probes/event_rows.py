@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..records import STATES, EventRow
-from ..records.event_row import BIRTH, FREE, LABEL, LAUNCH, LIVE, MOVE, PHASE, UPDATE, WAIT
+from ..records.event_row import BIRTH, COMPUTE, FREE, LABEL, LATE, LAUNCH, LIVE, MOVE, ORDER, PHASE, UPDATE, WAIT
 from .event_log import ROOT, Happening, StepLog
 from .intervals import ASIDE, Event, IntervalReplay, StorageRecord
 
@@ -42,6 +42,7 @@ class _EventWriter:
         self._phase = ""
         self._index, self._seconds = 0, 0.0
         self._launches: dict[int, dict[str, Any]] = {}
+        self._orders = any(one.kind == COMPUTE for one in log.happenings)
         told = {name for h in log.happenings for name, _ in h.facts.get("by_unit", ())}
         told |= {h.facts.get("unit", "") for h in log.happenings if not h.facts.get("control")}
         self._units = sorted(told - {"", ROOT}, key=len, reverse=True)
@@ -115,8 +116,11 @@ class _EventWriter:
                 facts["operation"] = self._operations.setdefault(facts["operation"], len(self._operations))
                 self._launches[one.facts["operation"]] = {key: facts[key] for key in SAME}
             yield self._row(one.kind, one.at, **common, **facts)
-        elif (same := self._launches.pop(one.facts["operation"], None)) is not None:  # else of an earlier step
+        elif (same := self._launches.pop(one.facts["operation"], None)) is not None:
             yield self._row(WAIT, one.at, **common, **same, stream=one.facts.get("stream", 0))
+        elif self._orders:  # of the step before, which only predictions of time ask for
+            stream, unit = one.facts.get("stream", 0), one.facts.get("unit", "")
+            yield self._row(ORDER, one.at, **common, operator=LATE, unit=unit, stream=stream)
 
     def _updates(self, one: Happening) -> Iterator[EventRow]:
         """Yields an update per unit and tier; of what is in no unit one."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 LIVE, BIRTH, FREE, LABEL = "live", "birth", "free", "label"
 LAUNCH, WAIT, MOVE = "launch", "wait", "move"
+LATE = "late"
+"""Operator of an order: a wait for a collective of the step before, of the unit that it names."""
 MODULE, MODULE_END, UNIT_GATHERED, UNIT_FREED = "module", "module_end", "unit_gathered", "unit_freed"
 UPDATE, PHASE, COMPUTE, ORDER = "update", "phase", "compute", "order"
 
@@ -47,7 +49,8 @@ class EventRow:
     changes); launch, wait (a collective is issued, has been waited for); move (bytes go to another tier); module,
     module_end (a module's forward or backward begins, its forward ends); unit_gathered, unit_freed (a unit's full
     parameters are there, are given back); update (a shard is about to be updated); phase (a phase begins); compute (an
-    operator runs), order (an event is recorded in a stream, a stream waits): in predictions of time alone."""
+    operator runs), order (an event is recorded in a stream, a stream waits, or, late, a collective of the step before
+    has been waited for): in predictions of time alone."""
     micro_batch: int
     """Number of the step's micro-batch, from 0; of the update the last."""
     storage: int | None = None

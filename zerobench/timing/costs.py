@@ -290,13 +290,19 @@ class CpuCosts:
         size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
         line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
         alone, via = line.seconds(int(size)), "seam" if own else "torch"
-        wire = 0.0 if self._link is None else event.wire_bytes / (self._link * TCP) + self._latency
+        sent = event.wire_bytes * (1.0 if own else GLOO_SENDS.get(kind, 1.0))
+        wire = 0.0 if self._link is None else sent / (self._link * TCP) + self._latency
         if self._idle:
             return Transfer(0.0, alone + wire)
         curve = self._curves.get(f"{BESIDE} {via} {kind}")
         beside = alone if curve is None else curve.seconds(int(size))
         return Transfer(beside, wire if self._link is not None else max(0.0, alone - beside))
 
+
+GLOO_SENDS = {"reduce_scatter": 2.0}
+"""torch's collective on gloo -> bytes that it sends over those that it needs: its reduce-scatter is an all-reduce
+(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+"""
 
 TCP = 0.95
 """Fraction of a link's rate that is left by the headers of segments of 1,448 bytes."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..records import EventRow
-from ..records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
+from ..records.event_row import COMPUTE, LATE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from .costs import Costs
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
@@ -85,12 +85,27 @@ class Timeline:
 
 
 def lay_out(events: Sequence[EventRow], costs: Costs, declared: Declared = PLAIN) -> Timeline:
-    """Returns the events of one executed step in time."""
-    return _Layout(costs, declared).run(events)
+    """Returns the events of one executed step in time, in the steady state: collectives that the step before has left
+    in flight travel while this one runs.
+    """
+    first = _Layout(costs, declared)
+    alone = first.run(events)
+    left = first.left_in_flight()
+    return _Layout(costs, declared, left).run(events) if left else alone
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A collective that outlives its step: its lane, and how long it still takes when the next step begins."""
+
+    lane: str
+    seconds: float
 
 
 class _Layout:
-    def __init__(self, costs: Costs, declared: Declared) -> None:
+    """One step. `left`: by unit, what the step before has left in flight; its own is the next step's to wait for."""
+
+    def __init__(self, costs: Costs, declared: Declared, left: dict[str, InFlight] | None = None) -> None:
         self._costs, self._declared = costs, declared
         self._host = 0.0
         self._streams: defaultdict[int, float] = defaultdict(float)
@@ -100,6 +115,12 @@ class _Layout:
         self._unwaited: set[int] = set()
         self._busy: list[tuple[float, float]] = []
         self._late: list[EventRow] = []
+        self._left = left or {}
+        for one in self._left.values():
+            self._lanes[one.lane] = max(self._lanes[one.lane], one.seconds)
+        self._busy += [(0.0, one.seconds) for one in self._left.values()]
+        self._launched: dict[int, tuple[str, str]] = {}  # not waited for yet: unit and lane
+        self._waits_late: set[str] = set()
         self._phase, self._entered = "", 0.0
         self._begun: float | None = None
         self._made = Timeline()
@@ -114,8 +135,18 @@ class _Layout:
                 take[event.kind](event)
             self._made.at.append(self._now() if self._begun is None else self._begun)
         self._leave()
-        self._made.step_s = max(self._now(), *self._lanes.values(), 0.0)
+        stays = {lane for unit, lane in self._launched.values() if unit in self._waits_late}
+        self._made.step_s = max(self._now(), *(end for lane, end in self._lanes.items() if lane not in stays), 0.0)
         return self._made
+
+    def left_in_flight(self) -> dict[str, InFlight]:
+        """Returns, by unit, what the next step waits for."""
+        over = self._made.step_s
+        return {
+            unit: InFlight(lane, self._ends[operation] - over)
+            for operation, (unit, lane) in self._launched.items()
+            if unit in self._waits_late and self._ends[operation] > over
+        }
 
     # -- what the host issues --------------------------------------------------------------------------
 
@@ -152,6 +183,7 @@ class _Layout:
             self._streams[event.stream] = end
         if event.operation is not None:
             self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
+            self._launched[event.operation] = event.unit, lane
             if event.operator == "allreduce_" and not event.unit and not event.stream:
                 self._unwaited.add(event.operation)
         if end > begin:
@@ -162,12 +194,17 @@ class _Layout:
     def _wait(self, event: EventRow) -> None:
         stream = 0 if self._costs.blocking else event.stream
         if event.operation in self._ends and event.operation is not None:
+            self._launched.pop(event.operation, None)
             self._await(stream, self._ends[event.operation])
             if stream == 0:
                 self._unwaited.discard(event.operation)
 
     def _order(self, event: EventRow) -> None:
-        if event.operator == "record":
+        if event.operator == LATE:
+            self._waits_late.add(event.unit)
+            if event.unit in self._left:
+                self._await(0 if self._costs.blocking else event.stream, self._left[event.unit].seconds)
+        elif event.operator == "record":
             self._recorded[event.elements] = self._streams[event.stream]
         elif event.elements in self._recorded:
             self._await(event.stream, self._recorded[event.elements])
