@@ -7,7 +7,7 @@ RUN := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
+.PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
 .PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes step-costs clean
 
 help:
@@ -23,6 +23,8 @@ help:
 	@echo "make pages      the tables of README and docs/ alone"
 	@echo "make notebook   the tutorial notebook, executed: its page in docs/, with the outputs and figures of that run"
 	@echo "make docs       the documents as a site: build/docs/index.html, which opens from the disk"
+	@echo "make results    all that README and the documents show of measured runs, again, in order of prominence"
+	@echo "make experiments  the tables of some experiments again (EXPERIMENTS=\"stages losses\"), then make plots"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
@@ -131,22 +133,33 @@ docs: .venv/documents
 	$(RUN) -m pip check
 	@touch .venv/documents
 
-# The experiments that figures and tables are made of: FIGURES in analysis/common.py.
-reference: setup
-	for name in $$($(RUN) analysis/all.py --experiments); do \
-	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
-	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
-	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \
-	  $(RUN) -m zerobench export $$runs --latest --format markdown --out $$tables/runs.md || exit $$?; \
-	done
-	$(RUN) -m zerobench export results/runs/reference/memory_cap --table searches --format markdown \
-	  --out $(REFERENCE)/memory_cap/searches.md
+# The experiments that figures and tables are made of: FIGURES in analysis/common.py. Some of them: EXPERIMENTS="stages".
+EXPERIMENTS ?= $$($(RUN) analysis/all.py --experiments)
+
+reference: experiments
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
 	for name in buckets tiers offload delayed groups nodes residual; do \
 	  $(RUN) -m zerobench budget record --file results/budgets/$$name.yaml experiment=budget_$$name || exit $$?; \
 	done
 	$(MAKE) plots
+
+experiments: setup
+	for name in $(EXPERIMENTS); do \
+	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
+	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
+	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \
+	  $(RUN) -m zerobench export $$runs --latest --format markdown --out $$tables/runs.md && \
+	  $(RUN) -m tools.docs.engine_code $$tables || exit $$?; \
+	  test $$name != memory_cap || $(RUN) -m zerobench export $$runs --table searches --format markdown \
+	    --out $$tables/searches.md || exit $$?; \
+	done
+
+# All that README and docs/ show of measured runs, in order of prominence. A call that was stopped goes on: finished cells of
+# the same code are taken as they are.
+RESULTS ?= experiments compare step-costs replay plots
+results: setup
+	for part in $(RESULTS); do $(MAKE) $$part || exit $$?; done
 
 # Other sizes: make compare COMPARE=compare COMPARE_TO=/tmp/tried OVERRIDES="model=gpt_tiny measure=quick"
 COMPARE ?= compare compare_50m compare_n4

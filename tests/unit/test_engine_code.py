@@ -1,0 +1,27 @@
+"""Tables on the first pages are those of today's engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.docs import engine_code
+
+REFERENCE = Path(__file__).resolve().parents[2] / "results/reference/cpu"
+
+
+@pytest.mark.parametrize("experiment", engine_code.PROMINENT)
+def test_a_table_on_the_first_pages_is_recorded_by_this_engine(experiment: str) -> None:
+    there = engine_code.recorded_by(REFERENCE / experiment)
+    assert there == engine_code.engine_code(), (
+        f"results/reference/cpu/{experiment} was recorded by an earlier engine; renew it:"
+        f' make experiments plots EXPERIMENTS="{" ".join(engine_code.PROMINENT)}"'
+    )
+
+
+def test_words_are_no_code() -> None:
+    code = 'def f():\n    """Says."""\n    x = 1  # one\n\n    # two\n    return x\n'
+    assert engine_code.code_of(code) == "def f():\n    x = 1  # one\n    return x"
+    assert engine_code.code_of(code.replace("Says", "Tells")) == engine_code.code_of(code)
+    assert engine_code.code_of(code.replace("1", "2")) != engine_code.code_of(code)
