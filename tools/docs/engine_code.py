@@ -1,7 +1,7 @@
 """The digest of the code that figures depend on: the engine, the strategies and the instrument.
 
-A table that README and the first pages show keeps it in a file, CODE, beside its runs. A test compares it with today's, so
-that no such table is older than the engine it speaks of. Comments, docstrings and blank lines do not count.
+A table that README and the first pages show keeps it in a file, CODE, beside its runs. A test compares it with today's,
+so that no such table is older than the engine it speaks of. Comments, docstrings and blank lines do not count.
 
     python -m tools.docs.engine_code results/reference/cpu/stages
 """
