@@ -129,8 +129,12 @@ class GroupShape:
         """Bytes of the quantized form of a unit, beside it until it is gathered."""
         return self.world_size * self.payload(numel) if self.quantizes(self.weight_block, size) else 0
 
-    def reduction_bytes(self, numel: int, size: int) -> tuple[int, ...]:
-        """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes."""
+    def reduction_bytes(self, numel: int, size: int, own: int | None = None) -> tuple[int, ...]:
+        """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes.
+        `own`: elements of the own slice of owned matrices, which know no groups.
+        """
+        if own is not None:
+            return (slots_bytes(numel * size, self.shard_ranks, own * size),)
         inside, outside = self.nodes
         if self.quantizes(self.gradient_block, size):
             (first, second), sums = self._hop_payloads(numel), (4 * numel // inside, 4 * numel // self.world_size)
