@@ -88,6 +88,14 @@ class GroupShape:
         return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
                         if outside > 1 else Moved())  # fmt: skip
 
+    def owned_gather(self, own: int, size: int) -> Moved:
+        """Traffic of the rank that owns `own` elements of a unit of matrices, and sends them to each of the others."""
+        return Moved(self.world_size * own, (self.world_size - 1) * own * size)
+
+    def owned_reduction(self, others: int, size: int) -> Moved:
+        """Traffic of a rank that sends the elements that others own to them."""
+        return Moved(others * self.world_size / (self.world_size - 1), others * size)
+
     def secondary_gather(self, numel: int, size: int) -> Moved:
         """Traffic of an all-gather of secondary shards, within a node."""
         inside, _ = self.nodes

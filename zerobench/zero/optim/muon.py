@@ -41,7 +41,8 @@ class MuonWithAdamW(optim.Optimizer):
         groups = [dict(group) for group in params]
         if not all(isinstance(group.get(OWNED), bool) for group in groups):
             raise ValueError("MuonWithAdamW: each group says owned=True (Muon) or owned=False (AdamW)")
-        super().__init__([PARTS[group[OWNED]]([group]).param_groups[0] for group in groups], {})
+        made = [PARTS[group[OWNED]]([group]).param_groups[0] for group in groups]  # filled in and checked by torch
+        super().__init__(made, {"differentiable": False})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
