@@ -20,21 +20,37 @@ from zerobench.zero.optim.muon import split
 STEPS = 3
 
 
+class Columns(nn.Module):
+    """A matrix with its columns in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(16, 24).t())
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():  # in one order of elements, whatever memory they are in
+            self.weight.copy_(torch.randn(24, 16, device=self.weight.device) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.t()) @ self.weight
+
+
 class Model(nn.Module):
-    """Matrices of several shapes, one of them with its columns in memory, and parameters that are none."""
+    """Matrices of several shapes, and parameters that are none."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(32, 16)
         self.layers = nn.ModuleList([nn.Linear(16, 48), nn.Linear(48, 16), nn.Linear(16, 16, bias=False)])
-        self.columns = nn.Parameter(torch.randn(16, 24).t() / 4)
+        self.columns = Columns()
         self.norm = nn.LayerNorm(16)
         self.head = nn.Linear(16, 32)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         x = x + self.layers[1](torch.tanh(self.layers[0](x)))
-        x = x + torch.tanh(self.layers[2](x)) + (x @ self.columns.t()) @ self.columns
+        x = x + torch.tanh(self.layers[2](x)) + self.columns(x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
@@ -137,6 +153,15 @@ def train_all(rank: int, n: int, cases: list[Case]) -> list[Outcome]:
 
 def in_one_process(n: int, micro_batches: int = 1) -> dict[str, torch.Tensor]:
     """torch.optim.Muon and torch.optim.AdamW, each its own, over the mean gradient of n ranks' batches."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a rank has: sums in a LayerNorm's backward depend on it
+    try:
+        return _in_one_process(n, micro_batches)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _in_one_process(n: int, micro_batches: int) -> dict[str, torch.Tensor]:
     model = model_of()
     (matrices, rest), names = ((one["params"] for one in groups_of(model))), dict(model.named_parameters())
     optimizers = [optim.Muon(matrices, lr=0.02), optim.AdamW(rest, lr=1e-3, fused=True)]

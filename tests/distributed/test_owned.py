@@ -39,9 +39,9 @@ def found(ranks: int) -> dict[Case, list[Outcome]]:
     return dict(zip(CASES, zip(*run_ranks(ranks, owned.train_all, CASES), strict=True), strict=True))
 
 
-def check_equal(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+def check_equal(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], of: object = "") -> None:
     assert mine.keys() == theirs.keys()
-    assert not [name for name in theirs if not torch.equal(mine[name], theirs[name])]
+    assert not [name for name in theirs if not torch.equal(mine[name], theirs[name])], of
 
 
 def test_every_strategy_equals_one_process_to_the_bit(found, ranks: int) -> None:
@@ -51,9 +51,9 @@ def test_every_strategy_equals_one_process_to_the_bit(found, ranks: int) -> None
             if case.kind != "muon" or case.dtype != torch.float32 or case.clip is not None or case.options == LATE:
                 continue
             if case.micro_batches == 1:
-                check_equal(one.state, once)
+                check_equal(one.state, once, case)
             elif case.strategy in ("ddp", "zero1", "megatron"):  # the others sum over the ranks in each micro-batch
-                check_equal(one.state, twice)
+                check_equal(one.state, twice, case)
             else:
                 assert max(float((one.state[k] - twice[k]).abs().max()) for k in twice) < SPREAD
 
@@ -63,9 +63,9 @@ def test_clipped_and_halved_strategies_agree_with_ddp(found) -> None:
         ddp = found[case._replace(strategy="ddp")][0]
         first = found[case._replace(strategy="zero1")][0]
         for one in found[case] if case.strategy != "ddp" else ():
-            check_equal(one.state, first.state)
+            check_equal(one.state, first.state, case)
             if case.clip is None:
-                check_equal(one.state, ddp.state)
+                check_equal(one.state, ddp.state, case)
             assert max(float((one.state[k] - ddp.state[k]).abs().max()) for k in ddp.state) < SPREAD
 
 
@@ -78,7 +78,7 @@ def test_a_matrix_is_orthogonalized_once_a_step_by_one_rank(found, ranks: int) -
 
 
 def test_matrices_have_a_momentum_on_their_owner_and_no_state_of_adamw(found, ranks: int) -> None:
-    names = [f"layers.{i}.weight" for i in range(3)] + ["columns"]
+    names = [f"layers.{i}.weight" for i in range(3)] + ["columns.weight"]
     for case, outcomes in found.items():
         if case.strategy != "ddp" and case.kind == "muon":
             for name in names:
@@ -98,7 +98,7 @@ def test_uneven_and_empty_shards_and_checkpoints_at_another_number_of_ranks(tmp_
     alone, whole = owned.load(0, 1, "zero1", str(tmp_path))
     check_equal(alone, saved)
     check_equal({name: m for _, kept in loaded for name, m in kept.items()}, whole)
-    assert whole["columns"].stride() == (1, 24), "in the order of its memory"
+    assert whole["columns.weight"].stride() == (1, 24), "in the order of its memory"
 
 
 @pytest.mark.thorough
