@@ -163,7 +163,7 @@ def in_one_process(n: int, micro_batches: int = 1) -> dict[str, torch.Tensor]:
 
 def _in_one_process(n: int, micro_batches: int) -> dict[str, torch.Tensor]:
     model = model_of()
-    (matrices, rest), names = ((one["params"] for one in groups_of(model))), dict(model.named_parameters())
+    (matrices, rest), names = (one["params"] for one in groups_of(model)), dict(model.named_parameters())
     optimizers = [optim.Muon(matrices, lr=0.02), optim.AdamW(rest, lr=1e-3, fused=True)]
     for step in range(STEPS):
         means: dict[str, torch.Tensor] = {}

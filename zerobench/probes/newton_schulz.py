@@ -1,4 +1,4 @@
-"""Counts Newton-Schulz orthogonalizations where torch's Muon makes them, whatever strategy runs it: beneath every engine.
+"""Counts Newton-Schulz orthogonalizations where torch's Muon makes them, beneath every engine.
 
 A step orthogonalizes each matrix once, on one rank where matrices are owned and on all where they are replicated; an
 engine that does so in each micro-batch, for another number of matrices, or not at all, has another count.

@@ -372,7 +372,9 @@ def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord
     moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
     memory = [m for record in accounted for m in record.memory]
     kept, lines = most("kept_bytes").kept, most("growth_bytes").lines
-    row.unexplained = unexplained(row, Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines), expected)
+    row.unexplained = unexplained(
+        row, Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines), expected
+    )
 
 
 def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:

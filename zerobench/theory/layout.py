@@ -140,9 +140,7 @@ def lay_out(
     return FlatBuffer(tuple(spans), size, None, world_size, tail)
 
 
-def _lay_out_owned(
-    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int
-) -> FlatBuffer:
+def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int) -> FlatBuffer:
     """Lays matrices in the order of their owners, each in its owner's shard."""
     size, owners = shapes[indices[0]].element_bytes, _owners(tuple(shapes), world_size)
     align = ALIGN_BYTES // size

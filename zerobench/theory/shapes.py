@@ -33,8 +33,7 @@ class ParameterShape:
 
     @property
     def cost(self) -> int:
-        """Multiplications and additions of an iteration of Newton-Schulz: X Xᵀ, its square, and their product with X.
-        """
+        """Multiplications and additions of an iteration of Newton-Schulz: X Xᵀ, its square, the product with X."""
         short, long = sorted(self.matrix or (0, 0))
         return 2 * short * short * (2 * long + short)
 

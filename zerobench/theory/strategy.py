@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .layout import FlatBuffer, buckets_of, by_kind, by_unit, lay_out
-from .shapes import ROOT, ParameterShape, Schedule, bytes_of, trainable
+from .shapes import ROOT, ParameterShape, Schedule, bytes_of
 
 AUTO = "auto"
 

@@ -57,7 +57,18 @@ _STATES = ("optimizer", "gradients")
 OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zero3": (*_STATES, "parameters")}
 """Model states that may leave the device."""
 
-__all__ = ["MODES", "STAGES", "LossScaling", "MuonWithAdamW", "NvmeOffload", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
+__all__ = [
+    "MODES",
+    "STAGES",
+    "LossScaling",
+    "MuonWithAdamW",
+    "NvmeOffload",
+    "Offload",
+    "Options",
+    "Strategy",
+    "Zeropp",
+    "initialize",
+]
 
 
 def initialize(
@@ -71,8 +82,9 @@ def initialize(
 ) -> Strategy:
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
-    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step, or
-    MuonWithAdamW; of others, one whose groups say if their matrices are owned whole (optim/owned.py). The engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
+    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step, MuonWithAdamW,
+    or one whose groups say if their matrices are owned whole (optim/owned.py). The engine swaps its parameters for this
+    rank's shards in place, so schedulers that hold it keep working.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
     `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (options.py).

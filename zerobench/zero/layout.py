@@ -151,9 +151,7 @@ def one_unit(
     return Layout(tuple(pieces), world_size, align, tail)
 
 
-def _owned_unit(
-    numels: Sequence[tuple[int, int]], world_size: int, align: int, tail: int, owners: Owners
-) -> Layout:
+def _owned_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int, tail: int, owners: Owners) -> Layout:
     mine: list[list[tuple[int, int]]] = [[] for _ in range(world_size)]
     for parameter, numel in numels:
         mine[owners[parameter]] += [(parameter, numel)] * (numel > 0)

@@ -144,7 +144,9 @@ def slice_of(full: torch.Tensor, rank: int, ranks: int, sizes: Sizes) -> torch.T
 class OwnersWork:
     """One collective per owner, in flight together. `place`: where the sum of `own` belongs, if elsewhere."""
 
-    def __init__(self, works: list[Waitable], own: torch.Tensor | None = None, place: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, works: list[Waitable], own: torch.Tensor | None = None, place: torch.Tensor | None = None
+    ) -> None:
         self._works, self._own, self._place = works, own, place
 
     def wait(self) -> None:
@@ -212,9 +214,7 @@ class StagedComm(GroupComm):
         with labels.collective("reduce_scatter", unit) as operation:
             return self._launch(self._reductions, carry, stamp, full, place, check, operation)
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         carry = partial(self.gather_into, full, slice_of(full, self.rank, self.size, sizes), group=self.group)
         if sizes is not None:
             carry = partial(broadcast_from_owners, full, sizes, self.group)

@@ -64,9 +64,7 @@ class Comm:
         """Sums `full` over the ranks into the own slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         """Fills every slice of `full` from its owner."""
         return Handle([])
 
@@ -149,9 +147,7 @@ class WrappedComm(Comm):
     ) -> Handle:  # fmt: skip
         return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into, sizes))
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, stamp, sizes))
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:

@@ -113,9 +113,7 @@ class GlooComm(GroupComm):
         with labels.collective("reduce_scatter", unit) as operation:
             return Handle([self._reduce(full, unit, check, into, sizes)], operation=operation)
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         if stamp and self.is_last:
             stamp.write(full)
         with labels.collective("all_gather", unit) as operation:

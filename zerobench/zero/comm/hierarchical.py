@@ -154,9 +154,7 @@ class Hierarchical(WrappedComm):
             lambda: between.reduce_scatter(block, unit, stamp if self._is_end else None, into),
         )
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
             lambda: between.all_gather(block, unit, stamp if self._is_end else None),
@@ -198,9 +196,7 @@ class ShardGroup(WrappedComm):
         )
         return Handle([hop() for hop in hops]) if self.on_streams else self._hops.launch(*hops)
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         return self._shards.all_gather(full, unit, stamp)
 
     def check_stamps(self) -> None:

@@ -60,9 +60,7 @@ class SimulatedGloo(GlooComm):
                 into.copy_(own)
         return Handle([_Held(slots)], operation=operation)
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
             self._send_to_all(Pieces.of(slice_of(full, self.rank, self.size, sizes), GATHER_PIECE_BYTES))
         self._zero_others(full, sizes)

@@ -74,9 +74,7 @@ class ZeroppComm(WrappedComm):
     def new_source(self, sizes: Sizes = None) -> Source:
         return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
 
-    def all_gather(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all of them, its own too, so that all hold equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
             return super().all_gather(full, unit, stamp)

@@ -81,7 +81,9 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
     if flat is not None:
         raise ValueError(f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it")
     if not matrices:
-        raise ValueError(f"it takes every parameter of {type(model).__name__}, and leaves no matrix for Muon; use adamw")
+        raise ValueError(
+            f"it takes every parameter of {type(model).__name__}, and leaves no matrix for Muon; use adamw"
+        )
     return matrices, [p for p in named.values() if p in taken]
 
 

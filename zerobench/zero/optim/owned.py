@@ -2,9 +2,9 @@
 
 [Note: Owned]
 Newton-Schulz, or another function of a whole matrix, needs all of it on one rank. A parameter group says so by
-`owned=True`: each of its matrices then is *owned*, its gradient reduced to its owner alone, who updates it and sends the
-new values to everyone. That is one reduction and one gather per matrix, as long as those of an elementwise optimizer:
-2ψ under stages 1 and 2, 3ψ under stage 3. The owner's states are whole, and nobody else has any.
+`owned=True`: each of its matrices then is *owned*: its gradient is reduced to its owner alone, who updates it and sends
+the new values to all. That is one reduction and one gather per matrix, as long as those of an elementwise optimizer: 2ψ
+under stages 1 and 2, 3ψ under stage 3. The owner's states are whole, and nobody else has any.
 
     owners    of all matrices, the costliest first, each to the rank that has least to compute so far (LPT; Graham 1969)
     segments  of an owned parameter: the parameter, in its own shape, on its owner, and none elsewhere
@@ -21,6 +21,7 @@ from torch import nn, optim
 
 OWNED = "owned"
 """The key of a parameter group."""
+
 
 def says_who_owns(optimizer: optim.Optimizer) -> bool:
     """Returns True where every group says whether its parameters are owned."""
@@ -52,5 +53,7 @@ def owners_of(optimizer: optim.Optimizer, trainable: Iterable[nn.Parameter], ran
     mine = [p for p in trainable if p in held and p.numel()]
     if any(p.dim() != 2 for p in mine):
         shape = next(tuple(p.shape) for p in mine if p.dim() != 2)
-        raise ValueError(f"optimizer: a parameter of shape {shape} is in a group with owned=True, which is for matrices")
+        raise ValueError(
+            f"optimizer: a parameter of shape {shape} is in a group with owned=True, which is for matrices"
+        )
     return dict(zip(mine, assign([cost_of(p.shape) for p in mine], ranks), strict=True))
