@@ -165,8 +165,8 @@ def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
     halves = bool(row.newton_schulz_calls)  # which works in bf16
-    most = HEAP_BYTES_ELSE if halves else HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)
-    most += HEAP_SHARE * (peak or 0)
+    fixed = HEAP_BYTES_ELSE if halves else HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)
+    most = fixed + HEAP_SHARE * (peak or 0)
     if ours and row.data in OWN_DATA and row.heap_bytes is not None and row.heap_bytes > most:
         yield f"not torch's: {row.heap_bytes:,} B of the heap, numpy's or a library's"
 

@@ -22,7 +22,7 @@ class NewtonSchulz:
         self._counted = _muon._zeropower_via_newtonschulz  # torch-private, tested
 
     def __enter__(self) -> Self:
-        _muon._zeropower_via_newtonschulz = self._count
+        _muon._zeropower_via_newtonschulz = self._count  # type: ignore[assignment]
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -26,7 +26,7 @@ nn.Linear.
 """
 
 
-PARTS: dict[bool, type[optim.Optimizer]] = {True: optim.Muon, False: optim.AdamW}
+PARTS: dict[bool, Any] = {True: optim.Muon, False: optim.AdamW}
 """Value of a group's key OWNED -> the optimizer of the group."""
 
 
@@ -92,6 +92,6 @@ def _meant(model: nn.Module, entry: str, named: dict[str, nn.Parameter]) -> list
         return [p for p in named.values() if p.dim() != 2]
     if entry in REST:
         kind = nn.Embedding if entry == "embeddings" else nn.Linear
-        found = [module.weight for module in model.modules() if isinstance(module, kind)]
+        found: list[Any] = [module.weight for module in model.modules() if isinstance(module, kind)]
         return found if entry == "embeddings" else found[-1:]
     return [p for name, p in named.items() if fnmatchcase(name, entry)]
