@@ -182,9 +182,9 @@ def _build(
     seed_everything(config.seed)
     with probe.phase("init"):
         model = place_model(config, device)
-        shapes = shapes_of(model)
+        shapes = shapes_of(model, config.optimizer.owned(model))
         probe.adopt(model)
-        optimizer = config.optimizer.build(model.parameters())
+        optimizer = config.optimizer.build_for(model)
         options = config.precision.engine_options(config)
         options |= combinations.engine_options(config, job.scratch) | initial_options(config, device)
         engine = strategies.wrap(config.strategy.values(), model, optimizer, clips=config.clip is not None, **options)

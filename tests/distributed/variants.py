@@ -15,7 +15,7 @@ from tests.cells import MODELS, cell
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Gpt, Model
 from zerobench.config.schema_memory import CheckpointActivations, FusedBuffers
-from zerobench.config.schema_training import AdamW, Bf16, Fp16, Fp32, Rprop
+from zerobench.config.schema_training import AdamW, Bf16, Fp16, Fp32, Muon, Rprop
 from zerobench.launch.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.worker import RankJob, RankRecord, run_rank
@@ -112,6 +112,11 @@ VARIANTS: dict[str, Variant] = {
     # optimizers that are not fused go in tiles
     "zero2 rprop": _of("zero2", lambda n: 2 + 14 / n, 2, precision=SMALL_TILE, optimizer=Rprop()),
     "zero1 foreach": _of("zero1", lambda n: 8 + 8 / n, 2, optimizer=AdamW(implementation="foreach")),
+    # matrices that one rank owns: as many elements on the wire, and 4 bytes a parameter less than Adam keeps
+    "zero1 muon": _of("zero1", None, 2, optimizer=Muon()),
+    "zero2 muon": _of("zero2", None, 2, optimizer=Muon(), precision=SMALL_TILE, strategy=LATE, accumulation=2),
+    "zero3 muon": _of("zero3", optimizer=Muon()),
+    "megatron muon": _of("megatron", None, 2, optimizer=Muon(), precision=Bf16()),
     # frozen parts, modules called twice
     "zero1 frozen": _of("zero1", model="half_frozen", bucket_bytes=4096),
     "zero3 frozen": _of("zero3", model="half_frozen", accumulation=2),

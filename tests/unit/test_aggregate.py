@@ -107,7 +107,7 @@ def test_bytes_on_the_wire_are_the_mean_over_the_ranks_and_payload_that_of_the_r
     one.psi = 100
     _join_traffic(one, [sent(0, 400), sent(1, 800)], steps=2)
     assert (one.payload_bytes, one.wire_bytes, one.control_bytes) == (800, 300, 400)
-    assert one.volume_psi == one.volume_reduce_scatter_psi == 2.0
+    assert one.volume_psi == one.volume_reduce_scatter_psi == 1.5, "the mean, as matrices may have uneven owners"
 
 
 @pytest.mark.parametrize(

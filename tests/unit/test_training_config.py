@@ -18,7 +18,7 @@ from zerobench.zero.optim.segments import ELEMENTWISE
 from zerobench.zero.precision import LossScaling
 
 VARIANTS: list[schema_training.Optimizer] = [
-    *(schema() for schema in schema_training.OPTIMIZERS.values()),
+    *(schema() for name, schema in schema_training.OPTIMIZERS.items() if name != "muon"),
     schema_training.Sgd(momentum=0.9),
     schema_training.Sgd(momentum=0.9, nesterov=True),
     schema_training.Adam(amsgrad=True),

@@ -15,6 +15,7 @@ from ..zero.activations.policies import ActivationPolicy
 from ..zero.modules.wrapping import blocks
 from .cell import CellConfig
 from .schema_memory import Activation
+from .schema_training import Optimizer
 
 
 def validate(cell: CellConfig) -> list[str]:
@@ -66,6 +67,22 @@ def problems_of_units(cell: CellConfig) -> list[str]:
         return []
     words = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
     return [f"activation={cell.activation.name}: {words}, or use activation=none"]
+
+
+def problems_of_parameters(cell: CellConfig) -> list[str]:
+    """Returns a sentence where an optimizer cannot take the model's parameters, as its own list divides them."""
+    if type(cell.optimizer).owned is Optimizer.owned:
+        return []
+    try:
+        with torch.device("meta"):
+            model = models.build(cell.model.kind, cell.model_options)
+    except Exception:  # as above
+        return []
+    try:
+        cell.optimizer.owned(model)
+    except ValueError as error:
+        return [f"optimizer.adamw={list(getattr(cell.optimizer, 'adamw', ()))}: {error}"]
+    return []
 
 
 def resolved(cell: CellConfig) -> CellConfig:

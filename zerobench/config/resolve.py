@@ -50,7 +50,8 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
     cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
-    return Cell(cell, tuple(problems or combinations.problems_of_units(cell)))
+    built = combinations.problems_of_units, combinations.problems_of_parameters
+    return Cell(cell, tuple(problems or [one for check in built for one in check(cell)]))
 
 
 def _problems_of_words(draft: Config) -> list[str]:

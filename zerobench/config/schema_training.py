@@ -1,13 +1,13 @@
-"""How a model is trained: torch.optim's elementwise optimizers, precisions, and words that options may be.
+"""How a model is trained: torch.optim's elementwise optimizers and Muon, precisions, and words that options may be.
 
-Elementwise: the update of an element depends on that element alone, so that a shard can be updated apart. Defaults
-that are not torch's suit a small GPT.
+Elementwise: the update of an element depends on that element alone, so that a shard can be updated apart. Muon's
+matrices are owned whole by one rank each (zero/optim/owned.py). Defaults that are not torch's suit a small GPT.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from omegaconf import MISSING
 from torch import nn, optim
 
 from ..sections import Key, known
-from ..strategies import spec_of, specs
+from ..strategies import names_with, spec_of, specs
 from ..theory.shapes import OptimizerShape, PrecisionShape
+from ..zero.optim.muon import REST, MuonWithAdamW, split
+from ..zero.optim.owned import OWNED
 from ..zero.options import TILE_BYTES
 from ..zero.precision import DTYPES, LossScaling
 from .axis import Axis
@@ -62,6 +64,7 @@ KINDS: dict[str, Kind] = {
     "rmsprop": Kind(optim.RMSprop, lambda chosen: 1 + chosen.centered + (chosen.momentum > 0), 1),
     "rprop": Kind(optim.Rprop, lambda _: 2, 1),
     "asgd": Kind(optim.ASGD, lambda _: 1, 3),
+    "muon": Kind(optim.AdamW, lambda _: 2, 1, fused=True),  # its part that is AdamW
 }
 
 
@@ -105,6 +108,14 @@ class Optimizer(Axis):
         options = {key: value for key, value in section.items() if key not in ("name", "implementation", *parts)}
         options |= {pair: (section[low], section[high]) for pair, (low, high) in PAIRS.items() if low in section}
         return KINDS[self.name].make(parameters, **options, **IMPLEMENTATIONS[self.implementation])
+
+    def build_for(self, model: nn.Module) -> optim.Optimizer:
+        """Returns the optimizer of a model."""
+        return self.build(model.parameters())
+
+    def owned(self, model: nn.Module) -> Collection[nn.Parameter]:
+        """Returns the parameters of which the update needs the whole."""
+        return ()
 
     def theory_shape(self) -> OptimizerShape:
         return OptimizerShape(self.states, KINDS[self.name].counts, self.implementation == "fused")
@@ -291,9 +302,63 @@ class Asgd(Decaying):
     t0: float = Key("after which ASGD averages weights", unit="steps", limits=(1, 1e12))(1e6)
 
 
+@dataclass
+class Muon(Betas):
+    """torch.optim.Muon for hidden matrices, AdamW for what `adamw` lists: words and names of parameters. Momentum is a
+    matrix's only tensor of states. `lr` is Muon's; `beta1`, `beta2`, `eps`, `implementation` are AdamW's.
+    """
+
+    name: str = "muon"
+    lr: float = LR(0.02)
+    adamw: list[str] = Key(
+        "what AdamW takes; Muon has the other matrices",
+        rule="a list of `not_2d`, `embeddings`, `head` and names of parameters, `*` standing for any part",
+    ).made(lambda: [*REST])  # fmt: skip
+    adamw_lr: float = Key("AdamW's learning rate", limits=(0, 1e6))(3e-4)
+    momentum: float = Key("Muon's momentum", limits=(0, 1))(0.95)
+    nesterov: bool = Key("Nesterov's momentum")(True)
+    ns_steps: int = Key("Newton-Schulz iterations of an update", unit="iterations", limits=(1, 99))(5)
+    adjust_lr: str = Key(
+        "factor of a matrix's learning rate: original, by its shape, or match_rms_adamw, to use AdamW's",
+        words=("original", "match_rms_adamw"),
+    )("original")
+
+    def build_for(self, model: nn.Module) -> optim.Optimizer:
+        matrices, rest = split(model, self.adamw)
+        muon = {"lr": self.lr, "momentum": self.momentum, "nesterov": self.nesterov, "ns_steps": self.ns_steps}
+        adamw = {"lr": self.adamw_lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, OWNED: True, "adjust_lr_fn": self.adjust_lr, **muon},
+            {"params": rest, OWNED: False, **adamw, **IMPLEMENTATIONS[self.implementation]},
+        ]
+        return MuonWithAdamW([{**one, "weight_decay": self.weight_decay} for one in groups if one["params"]])
+
+    def owned(self, model: nn.Module) -> Collection[nn.Parameter]:
+        return set(split(model, self.adamw)[0])
+
+    def theory_shape(self) -> OptimizerShape:
+        return OptimizerShape(self.states, KINDS[self.name].counts, fused=False, owned=OptimizerShape(1, 0))
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns sentences on what does not go with matrices that one rank owns."""
+        spec, offload = spec_of(cell.strategy.name), cell.offload
+        if not spec.composes.owned:
+            words = f"strategy={spec.name} cuts its matrices, which Muon needs whole"
+            return [f"optimizer=muon: {words}; use one of {', '.join(names_with('owned'))}"]
+        refused = {
+            "node_size": cell.node_size, "shard_group": cell.shard_group,
+            "zeropp": None if cell.zeropp.name == "none" else cell.zeropp.name,
+            "offload": "nvme" if offload.name == "nvme" else None,
+            "offload.fraction": part if (part := getattr(offload, "fraction", 1.0)) < 1 else None,
+        }  # fmt: skip
+        named = [f"{key}={value}" for key, value in refused.items() if value is not None]
+        words = "Muon's matrices are owned whole by one rank each, in the memory of one tier; leave it out"
+        return [f"{one}: {words}, or use optimizer=adamw" for one in named]
+
+
 OPTIMIZERS: dict[str, type] = {
     "sgd": Sgd, "adam": Adam, "adamw": AdamW, "adamax": Adamax, "nadam": NAdam, "radam": RAdam, "adagrad": Adagrad,
-    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd,
+    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd, "muon": Muon,
 }  # fmt: skip
 
 

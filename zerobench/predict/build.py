@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ def facts_of(config: CellConfig) -> ModelFacts:
     leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}
     weighted = frozenset(name for name, one in leaves.items() if [*one.parameters(recurse=False)])
     units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
-    return ModelFacts(tuple(shapes_of(model)), weighted, units)
+    return ModelFacts(tuple(shapes_of(model, config.optimizer.owned(model))), weighted, units)
 
 
 def facts_if_any(config: CellConfig) -> ModelFacts | None:
@@ -85,8 +86,10 @@ def schedule_options(config: CellConfig) -> dict[str, Any]:
     return {"recomputes": config.recomputes, "arena": config.arena}
 
 
-def shapes_of(model: nn.Module) -> list[ParameterShape]:
-    """Returns theory's view of a model: its unique parameters in order, and their stage 3 units."""
+def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = ()) -> list[ParameterShape]:
+    """Returns theory's view of a model: its unique parameters in order, and their stage 3 units. `owned`: matrices that
+    the optimizer needs whole.
+    """
     units = unit_of_parameters(model, default_units(model))
     uses: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -98,6 +101,8 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
         if weight is not None and bias is not None:
             beside |= {weight: numbers[bias], bias: numbers[weight]}
     of_root: dict[nn.Parameter, dict[str, Any]] = {p: {"reads": (), "pinned": False} for p in numbers}
+    for p in owned:
+        of_root[p]["matrix"] = tuple(p.shape)
     for owner, p in owners(model, {p for p, unit in units.items() if unit == ROOT}):
         of_root[p]["reads"] += (is_read_in_backward(owner),)
         of_root[p]["pinned"] |= is_read_anywhere(model, owner)

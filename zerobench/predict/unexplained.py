@@ -48,7 +48,7 @@ OWN_DATA = ("text", "synthetic")
 
 @dataclass(frozen=True)
 class Accounted:
-    """The accounted pass: `memory` of all ranks, `traffic` of the rank with most, over `steps`. `kept`: the largest
+    """The accounted pass: `memory` and `traffic` of all ranks, this over `steps` of all. `kept`: the largest
     storage of kept_bytes, in words; `lines`: of the rank with most of growth_bytes.
     """
 
@@ -164,7 +164,9 @@ def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
     ours, peak = row.predicted_states_bytes is not None, row.allocator_peak_bytes
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
-    most = HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE) + HEAP_SHARE * (peak or 0)
+    halves = bool(row.newton_schulz_calls)  # which works in bf16
+    fixed = HEAP_BYTES_ELSE if halves else HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)
+    most = fixed + HEAP_SHARE * (peak or 0)
     if ours and row.data in OWN_DATA and row.heap_bytes is not None and row.heap_bytes > most:
         yield f"not torch's: {row.heap_bytes:,} B of the heap, numpy's or a library's"
 

@@ -28,6 +28,7 @@ from .labeling import contains_others, label_parts
 from .ledger import Ledger
 from .malloc_heap import HeapGrowth
 from .model_listener import ModelListener
+from .newton_schulz import NewtonSchulz
 from .operator_stream import OperatorStream
 from .outside_dispatch import backends_watched, threads_relayed
 from .probe import PassRecords, Probe
@@ -66,6 +67,7 @@ class AccountedPass(Probe):
         self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
         self._grown: list[tuple[int, StorageRecord, str]] = []
         self._heap = HeapGrowth()
+        self._orthogonalized = NewtonSchulz()
         self.kept = ""
         """The largest storage that survived a measured step and should not have, in words."""
         self._stack = ExitStack()
@@ -81,6 +83,7 @@ class AccountedPass(Probe):
         self._stack.enter_context(threads_relayed((self.meter, self.ledger)))
         self._stack.enter_context(backends_watched(self._note_raw))
         self._stack.enter_context(self._model)
+        self._stack.enter_context(self._orthogonalized)
         if self.log is not None:
             self._stack.enter_context(listening(self.log, self.meter))
         if self._profiled is not None:
@@ -131,6 +134,7 @@ class AccountedPass(Probe):
         self.ledger.begin()
         self.allocator.begin()
         self.meter.operations.clear()
+        self._orthogonalized.begin()
         self.enter_phase("data")
         with self._profiled.step() if self._profiled is not None and measured else nullcontext():
             yield
@@ -139,6 +143,8 @@ class AccountedPass(Probe):
             self.allocator.end("step")
             self._take_kept()
             self._take_growth()
+            for name, one in (("newton_schulz_calls", "calls"), ("newton_schulz_flops", "flops")):
+                self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, one)
             counts: Counter[Operation] = Counter()
             for operation, times in self.meter.operations:
                 counts[operation] += times * is_of_step(operation)

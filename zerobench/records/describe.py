@@ -39,6 +39,7 @@ UNITS = {
     "others_cores": "cores", "instant": "number", "index": "number",
     "storage": "number", "operation": "number", "stream": "number", "flops": "FLOP",
     "seed": "number", "storages": "storages", "schema_version": "number",
+    "newton_schulz_matrices": "matrices", "newton_schulz_calls": "calls", "newton_schulz_balance": "factor",
 }  # fmt: skip
 """Numeric columns whose names do not end in their unit."""
 

@@ -258,7 +258,8 @@ class RunTraffic(RunAllocator):
     """Volumes in elements over ψ, by the paper's convention; bytes by operator, by formula and as they were sent."""
 
     volume_psi: float | None = None
-    """Elements moved in one step over ψ, by the paper's convention (an all-reduce 2), control traffic apart."""
+    """Elements moved in one step over ψ, by the paper's convention (an all-reduce 2), mean over the ranks, control
+    traffic apart."""
     predicted_volume_psi: float | None = None
     """volume_psi as the theory has it."""
     volume_all_reduce_psi: float | None = None
@@ -293,6 +294,15 @@ class RunTraffic(RunAllocator):
     predicted_loopback_bytes: int | None = None
     """Bytes that gloo sends for the operators that were seen, control traffic included, headers apart: wire_bytes, but
     for a reduce-scatter, which it carries as an all-reduce and so sends twice."""
+    newton_schulz_matrices: int | None = None
+    """Matrices that Muon takes; None with another optimizer, as in the next columns."""
+    newton_schulz_calls: float | None = None
+    """Orthogonalizations of one step, counted on all ranks together: as many as matrices where one rank owns each, N
+    times as many where all ranks have all."""
+    newton_schulz_flops: int | None = None
+    """Multiplications and additions of these, counted on all ranks together."""
+    newton_schulz_balance: float | None = None
+    """The rank that has most of these over the mean of the ranks: 1 where all have as much."""
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None

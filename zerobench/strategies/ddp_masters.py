@@ -20,6 +20,7 @@ from torch import nn, optim
 
 from ..zero import labels
 from ..zero.layout import MemoryOrder, Segment
+from ..zero.optim.owned import owners_of
 from ..zero.optim.segments import swap_parameters
 from ..zero.optim.step_by_tiles import update_tiles
 from ..zero.options import TILE_BYTES
@@ -33,8 +34,11 @@ ALIGN = 16
 class ParameterShare(Share):
     """Elements [start, stop) of a parameter's master; their gradient is DDP's."""
 
-    def __init__(self, parameter: nn.Parameter, order: MemoryOrder, master: torch.Tensor, segment: Segment) -> None:
-        super().__init__(master[segment.start : segment.stop])
+    def __init__(
+        self, parameter: nn.Parameter, order: MemoryOrder, master: torch.Tensor, segment: Segment,
+        is_whole: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(order.view(master) if is_whole else master[segment.start : segment.stop])
         self.parameter = parameter
         self.order = order
         self.segment = segment
@@ -59,14 +63,22 @@ class MasterDdpEngine(DdpEngine):
         named = {p: name for name, p in module.named_parameters()}
         self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
         most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
-        shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
+        owned = owners_of(optimizer, self._parameters, 1)
+        shares = [
+            share for i, p in enumerate(self._parameters) for share in self._shares_of(i, None if p in owned else most)
+        ]
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
         swap_parameters(optimizer.param_groups, optimizer.state, index, segments, self._orders)
         self._tiles = tiles_of(shares, most)
 
-    def _shares_of(self, i: int, most: int) -> Iterator[ParameterShare]:
+    def _shares_of(self, i: int, most: int | None) -> Iterator[ParameterShare]:
+        """A parameter's shares; None: it stays whole, in its own shape."""
         parameter, master = self._parameters[i], self._masters[i]
+        if most is None:
+            segment = Segment(i, 0, master.numel(), 0)
+            yield ParameterShare(parameter, self._orders[parameter], master, segment, is_whole=True)
+            return
         for start in range(0, master.numel(), most):
             stop = min(start + most, master.numel())
             yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))

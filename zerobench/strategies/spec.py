@@ -49,6 +49,8 @@ class Composition:
     clip: bool = True
     gradient_dtypes: bool = False
     """Gradients in another dtype than the model's, on a rank or on the wire."""
+    owned: bool = False
+    """Optimizers that need whole matrices, which one rank each owns: Muon."""
     simulated: bool = False
     """One rank alone, in a process group that sends nothing."""
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 STAGE = Composition(
     offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True,
-    gradient_dtypes=True,
+    gradient_dtypes=True, owned=True,
 )  # fmt: skip
 STAGE3 = Composition(
     offload=("optimizer", "gradients", "parameters"), groups=True, zeropp=True, fused_buffers=True, arena=True,
-    simulated=True, gradient_dtypes=True,
+    simulated=True, gradient_dtypes=True, owned=True,
 )  # fmt: skip
 DEEPSPEED = "it is the extra `peers`: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
-SIMULATED = Composition(simulated=True)
+SIMULATED = Composition(simulated=True, owned=True)
 
 
 def _ddp(model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, tile_bytes: int,
@@ -76,7 +76,7 @@ for _name, _options, _theory, _label, _look, _composes in (
 register_strategy(
     "megatron", _stage("megatron"), options=options.Megatron, theory=theory.MEGATRON, label="Megatron",
     look=Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1))),
-    composes=Composition(simulated=True, gradient_dtypes=True), half="masters",
+    composes=Composition(simulated=True, gradient_dtypes=True, owned=True), half="masters",
     precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None}, settles_after=1,
 )  # fmt: skip
 register_strategy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from ..records import BETWEEN, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS, Memo
 from ..sections import known
 from ..strategies import predicts, shape_of
 from ..theory.closed_forms import floor_bytes, to_json
+from ..theory.groups import Moved
 from ..theory.replay.states import predict_states
-from ..theory.replay.traffic import predict_control, predict_parts, predict_traffic
+from ..theory.replay.traffic import predict_control, predict_parts
 from ..theory.shapes import Schedule
 from ..theory.strategy import settle
 
@@ -86,6 +87,7 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
         sizes = (record.process_memory.get(name) for record in accounted)
         setattr(row, name, max((size for size in sizes if size is not None), default=None))
     _join_traffic(row, accounted, config.measure.steps)
+    _join_newton_schulz(row, accounted, config.measure.steps)
     if config.backend == SIMULATED and predicts(config.strategy.values()):
         join_others(row, config, accounted[0].schedule, accounted[0].rank)
     join_transport(row, accounted, config.measure.steps)
@@ -144,7 +146,7 @@ def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[R
 
 
 def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills columns per step; payload and volume are of the rank with most, wire bytes are the mean over the ranks."""
+    """Fills columns per step; payload is of the rank with most, volume and wire bytes are means over the ranks."""
 
     def per_step(traffic: list[TrafficRow], value: str) -> float:
         total: float = sum(getattr(t, value) for t in traffic)
@@ -164,11 +166,23 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
     )
     row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))
     if row.psi:
-        most = max(data, key=lambda traffic: per_step(traffic, "volume_elements"))
-        row.volume_psi = per_step(most, "volume_elements") / row.psi
+        row.volume_psi = fmean(per_step(traffic, "volume_elements") for traffic in data) / row.psi
         for name in COLLECTIVES:
-            part = [t for t in most if t.kind == name]
-            setattr(row, f"volume_{name}_psi", per_step(part, "volume_elements") / row.psi)
+            parts = [[t for t in traffic if t.kind == name] for traffic in data]
+            setattr(row, f"volume_{name}_psi", fmean(per_step(part, "volume_elements") for part in parts) / row.psi)
+
+
+def _join_newton_schulz(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
+    """Fills what Muon computes in a step; None of other optimizers."""
+    matrices = sum(shape.matrix is not None for shape in accounted[0].schedule.shapes)
+    calls, flops = (
+        [record.process_memory.get(f"newton_schulz_{name}") or 0 for record in accounted] for name in ("calls", "flops")
+    )
+    if matrices or any(calls):
+        row.newton_schulz_matrices, row.newton_schulz_calls = matrices, sum(calls) / steps
+        row.newton_schulz_flops = round(sum(flops) / steps)
+        all_ranks = row.backend != SIMULATED and any(flops)
+        row.newton_schulz_balance = max(flops) * len(flops) / sum(flops) if all_ranks else None
 
 
 def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None:
@@ -304,8 +318,11 @@ def join_theory(
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
     row.formulas = to_json(formulas_of(config, schedule, prediction))
+    parts: dict[str, Moved] = {}
     if row.psi:
-        moved = predict_traffic(strategy, schedule, row.world_size, groups, shapes[1])
+        alone = record.rank if (row.backend, row.device) == (SIMULATED, "cpu") else None
+        parts = predict_parts(strategy, schedule, row.world_size, groups, shapes[1], alone)
+        moved = sum(parts.values(), Moved())
         row.predicted_volume_psi = moved.volume / row.psi
         row.predicted_wire_bytes = round(moved.within + moved.between)
         if config.node_size is not None:
@@ -325,7 +342,7 @@ def join_theory(
             m.predicted_bytes = prediction.of_category(m.category, m.tier)
         if (m.phase, m.tier, m.category) == ("step", "device", "activations"):
             m.predicted_bytes = record.own_activation_bytes
-    return Expected(prediction, predict_parts(strategy, schedule, row.world_size, groups, shapes[1]))
+    return Expected(prediction, parts)
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
@@ -347,16 +364,17 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
 
 
 def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord], expected: Expected) -> None:
-    """Fills `unexplained`, for traffic of the rank with most, as the volume is, and for memory of all ranks."""
+    """Fills `unexplained`, for the mean traffic of the ranks, as the volume is, and for memory of all ranks."""
 
     def most(name: str) -> RankRecord:
         return max(accounted, key=lambda record: record.process_memory.get(name) or 0)
 
-    moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
-    busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
+    moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
     memory = [m for record in accounted for m in record.memory]
     kept, lines = most("kept_bytes").kept, most("growth_bytes").lines
-    row.unexplained = unexplained(row, Accounted(memory, busiest, config.measure.steps, kept, lines), expected)
+    row.unexplained = unexplained(
+        row, Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines), expected
+    )
 
 
 def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:

@@ -47,6 +47,7 @@ from .shapes import (
     gradient_bytes,
     is_half,
     master_bytes,
+    optimizer_of,
     wire_bytes,
 )
 from .strategy import StrategyShape, buffers_of, gathers_of, settle
@@ -151,7 +152,9 @@ def states_of(
         State("parameters", "P", parameters, n if theory.parameters else None, 1.0 - tiers.parameters, frozen),
         State("gradients", "G", gradients, reduced, 1 - tiers.fraction * tiers.gradients),
         State("master", "O", masters, updated, kept),
-        State("optimizer", "O", optimizer.states * sum(map(master_bytes, trained)), updated, kept),
+        State(
+            "optimizer", "O", sum(optimizer_of(optimizer, s).states * master_bytes(s) for s in trained), updated, kept
+        ),
         # cast to fp32 all at once, not tile by tile
         State("gradients", "O", cast if precision.tile_bytes is None else 0, updated),
     )

@@ -88,6 +88,14 @@ class GroupShape:
         return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
                         if outside > 1 else Moved())  # fmt: skip
 
+    def owned_gather(self, own: int, size: int) -> Moved:
+        """Traffic of the rank that owns `own` elements of a unit of matrices, and sends them to each of the others."""
+        return Moved(self.world_size * own, (self.world_size - 1) * own * size)
+
+    def owned_reduction(self, others: int, size: int) -> Moved:
+        """Traffic of a rank that sends the elements that others own to them."""
+        return Moved(others * self.world_size / (self.world_size - 1), others * size)
+
     def secondary_gather(self, numel: int, size: int) -> Moved:
         """Traffic of an all-gather of secondary shards, within a node."""
         inside, _ = self.nodes
@@ -129,8 +137,12 @@ class GroupShape:
         """Bytes of the quantized form of a unit, beside it until it is gathered."""
         return self.world_size * self.payload(numel) if self.quantizes(self.weight_block, size) else 0
 
-    def reduction_bytes(self, numel: int, size: int) -> tuple[int, ...]:
-        """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes."""
+    def reduction_bytes(self, numel: int, size: int, own: int | None = None) -> tuple[int, ...]:
+        """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes.
+        `own`: elements of the own slice of owned matrices, which know no groups.
+        """
+        if own is not None:
+            return (slots_bytes(numel * size, self.shard_ranks, own * size),)
         inside, outside = self.nodes
         if self.quantizes(self.gradient_block, size):
             (first, second), sums = self._hop_payloads(numel), (4 * numel // inside, 4 * numel // self.world_size)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from .shapes import ROOT, ParameterShape
+from .shapes import ROOT, ParameterShape, owners_of, trainable
 
 ALIGN_BYTES = 64
 PIECE_BYTES, SLOTS = 2**20, 2
@@ -40,6 +40,8 @@ class FlatBuffer:
     """None: the whole buffer is one unit."""
     world_size: int
     tail: int = 0
+    sizes: tuple[int, ...] | None = None
+    """Elements of each rank's shard of owned matrices, which are one unit; None: all ranks have as many."""
 
     @property
     def end(self) -> int:
@@ -49,9 +51,22 @@ class FlatBuffer:
     @cached_property
     def units(self) -> list[tuple[int, int]]:
         """(start, padded elements) of each unit."""
+        if self.sizes is not None:
+            return [(0, sum(self.sizes))]
         step = self.world_size * ALIGN_BYTES // self.element_bytes
         size = self.unit_numel or _up(self.end, step)
         return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
+
+    def bounds(self, rank: int, numel: int) -> tuple[int, int]:
+        """[start, stop) of `rank`'s shard of a unit of `numel` padded elements."""
+        if self.sizes is not None:
+            start = sum(self.sizes[:rank])
+            return start, start + self.sizes[rank]
+        return rank * numel // self.world_size, (rank + 1) * numel // self.world_size
+
+    def shard_numel(self, rank: int) -> int:
+        """Elements of `rank`'s shards of all units."""
+        return sum(stop - start for _, numel in self.units for start, stop in (self.bounds(rank, numel),))
 
     @property
     def numel(self) -> int:
@@ -96,11 +111,10 @@ def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, i
     """Segments of a pattern, as FlatBuffer.held returns them."""
     found = []
     for number, (start, numel) in enumerate(pattern.units):
-        low = start + rank * numel // pattern.world_size
-        high = low + numel // pattern.world_size
+        low, high = (start + bound for bound in pattern.bounds(rank, numel))
         for span in pattern.spans:
             common = min(high, span.stop) - max(low, span.start)
-            step = most or max(1, common)
+            step = max(1, common) if most is None or pattern.sizes is not None else most
             first = max(low, span.start) - low
             found += [
                 (span.parameter, number, first + done, min(step, common - done), high - low)
@@ -115,6 +129,8 @@ def lay_out(
     """Lays the parameters `indices`, all of one element size, end to end: one unit."""
     size = shapes[indices[0]].element_bytes if indices else 4
     align = ALIGN_BYTES // size
+    if indices and shapes[indices[0]].matrix is not None:
+        return _lay_out_owned(shapes, indices, world_size, tail)
     spans, end = [], 0
     for i in indices:
         if shapes[i].numel:
@@ -122,6 +138,34 @@ def lay_out(
             end = start + shapes[i].numel
             spans.append(ParameterSpan(i, start, end))
     return FlatBuffer(tuple(spans), size, None, world_size, tail)
+
+
+def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int) -> FlatBuffer:
+    """Lays matrices in the order of their owners, each in its owner's shard."""
+    size, owners = shapes[indices[0]].element_bytes, _owners(tuple(shapes), world_size)
+    align = ALIGN_BYTES // size
+    spans, sizes, end = [], [], 0
+    mine: dict[int, list[int]] = {}
+    for i in indices:
+        mine.setdefault(owners[i], []).append(i)
+    for rank in range(world_size):
+        start = end
+        for i in mine.get(rank, []):
+            spans.append(ParameterSpan(i, end, end + shapes[i].numel))
+            end = _up(end + shapes[i].numel, align)
+        end = _up(end + tail * (rank == world_size - 1), align)
+        sizes.append(end - start)
+    return FlatBuffer(tuple(spans), size, None, world_size, tail, tuple(sizes))
+
+
+_owners = lru_cache(maxsize=16)(owners_of)
+
+
+def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
+    """Returns the buckets of all kinds in the order in which they are sent, that of the last gradient of each."""
+    kinds = by_kind(shapes, trainable(shapes)[::-1])
+    buffers = [one for kind in kinds for one in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]
+    return sorted(buffers, key=lambda one: -min(span.parameter for span in one.spans))
 
 
 def lay_out_buckets(
@@ -144,7 +188,9 @@ def lay_out_buckets(
         if numel > most or filled + numel > most:
             close()
             group, filled = [], 0
-        if numel > most:
+        if numel > most and shapes[i].matrix is not None:
+            buffers.append(lay_out(shapes, [i], world_size, tail=0))
+        elif numel > most:
             step = _up(-(-numel // -(-numel // most)), world_size * align)
             buffers.append(FlatBuffer((ParameterSpan(i, 0, numel),), size, step, world_size))
         elif numel:
@@ -154,18 +200,21 @@ def lay_out_buckets(
     return buffers
 
 
-def slots_bytes(padded_bytes: int, world_size: int) -> int:
-    """Returns the bytes that a reduction receives into: SLOTS pieces of a slice at most (zero/comm/gloo.py)."""
-    part = padded_bytes // world_size
+def slots_bytes(padded_bytes: int, world_size: int, own_bytes: int | None = None) -> int:
+    """Returns the bytes that a reduction receives into: SLOTS pieces of a slice at most (zero/comm/gloo.py).
+    `own_bytes`: of the own slice, if slices differ.
+    """
+    part = padded_bytes // world_size if own_bytes is None else own_bytes
     pieces = -(-part // PIECE_BYTES) * (world_size - 1)
     return min(SLOTS, pieces) * min(PIECE_BYTES, part)
 
 
 def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[list[int]]:
-    """Splits `indices` by (trainable, element size), in order."""
-    kinds: dict[tuple[bool, int], list[int]] = {}
+    """Splits `indices` by (trainable, element size, owned?), in order."""
+    kinds: dict[tuple[bool, int, bool], list[int]] = {}
     for i in indices:
-        kinds.setdefault((shapes[i].trainable, shapes[i].element_bytes), []).append(i)
+        owned = shapes[i].matrix is not None
+        kinds.setdefault((shapes[i].trainable, shapes[i].element_bytes, owned), []).append(i)
     return list(kinds.values())
 
 

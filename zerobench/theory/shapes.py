@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 ROOT = ""
 """The ZeRO-3 unit of parameters in no module group."""
@@ -27,17 +28,26 @@ class ParameterShape:
     beside: int | None = None
     reads: tuple[bool, ...] = ()
     pinned: bool = False
+    matrix: tuple[int, int] | None = None
+    """Rows and columns, if the optimizer needs the matrix whole: one rank owns it."""
+
+    @property
+    def cost(self) -> int:
+        """Multiplications and additions of an iteration of Newton-Schulz: X Xᵀ, its square, the product with X."""
+        short, long = sorted(self.matrix or (0, 0))
+        return 2 * short * short * (2 * long + short)
 
 
 @dataclass(frozen=True)
 class OptimizerShape:
     """An optimizer. `states`: tensors of the parameter's size that it keeps; `counts`: 4-byte scalars per tensor.
-    `fused`: an update needs no temporaries.
+    `fused`: an update needs no temporaries. `owned`: the same of matrices that it needs whole.
     """
 
     states: int
     counts: int
     fused: bool = True
+    owned: OptimizerShape | None = None
 
     def bytes_of(self, size: int, tensors: int) -> int:
         """Returns the bytes kept for `tensors` parameters of `size` bytes in all."""
@@ -86,6 +96,22 @@ class Schedule:
         before = [{ROOT, *units[: place + 1]} for place in range(len(units))]
         returns = tuple(any(s.trainable for s in shapes if s.unit in names) for names in before)
         return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns)
+
+
+def optimizer_of(optimizer: OptimizerShape, shape: ParameterShape) -> OptimizerShape:
+    """Returns what the optimizer keeps of this parameter."""
+    return optimizer.owned if optimizer.owned is not None and shape.matrix is not None else optimizer
+
+
+def owners_of(shapes: Sequence[ParameterShape], ranks: int) -> dict[int, int]:
+    """Returns the rank that owns each matrix: the costliest first, each to the rank with least so far."""
+    loads = [(0, rank) for rank in range(ranks)]
+    owners = {}
+    mine = [i for i in trainable(shapes) if shapes[i].matrix]
+    for i in sorted(mine, key=lambda i: (-shapes[i].cost, i)):
+        load, owners[i] = heappop(loads)
+        heappush(loads, (load + shapes[i].cost, owners[i]))
+    return owners
 
 
 def bytes_of(shape: ParameterShape) -> int:

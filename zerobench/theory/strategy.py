@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from .shapes import ROOT, ParameterShape, Schedule, bytes_of, trainable
+from .layout import FlatBuffer, buckets_of, by_kind, by_unit, lay_out
+from .shapes import ROOT, ParameterShape, Schedule, bytes_of
 
 AUTO = "auto"
 
@@ -109,8 +109,7 @@ def buffers_of(
     steps: a bucket, or small parameters. `strategy`: settled.
     """
     if strategy.has_buckets:
-        for kind in by_kind(shapes, trainable(shapes)[::-1]):
-            yield from ((None, one) for one in lay_out_buckets(shapes, kind, shard_ranks, strategy.bucket_limit))
+        yield from ((None, one) for one in buckets_of(shapes, shard_ranks, strategy.bucket_limit))
     elif strategy.theory.parameters:
         small, units = by_unit(shapes, strategy.persistence_numel)
         for name, mine in ((None, small), *units.items()):

@@ -27,8 +27,9 @@ from .megatron import MegatronStage
 from .modules import meta_init
 from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
 from .offload.policy import NvmeOffload, Offload
+from .optim.muon import MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
-from .options import BUCKETED, MODES, TILE_BYTES, Options, spelled_out
+from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
 from .precision import LossScaling
 from .stage1 import Stage1
 from .stage2 import Stage2
@@ -56,7 +57,18 @@ _STATES = ("optimizer", "gradients")
 OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zero3": (*_STATES, "parameters")}
 """Model states that may leave the device."""
 
-__all__ = ["MODES", "STAGES", "LossScaling", "NvmeOffload", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
+__all__ = [
+    "MODES",
+    "STAGES",
+    "LossScaling",
+    "MuonWithAdamW",
+    "NvmeOffload",
+    "Offload",
+    "Options",
+    "Strategy",
+    "Zeropp",
+    "initialize",
+]
 
 
 def initialize(
@@ -70,8 +82,9 @@ def initialize(
 ) -> Strategy:
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
-    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step. The
-    engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
+    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step, MuonWithAdamW,
+    or one whose groups say if their matrices are owned whole (optim/owned.py). The engine swaps its parameters for this
+    rank's shards in place, so schedulers that hold it keep working.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
     `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (options.py).
@@ -106,6 +119,7 @@ def _checked(
     chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
     _check(model, optimizer, moves_frozen, chosen)
     check_groups(optimizer, updated_by)
+    check_owned(optimizer, chosen)
     check_memory(model, moves_frozen)
     if strategy == "zero3":
         check_units(model)

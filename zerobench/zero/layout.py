@@ -12,6 +12,10 @@ parameter's elements (a parameter larger than a bucket has a piece in each of se
 Every rank owns one shard of `shard_numel = padded_numel / N` elements of *every* unit, independent of the
 parameters' boundaries. A rank's part of a parameter is a *segment*: piece ∩ shard.
 
+[Note: owned]
+An optimizer that mixes a whole matrix (optim/owned.py) needs it on one rank. In a unit of owned parameters the pieces
+lie in the order of their owners, and a rank's shard is all that it owns: `sizes` of them differ, and may be 0.
+
 [Note: alignment]
 Parameters start, and shards and buckets end, at multiples of `align` elements (64 bytes). A fused optimizer updates
 the tail of a tensor with scalar code that rounds differently from its vector code; boundaries at multiples of the
@@ -27,9 +31,10 @@ elements in this package (pieces, segments, chunks of a checkpoint) counts in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 
@@ -59,12 +64,15 @@ class Segment(Range):
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of one unit and its partition over N ranks. `tail`: elements kept free at the unit's end."""
+    """The pieces of one unit and its partition over N ranks. `tail`: elements kept free at the unit's end. `sizes`:
+    elements of each rank's shard where parameters are owned; None: all are equal.
+    """
 
     pieces: tuple[Piece, ...]
     world_size: int
     align: int = 1
     tail: int = 0
+    sizes: tuple[int, ...] | None = None
 
     @property
     def numel(self) -> int:
@@ -73,7 +81,8 @@ class Layout:
 
     @cached_property
     def shard_numel(self) -> int:
-        """Elements per rank, a multiple of `align`."""
+        """Elements per rank, a multiple of `align`, where all are equal."""
+        assert self.sizes is None
         return _round_up(-(-(self._end + self.tail) // self.world_size), self.align)
 
     @property
@@ -81,14 +90,25 @@ class Layout:
         """The end of the last parameter: only padding follows."""
         return self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
 
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """[start, stop) of `rank`'s shard."""
+        if self.sizes is None:
+            return rank * self.shard_numel, (rank + 1) * self.shard_numel
+        return self._starts[rank], self._starts[rank + 1]
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.sizes or (), initial=0))
+
     def filled_numel(self, rank: int) -> int:
         """Elements of `rank`'s shard in front of the padding at the unit's end."""
-        return min(max(0, self._end - rank * self.shard_numel), self.shard_numel)
+        start, stop = self.bounds(rank)
+        return min(max(0, self._end - start), stop - start)
 
-    @property
+    @cached_property
     def padded_numel(self) -> int:
         """Elements that are communicated: N shards."""
-        return self.shard_numel * self.world_size
+        return self.shard_numel * self.world_size if self.sizes is None else sum(self.sizes)
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
@@ -99,9 +119,10 @@ class Layout:
 
     def segments(self, rank: int, most: int | None = None) -> Iterator[Segment]:
         """Yields the segments of `rank`'s shard, in the order of the pieces; split where they
-        exceed `most` elements.
+        exceed `most` elements, but for owned ones.
         """
-        low, high = rank * self.shard_numel, (rank + 1) * self.shard_numel
+        low, high = self.bounds(rank)
+        most = most if self.sizes is None else None
         for piece in self.pieces:
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, high)
             shift = piece.start - piece.offset
@@ -110,8 +131,18 @@ class Layout:
                 yield Segment(piece.parameter, start + shift, min(start + step, last) + shift, start - low)
 
 
-def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1, tail: int = 0) -> Layout:
-    """Lays out a unit of whole parameters. `numels`: (parameter, elements), in order; empty ones are left out."""
+Owners = Mapping[int, int]
+"""Number of a parameter -> the rank that owns it whole."""
+
+
+def one_unit(
+    numels: Sequence[tuple[int, int]], world_size: int, align: int = 1, tail: int = 0, owners: Owners | None = None
+) -> Layout:
+    """Lays out a unit of whole parameters. `numels`: (parameter, elements), in order; empty ones are left out. With
+    `owners` in their order, each whole in its owner's shard.
+    """
+    if owners is not None:
+        return _owned_unit(numels, world_size, align, tail, owners)
     pieces, offset = [], 0
     for parameter, numel in numels:
         if numel:
@@ -120,13 +151,30 @@ def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1,
     return Layout(tuple(pieces), world_size, align, tail)
 
 
+def _owned_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int, tail: int, owners: Owners) -> Layout:
+    mine: list[list[tuple[int, int]]] = [[] for _ in range(world_size)]
+    for parameter, numel in numels:
+        mine[owners[parameter]] += [(parameter, numel)] * (numel > 0)
+    pieces, sizes, start = [], [], 0
+    for rank, owned in enumerate(mine):
+        offset = start
+        for parameter, numel in owned:
+            pieces.append(Piece(parameter, 0, numel, offset))
+            offset = _round_up(offset + numel, align)
+        end = _round_up(offset + tail * (rank == world_size - 1), align)
+        sizes.append(end - start)
+        start = end
+    return Layout(tuple(pieces), world_size, align, tail, tuple(sizes))
+
+
 def buckets(
-    numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1
+    numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1, owners: Owners | None = None
 ) -> list[list[Layout]]:
     """Lays out parameters in units of at most `bucket_numel` elements (rounded up to a multiple of N · `align`).
 
     An inner list is one buffer's content: one unit of whole parameters, or the equal units that divide a parameter of
-    more than `bucket_numel` elements. So a model is moved into its buffers one at a time.
+    more than `bucket_numel` elements; with `owners` that is a unit by itself. So a model is moved into its buffers one
+    at a time.
     """
     bucket_numel = _round_up(bucket_numel, world_size * align)
     runs: list[list[Layout]] = []
@@ -134,14 +182,14 @@ def buckets(
     for parameter, numel in numels:
         room = bucket_numel - sum(_round_up(n, align) for _, n in waiting)
         if numel > room and waiting:
-            runs.append([one_unit(waiting, world_size, align)])
+            runs.append([one_unit(waiting, world_size, align, owners=owners)])
             waiting = []
-        if numel > bucket_numel:
+        if numel > bucket_numel and owners is None:
             runs.append(list(_cut(parameter, numel, bucket_numel, world_size, align)))
         elif numel:
             waiting.append((parameter, numel))
     if waiting:
-        runs.append([one_unit(waiting, world_size, align)])
+        runs.append([one_unit(waiting, world_size, align, owners=owners)])
     return runs
 
 

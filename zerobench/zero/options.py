@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from .comm.zeropp import Zeropp
-from .offload.policy import Offload
+from .offload.policy import NvmeOffload, Offload
+from .optim.owned import OWNED
 from .precision import DTYPES, Dtypes, LossScaling
 
 AUTO = "auto"
@@ -156,6 +157,22 @@ class Options:
             )
         if self.wire_dtype not in (None, *DTYPES.values()):
             raise ValueError(f"wire_dtype: {self.wire_dtype} cannot travel; use torch.float32 or a half")
+
+
+def check_owned(optimizer: optim.Optimizer, options: Options) -> None:
+    """Raises ValueError, one sentence, for an option that owned matrices do not go with."""
+    offload = options.offload
+    refused = {
+        "node_size": options.node_size, "shard_group": options.shard_group, "zeropp": options.zeropp,
+        "offload (files)": offload if isinstance(offload, NvmeOffload) else None,
+        "offload.fraction": offload.fraction if offload is not None and offload.fraction < 1 else None,
+    }  # fmt: skip
+    named = next((f"{name}: {value}" for name, value in refused.items() if value is not None), None)
+    if named is not None and any(group.get(OWNED) for group in optimizer.param_groups):
+        raise ValueError(
+            f"{named} does not go with {type(optimizer).__name__}, whose matrices are owned whole by one rank each, in"
+            " the memory of one tier; leave it out"
+        )
 
 
 WORDS: dict[str, dict[str, Any]] = {

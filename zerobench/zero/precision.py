@@ -250,6 +250,16 @@ class Share:
         return ""
 
 
+def shaped_as(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Returns the view of `flat`, (numel,), that has the shape of a dense `tensor`, and its order of elements."""
+    return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+
+
+def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the (numel,) view of a dense tensor in the order of its memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
 S = TypeVar("S", bound=Share)
 
 

@@ -95,19 +95,26 @@ class Stage1(Strategy):
     def adopt(self) -> None:
         for parameter in self.frozen:
             self._adopt_frozen(parameter)
-        for indices in self._indices_by_kind():
-            like = self.trainable[indices[0]]
-            align, bucket_numel = (int(n) // like.element_size() for n in (ALIGN_BYTES, self.options.bucket_bytes))
-            numels = [(i, self.trainable[i].numel()) for i in indices]
-            for layouts in buckets(numels, bucket_numel, self.comm.size, align):
-                self._adopt_buffer(layouts, like)
+        runs = [(layouts, indices[0]) for indices in self._indices_by_kind() for layouts in self._runs(indices)]
+        # buckets are sent in this order, and one is full when the gradient of its first parameter has come
+        runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
+        for layouts, like in runs:
+            self._adopt_buffer(layouts, self.trainable[like])
         self.allocate_gradients()
 
+    def _runs(self, indices: list[int]) -> list[list[Layout]]:
+        """The buffers of parameters of one kind."""
+        like = self.trainable[indices[0]]
+        align, bucket_numel = (int(n) // like.element_size() for n in (ALIGN_BYTES, self.options.bucket_bytes))
+        numels = [(i, self.trainable[i].numel()) for i in indices]
+        owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
+        return buckets(numels, bucket_numel, self.comm.size, align, owners)
+
     def _indices_by_kind(self) -> list[list[int]]:
-        """Parameter numbers by (dtype, device), in the order in which gradients come: reversed."""
+        """Parameter numbers by (dtype, device, owned?), in the order in which gradients come: reversed."""
         found: dict[tuple[object, ...], list[int]] = {}
         for i, p in reversed(list(enumerate(self.trainable))):
-            found.setdefault((p.dtype, p.device), []).append(i)
+            found.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
         return list(found.values())
 
     def _adopt_buffer(self, layouts: list[Layout], like: torch.Tensor) -> None:

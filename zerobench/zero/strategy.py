@@ -35,6 +35,7 @@ from .modules import meta_init
 from .modules.wrapping import Hook
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
+from .optim.owned import owners_of
 from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .options import Options
@@ -61,6 +62,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.units: list[Unit] = []
         self.steps = 0
         self.orders = meta_init.orders_of(module)
+        self.owners = owners_of(optimizer, self.trainable, comm.size)
         heap = Arena() if options.arena else Heap()
         self.placement = placement_for(options.offload, options.device_of(module))
         self._buffers_due = True

@@ -14,8 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..groups import GroupShape
-from ..layout import ALIGN_BYTES, FlatBuffer, by_kind, lay_out_buckets
-from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, is_half, master_bytes, micro_batches, trainable
+from ..layout import ALIGN_BYTES, FlatBuffer, buckets_of
+from ..shapes import (
+    OptimizerShape,
+    ParameterShape,
+    PrecisionShape,
+    Schedule,
+    bytes_of,
+    is_half,
+    master_bytes,
+    micro_batches,
+    optimizer_of,
+    trainable,
+)
 from ..strategy import StrategyShape
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over, hold_beside, hold_fresh, hold_waiting
@@ -34,8 +45,10 @@ def replay_ddp(
     most = (precision.tile_bytes or 0) // ALIGN_BYTES * ALIGN_BYTES if half else 0
     replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
     replay.hold("master", "all", sum(master_bytes(shapes[i]) for i in trainable(shapes) if is_half(shapes[i])))
-    kept = [(master_bytes(shapes[i]), -(-master_bytes(shapes[i]) // most) if most else 1) for i in used]
-    replay.hold("optimizer", "all", sum(optimizer.bytes_of(size, tensors) for size, tensors in kept))
+    kept = [(shapes[i], master_bytes(shapes[i])) for i in used]
+    cut = [1 if s.matrix or not most else -(-size // most) for s, size in kept]
+    states = [optimizer_of(optimizer, s).bytes_of(size, n) for (s, size), n in zip(kept, cut, strict=True)]
+    replay.hold("optimizer", "all", sum(states))
     replay.hold("communication", "flags", flags_bytes(schedule) if strategy.find_unused_parameters else 0)
     replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in trainable(shapes)))
     for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
@@ -51,13 +64,16 @@ def replay_ddp(
             else:
                 replay.hold("gradients", ("unsynced", i), bytes_of(shapes[i]))
     if half:
-        replay.hold("gradients", "tile", _largest_tile([master_bytes(shapes[i]) for i in trainable(shapes)], most))
+        replay.hold("gradients", "tile", _largest_tile([shapes[i] for i in trainable(shapes)], most))
 
 
-def _largest_tile(sizes: Sequence[int], most: int) -> int:
-    """Returns the bytes of the largest run of parameters, each cut at `most` bytes, that are updated together."""
+def _largest_tile(shapes: Sequence[ParameterShape], most: int) -> int:
+    """Returns the bytes of the largest run of parameters that are updated together, each cut at `most` bytes but for
+    matrices that are needed whole.
+    """
     largest = tile = 0
-    for piece in (min(most, size - start) for size in sizes for start in range(0, size, most)):
+    cut = ((master_bytes(shape), master_bytes(shape) if shape.matrix else most) for shape in shapes)
+    for piece in (min(step, size - start) for size, step in cut for start in range(0, size, step)):
         tile = piece if tile + piece > most else tile + piece
         largest = max(largest, tile)
     return largest
@@ -74,13 +90,12 @@ def replay_buckets(
     n = groups.shard_ranks
     shapes, keeps_whole = schedule.shapes, not strategy.theory.gradients and not tiers.gradients
     for_good = strategy.theory.persistent_gradients or (n == 1 and not keeps_whole and not tiers.gradients)
-    kinds = by_kind(shapes, trainable(shapes)[::-1])
-    buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy.bucket_limit)]
+    buffers = buckets_of(shapes, n, strategy.bucket_limit)
     replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
     replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
     whole = sum(whole_bytes(b, shapes, precision) for b in buffers)
     replay.hold("gradients", "kept", whole if for_good else 0)
-    shards = Shards(buffers, n, optimizer, precision, tiers)
+    shards = Shards(buffers, n, optimizer, precision, tiers, replay.owner)
     shards.hold(replay, schedule)
     reductions = Reductions(replay, groups, keeps_whole, strategy.reduce_with, tiers, for_good)
     steps = _Buckets(replay, schedule, buffers, precision, reductions)
@@ -108,7 +123,8 @@ class _Buckets:
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.units))
                 self.expected.append([i for i in inside for _ in range(self._gradients_of(i))])
-                self.units.append(UnitGradients.of(len(self.units), numel, shape, precision))
+                own = buffer.shard_numel(replay.owner) if buffer.sizes else numel // buffer.world_size
+                self.units.append(UnitGradients.of(len(self.units), numel, shape, precision, own))
 
     def _gradients_of(self, parameter: int) -> int:
         """Gradients to wait for: one per use of a tied parameter, and one of a parameter that no step uses."""

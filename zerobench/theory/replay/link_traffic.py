@@ -96,9 +96,9 @@ class _LinkTraffic:
 
     def _add(self, buffer: FlatBuffer, kind: _Kind) -> None:
         for start, numel in buffer.units:
-            shard = numel // self.n
             for rank in self.slices:
-                end = min(numel, buffer.spans[-1].stop - start) - rank * shard
+                low, high = buffer.bounds(rank, numel)
+                shard, end = high - low, min(numel, buffer.spans[-1].stop - start) - low
                 self._gather(kind, shard)
                 if kind.trained:
                     self._reduce(kind, self.tiers.gradients_away(shard, kind.parameter))

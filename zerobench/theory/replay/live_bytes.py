@@ -36,6 +36,8 @@ class Replay:
     """Bytes in files, which stay."""
     shard: int | None = None
     """Shard that is played, of host memory; None: that of the rank which is fullest there."""
+    owner: int = 0
+    """Rank whose owned matrices are played."""
     in_flight: dict[tuple[str, str], int] = field(default_factory=dict)
     """(category, term of IN_FLIGHT) -> live bytes."""
     beyond: dict[str, dict[str, int]] = field(default_factory=dict)

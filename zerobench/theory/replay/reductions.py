@@ -21,7 +21,9 @@ from .live_bytes import Replay
 
 @dataclass(frozen=True)
 class UnitGradients:
-    """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent."""
+    """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent; `own`:
+    those of the rank's shard.
+    """
 
     name: Any
     numel: int
@@ -29,12 +31,15 @@ class UnitGradients:
     wire_bytes: int
     casts: bool
     element_bytes: int
+    own: int
+    is_owned: bool
 
     @staticmethod
-    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> UnitGradients:
+    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape, own: int) -> UnitGradients:
         """Returns the gradients of a unit of `numel` elements that holds a parameter of `shape`."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
-        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
+        is_owned = shape.matrix is not None
+        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.element_bytes, own, is_owned)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
@@ -72,7 +77,7 @@ class Reductions:
             size = unit.wire_bytes if self.synchronizing else unit.gradient_bytes
             self.replay.hold(category, ("full", unit.name), unit.numel * size)
         elif unit.name in self._reduced:  # the sum so far steps aside
-            self.replay.hold("gradients", ("carried", unit.name), unit.numel // self.n * unit.gradient_bytes)
+            self.replay.hold("gradients", ("carried", unit.name), unit.own * unit.gradient_bytes)
 
     def send(self, unit: UnitGradients) -> None:
         """Sends a complete unit: the reduction before it completes first, then the unit is cast, freed and sent."""
@@ -113,12 +118,13 @@ class Reductions:
 
     def _hold_beside(self, unit: UnitGradients, which: slice) -> None:
         """Holds the buffers of a reduction, one after the other."""
-        for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes)[which]:
+        own = unit.own if unit.is_owned else None
+        for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes, own)[which]:
             self.replay.hold("communication", ("received", unit.name), size)
 
     def _hold_shard(self, unit: UnitGradients) -> None:
         if not self.keeps_whole:
-            shard = unit.numel // self.n
+            shard = unit.own
             away = self.tiers.gradients_away(shard, unit.element_bytes)
             self._arrive(unit, away)
             here = shard - away

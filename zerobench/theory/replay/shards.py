@@ -32,10 +32,17 @@ class Shards:
     optimizer: OptimizerShape
     precision: PrecisionShape
     tiers: TierShape = NOWHERE
+    owner: int = 0
+    """Rank whose owned matrices are played."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of which the fullest is played: the owner alone, if there are owned matrices."""
+        return (self.owner,) if any(b.sizes for b in self.buffers) else range(self.world_size)
 
     def hold(self, replay: Replay, schedule: Schedule) -> None:
         """Holds masters, and the optimizer's states of the rank that owns most of the parameters in use."""
-        used, ranks = set(schedule.arrivals), range(self.world_size)
+        used, ranks = set(schedule.arrivals), self.ranks
         masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
         replay.hold("master", "all", masters[False])
         replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
@@ -57,7 +64,7 @@ class Shards:
         """Plays the update: gradients are brought to the optimizer's tier, and cast where that is due."""
         here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
         if here:
-            most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
+            most = max(self._tile_numel_of(rank) for rank in self.ranks)
             name = "tile" if self.precision.tile_bytes is not None else "cast"  # all at once: a term of the formula
             replay.hold("gradients", name, most * self._tile_bytes(away=False))
             replay.drop("gradients", name)
@@ -79,7 +86,7 @@ class Shards:
         if host.shard is not None:
             return host.shard
         size = self._tile_bytes(away=True)
-        return max(range(self.world_size), key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
+        return max(self.ranks, key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
         """Bytes of the optimizer's states that stay in host memory."""
@@ -102,7 +109,7 @@ class Shards:
     def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
         """Yields the elements of each shard that are updated on the host (`away`), or here, if any are."""
         for _, numel in buffer.units:
-            shard = numel // self.world_size
+            shard = buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size
             gone = self.tiers.updates_away(shard, buffer.element_bytes)
             if numel := gone if away else shard - gone:
                 yield numel
@@ -117,7 +124,9 @@ class Shards:
 
     def _gradient_bytes(self) -> int:
         return sum(
-            self.tiers.gradients_away(numel // self.world_size, buffer.element_bytes)
+            self.tiers.gradients_away(
+                buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size, buffer.element_bytes
+            )
             * (self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes)
             for buffer in self.buffers
             for _, numel in buffer.units
@@ -135,11 +144,14 @@ class Shards:
 
     def _kept_bytes(self, rank: int, used: set[int], away: bool, counts_only: bool = False) -> int:
         return sum(
-            self.optimizer.bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
+            self._optimizer_of(buffer).bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
             for buffer in self.buffers
             for parameter, _, numel in self._segments(buffer, rank, away)
             if parameter in used
         )
+
+    def _optimizer_of(self, buffer: FlatBuffer) -> OptimizerShape:
+        return self.optimizer if buffer.sizes is None or self.optimizer.owned is None else self.optimizer.owned
 
     def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
         """Yields (parameter, (unit, chunk), elements) of each segment updated on the host, or here; segments end

@@ -45,19 +45,19 @@ def replay_units(
     """Plays a step in units of modules: the bytes of the fullest rank."""
     shapes, n = schedule.shapes, groups.shard_ranks
     kept, by_name = by_unit(shapes, strategy.persistence_numel)
-    small = _parts(shapes, kept, n, precision)
-    units = {name: _parts(shapes, mine, n, precision) for name, mine in by_name.items()}
+    small = _parts(shapes, kept, n, precision, replay.owner)
+    units = {name: _parts(shapes, mine, n, precision, replay.owner) for name, mine in by_name.items()}
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
     replay.hold("parameters", "small", sum(part.buffer.padded_bytes for part in small))
-    own = sum(part.buffer.padded_bytes // n for part in large)
+    own = sum(part.buffer.shard_numel(replay.owner) * part.buffer.element_bytes for part in large)
     replay.hold("parameters", "shards", 0 if tiers.parameters else own)
     if tiers.parameters and replay.host is not None:
         replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
         replay.files += own if tiers.place == "nvme" else 0
     whole = sum(whole_bytes(b, shapes, precision) for b in trained)
     replay.hold("gradients", "kept", whole if n == 1 and not tiers.gradients else 0)
-    shards = Shards(trained, n, optimizer, precision, tiers)
+    shards = Shards(trained, n, optimizer, precision, tiers, replay.owner)
     shards.hold(replay, schedule)
     returns = schedule.returns or (True,) * len(schedule.uses)
     uses = [Use(units[ROOT], True, True)]
@@ -73,12 +73,15 @@ def replay_units(
 
 
 def _parts(
-    shapes: tuple[ParameterShape, ...], indices: list[int], n: int, precision: PrecisionShape
+    shapes: tuple[ParameterShape, ...], indices: list[int], n: int, precision: PrecisionShape, owner: int
 ) -> tuple[UnitPart, ...]:
     parts = []
     for kind in by_kind(shapes, indices):
         buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
-        gradients = UnitGradients.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
+        gradients = None
+        if shape.trainable:
+            own = buffer.shard_numel(owner)
+            gradients = UnitGradients.of(kind[0], buffer.padded_numel, shape, precision, own)
         parts.append(UnitPart(buffer, gradients))
     return tuple(parts)
 

@@ -20,6 +20,9 @@ from .shards import Shards
 
 FULL = PrecisionShape()
 
+MOST_OWNERS = 16
+"""Ranks up to which each is played where owned matrices make their shards differ; of more the fullest alone."""
+
 
 @dataclass
 class Prediction:
@@ -59,10 +62,24 @@ def predict_states(
     played; None: the fullest.
     """
     groups = groups or GroupShape(world_size)
+    if any(shape.matrix for shape in schedule.shapes) and strategy.theory.optimizer:
+        owners = [rank] if rank is not None else range(groups.shard_ranks)
+        if len(owners) > MOST_OWNERS:
+            owners = [fullest_rank(strategy, schedule.shapes, groups, optimizer, precision, tiers)]
+    else:
+        owners = [0]
+    played = [_play(strategy, schedule, optimizer, precision, groups, tiers, rank, owner) for owner in owners]
+    return _fullest(played)
+
+
+def _play(
+    strategy: StrategyShape, schedule: Schedule, optimizer: OptimizerShape, precision: PrecisionShape,
+    groups: GroupShape, tiers: TierShape, rank: int | None, owner: int,
+) -> Prediction:  # fmt: skip
     shard = None if rank is None else slice_of(rank, groups)
     host = Replay(shard=shard) if tiers.place else None
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
-    replay = InSlots(host=host) if schedule.arena else Replay(host=host)
+    replay = InSlots(host=host, owner=owner) if schedule.arena else Replay(host=host, owner=owner)
     more = {"tiers": tiers} if tiers.place else {}
     for _ in range(2 if schedule.arena else 1):  # an arena has all its slots once a step has been played
         replay.files = 0
@@ -72,6 +89,15 @@ def predict_states(
         replay.most, replay.highest, replay.at_most, away.most, replay.files,
         away.highest if host else {}, away.at_most, replay.beyond,
     )  # fmt: skip
+
+
+def _fullest(played: Sequence[Prediction]) -> Prediction:
+    """The prediction of the rank that needs most, with each category's maximum over the ranks."""
+    most = max(played, key=lambda one: one.states_bytes)
+    most.highest = {name: max(one.highest[name] for one in played) for name in most.highest}
+    most.host_bytes = max(one.host_bytes for one in played)
+    most.host_highest = {name: max(one.host_highest.get(name, 0) for one in played) for name in most.host_highest}
+    return most
 
 
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:

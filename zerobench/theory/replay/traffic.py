@@ -43,9 +43,11 @@ def predict_traffic(
 
 def predict_parts(
     strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
-    precision: PrecisionShape | None = None,
+    precision: PrecisionShape | None = None, rank: int | None = None,
 ) -> dict[str, Moved]:  # fmt: skip
-    """The traffic by collective (records.COLLECTIVES); `predict_traffic` is the sum."""
+    """The traffic by collective (records.COLLECTIVES); `predict_traffic` is the sum. `rank`: of a pairwise exchange,
+    whose ranks do not send alike where they own matrices; None: the mean over the ranks.
+    """
     if world_size == 1:
         return {}
     reductions = strategy.reductions(schedule.micro_batches)
@@ -62,6 +64,11 @@ def predict_parts(
         shape = schedule.shapes[buffer.spans[0].parameter]
         gathers = 1 if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
         for _, numel in buffer.units:
+            if rank is not None and buffer.sizes is not None and not by_all:
+                own, size = buffer.sizes[rank], wire_bytes(shape, precision)
+                gathered += groups.owned_gather(own, shape.element_bytes).times(gathers)
+                reduced += groups.owned_reduction(numel - own, size).times(reductions if gathers else 0)
+                continue
             if unit is not None:
                 gathered += _gathered(groups, numel, shape, gathers)
             elif shape.trainable:

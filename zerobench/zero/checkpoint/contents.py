@@ -23,6 +23,7 @@ from torch import nn
 
 from .. import labels
 from ..optim.segments import OptimizerSegment
+from ..precision import flat_of
 from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
 from .operations import Flat
 from .safetensors import DTYPES
@@ -93,7 +94,7 @@ class Targets:
         if key.format(name) not in self.flats:
             _put(self.flats, key.format(name), parameter, 0, torch.empty(parameter.numel(), dtype=chunk.dtype))
         whole, stop = self.flats[key.format(name)].chunks[0], start + chunk.numel()
-        self._late.append((chunk.detach().view(-1), lambda: own.flatten(saved.view(whole))[start:stop]))
+        self._late.append((flat_of(chunk), lambda: own.flatten(saved.view(whole))[start:stop]))
 
     def _add_segment(self, segment: OptimizerSegment) -> None:
         index, start = segment.segment.parameter, segment.segment.start
@@ -148,7 +149,7 @@ class Targets:
 
 def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chunk: torch.Tensor) -> None:
     if chunk.numel():
-        flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = chunk.detach().view(-1)
+        flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = flat_of(chunk)
 
 
 def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
@@ -156,9 +157,9 @@ def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, t
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.holders():
-        low = unit.rank * unit.layout.shard_numel
+        low = unit.start
         for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
-            first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.layout.shard_numel)
+            first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.shard_numel)
             if parameter in frozen and first < last:
                 chunk = unit.parameter_shard.narrow(0, first - low, last - first)
                 yield names[parameter], parameter, first - piece.offset + piece.start, chunk
@@ -174,7 +175,7 @@ def whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
 def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any) -> torch.Tensor:
     if isinstance(old, torch.Tensor) and old.shape == like.shape and old.dtype == dtype:
         return old
-    return torch.empty(like.shape, dtype=dtype, device=like.device)
+    return torch.empty_like(like, dtype=dtype)
 
 
 def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from .. import labels
 from ..layout import MemoryOrder
+from ..precision import flat_of
 from .around_load import before_load
 from .consensus import ranks_of
 from .contents import sharded_frozen, whole_frozen
@@ -278,7 +279,7 @@ def _places(engine: Strategy) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, 
     """Yields (parameter, its memory order, first element, destination) for this rank's parts of all parameters."""
     for segment in engine.segments:
         parameter = engine.trainable[segment.segment.parameter]
-        yield parameter, engine.orders[parameter], segment.segment.start, segment.tensor.view(-1)
+        yield parameter, engine.orders[parameter], segment.segment.start, flat_of(segment.tensor)
     for _, parameter, start, chunk in sharded_frozen(engine):
         yield parameter, engine.orders[parameter], start, chunk
     for parameter in whole_frozen(engine).values():

@@ -5,7 +5,7 @@ gloo on the CPU: comm/gloo.py. Streams on a GPU: comm/streams.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm
+from .base import Comm, Sizes
 from .desync import STAMP_NUMEL, CheckEnd, DeferredStamps, Stamp, sums_are_exact
 from .streams import Collective, CommStream, Handle, Threads, Waitable
 
@@ -130,6 +130,65 @@ class GroupComm(Comm):
         self._sent = values
 
 
+def slices_of(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+    """Returns each rank's slice of `full`."""
+    return full.split(full.numel() // ranks if sizes is None else [*sizes])
+
+
+def slice_of(full: torch.Tensor, rank: int, ranks: int, sizes: Sizes) -> torch.Tensor:
+    """Returns a rank's slice of `full`, and makes no other."""
+    numel = full.numel() // ranks if sizes is None else sizes[rank]
+    return full.narrow(0, rank * numel if sizes is None else sum(sizes[:rank]), numel)
+
+
+class OwnersWork:
+    """One collective per owner, in flight together. `place`: where the sum of `own` belongs, if elsewhere."""
+
+    def __init__(
+        self, works: list[Waitable], own: torch.Tensor | None = None, place: torch.Tensor | None = None
+    ) -> None:
+        self._works, self._own, self._place = works, own, place
+
+    def wait(self) -> None:
+        """Waits for all of them."""
+        for work in self._works:
+            work.wait()
+        if self._own is not None and self._place is not None and self._own.data_ptr() != self._place.data_ptr():
+            self._place.copy_(self._own)
+
+
+def reduce_to_owners(
+    place: torch.Tensor, full: torch.Tensor, sizes: Sequence[int], rank: int, group: dist.ProcessGroup, async_op: bool
+) -> OwnersWork:
+    """Sums each slice of `full` on its owner, the own one into `place`: a reduction per owner, of different sizes."""
+    parts = full.split([*sizes])
+    works = [
+        dist.reduce(part, group=group, group_dst=owner, async_op=async_op)
+        for owner, part in enumerate(parts)
+        if part.numel()
+    ]
+    return _together(OwnersWork([work for work in works if work is not None], parts[rank], place), async_op)
+
+
+def broadcast_from_owners(
+    full: torch.Tensor, sizes: Sequence[int], group: dist.ProcessGroup, async_op: bool
+) -> OwnersWork:
+    """Fills each slice of `full` from its owner: a broadcast per owner, of different sizes."""
+    works = [
+        dist.broadcast(part, group=group, group_src=owner, async_op=async_op)
+        for owner, part in enumerate(full.split([*sizes]))
+        if part.numel()
+    ]
+    return _together(OwnersWork([work for work in works if work is not None]), async_op)
+
+
+def _together(work: OwnersWork, async_op: bool) -> OwnersWork:
+    """Completes on its stream what is not asynchronous."""
+    if not async_op:
+        work.wait()
+    return work
+
+
 class StagedComm(GroupComm):
     """The backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through host memory.
 
@@ -144,26 +203,27 @@ class StagedComm(GroupComm):
         self._stamps = DeferredStamps()
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        place = self._own(full) if into is None else into
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
+        place = slice_of(full, self.rank, self.size, sizes) if into is None else into
         carry = partial(self.scatter_into, place, full, group=self.group)
+        if sizes is not None:
+            carry = partial(reduce_to_owners, place, full, sizes, self.rank, self.group)
         check = self._check_of_sum(place, stamp) if self.is_last else None
         with labels.collective("reduce_scatter", unit) as operation:
             return self._launch(self._reductions, carry, stamp, full, place, check, operation)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        carry = partial(self.gather_into, full, self._own(full), group=self.group)
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+        carry = partial(self.gather_into, full, slice_of(full, self.rank, self.size, sizes), group=self.group)
+        if sizes is not None:
+            carry = partial(broadcast_from_owners, full, sizes, self.group)
         check = partial(stamp.check, self.size - 1) if stamp and not self.is_last else None
         with labels.collective("all_gather", unit) as operation:
             return self._launch(self._gathers, carry, stamp, full if self.is_last else None, full, check, operation)
 
     def check_stamps(self) -> None:
         self._stamps.check()
-
-    def _own(self, full: torch.Tensor) -> torch.Tensor:
-        numel = full.numel() // self.size
-        return full.narrow(0, self.rank * numel, numel)
 
     def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
         self._stamps.add(full, check)

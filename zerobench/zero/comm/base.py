@@ -1,6 +1,7 @@
 """The interface through which all communication between ranks goes: a stage asks for a collective, a backend runs it.
 
-A full buffer has `N · shard_numel` elements; slice j belongs to rank j. The collectives work in place:
+A full buffer has `N · shard_numel` elements; slice j belongs to rank j. With `sizes` slice j has sizes[j] elements,
+maybe none. The collectives work in place:
 
     reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: unchanged; with `into` the sum
                            goes there, and the content of the own slice is undefined)
@@ -14,7 +15,7 @@ With a stamp (comm/desync.py) a collective whose ranks are at different units or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
 
 T = TypeVar("T")
+
+Sizes = Sequence[int] | None
+"""Elements of each rank's slice of a full buffer, where these differ (layout.py [Note: owned]); None: all are equal."""
 
 
 class Comm:
@@ -54,12 +58,13 @@ class Comm:
     """True where collectives run on CUDA streams of their own, beside the compute stream: comm/streams.py."""
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
         """Sums `full` over the ranks into the own slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         """Fills every slice of `full` from its owner."""
         return Handle([])
 
@@ -86,9 +91,9 @@ class Comm:
         """Lossless collectives: this object itself, or the one below a quantizing codec."""
         return self
 
-    def new_source(self) -> Source:
-        """Returns the source from which a unit of stage 3 fills its full parameters."""
-        return ShardAllGather(self)
+    def new_source(self, sizes: Sizes = None) -> Source:
+        """Returns the source from which a unit of stage 3, with slices of such `sizes`, fills its full parameters."""
+        return ShardAllGather(self, sizes)
 
     def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
@@ -137,12 +142,13 @@ class WrappedComm(Comm):
         self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into))
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
+        return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into, sizes))
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, stamp))
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+        return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, stamp, sizes))
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         return self.start("reduction", unit, full, partial(self._below.all_reduce, full, unit, stamp))
@@ -202,12 +208,12 @@ class Source(Protocol):
 class ShardAllGather:
     """An all-gather of all ranks' shards at each launch; nothing is kept in between."""
 
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+    def __init__(self, comm: Comm, sizes: Sizes = None) -> None:
+        self._comm, self._sizes = comm, sizes
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
         """Launches an all-gather over the shard group."""
-        return self._comm.all_gather(full, unit, stamp)
+        return self._comm.all_gather(full, unit, stamp, self._sizes)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """Keeps nothing."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .backends import FAKE
-from .base import Comm, ShardAllGather, Source, WrappedComm
+from .base import Comm, ShardAllGather, Sizes, Source, WrappedComm
 from .desync import Stamp
 from .streams import Handle
 
@@ -44,9 +44,9 @@ class Sealed(WrappedComm):
     def exact(self) -> Comm:
         return self if self._below.exact is self._below else Sealed(self._below.exact, self.asked)
 
-    def new_source(self) -> Source:
-        source = self._below.new_source()
-        return ShardAllGather(self) if isinstance(source, ShardAllGather) else CountedSource(source, self)
+    def new_source(self, sizes: Sizes = None) -> Source:
+        source = self._below.new_source(sizes)
+        return ShardAllGather(self, sizes) if isinstance(source, ShardAllGather) else CountedSource(source, self)
 
     def seal(self, flags: torch.Tensor, what: str) -> None:
         if len(flags) > 1:

@@ -33,7 +33,8 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GroupComm
+from .backends import GroupComm, slices_of
+from .base import Sizes
 from .desync import Stamp
 from .streams import Handle, Waitable
 
@@ -68,9 +69,11 @@ def receive(place: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) 
     return group.recv([place], peer, tag)
 
 
-def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = "") -> list[Any]:
+def gather_slices(
+    full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = "", sizes: Sizes = None
+) -> list[Any]:
     """Launches the all-gather of `full`, (N · shard_numel,), in place, without another buffer. Returns the works."""
-    slices = [pieces_of(part, GATHER_PIECE_BYTES) for part in full.view(size, -1)]
+    slices = [pieces_of(part, GATHER_PIECE_BYTES) for part in slices_of(full, size, sizes)]
     others = [(rank + distance) % size for distance in range(1, size)]
     to_come = [(peer, piece) for peer in others for piece in slices[peer]]
     to_go = [(peer, piece) for piece in slices[rank] for peer in others]
@@ -101,19 +104,20 @@ class GlooComm(GroupComm):
         self._thread: threading.Thread | None = None
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
         if stamp:
             stamp.write(full)
         check = stamp.check if stamp and self.is_last else None
         with labels.collective("reduce_scatter", unit) as operation:
-            return Handle([self._reduce(full, unit, check, into)], operation=operation)
+            return Handle([self._reduce(full, unit, check, into, sizes)], operation=operation)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         if stamp and self.is_last:
             stamp.write(full)
         with labels.collective("all_gather", unit) as operation:
-            works = gather_slices(full, self.rank, self.size, self.group, unit)
+            works = gather_slices(full, self.rank, self.size, self.group, unit, sizes)
         return Handle(works, self._gathered_to_check(full, stamp), operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
@@ -134,18 +138,19 @@ class GlooComm(GroupComm):
         return exchange_slices(to, here, self.rank, self.size, self.group, unit)
 
     def _reduce(
-        self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None
+        self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None, sizes: Sizes
     ) -> PairwiseReduction:
         """Queues sending the other slices of `full`, (N · shard_numel,), to their ranks, and the sum of the own one.
 
         `into`: (shard_numel,) for the sum, by default the own slice. A thread runs the reductions, one at a time, in
         launch order.
         """
-        slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
+        slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in slices_of(full, self.size, sizes)]
         own = slices[self.rank]
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
-        to_go = [(peer, slices[peer][place]) for place in range(len(own)) for peer in others]
-        slots = full.new_empty(min(SLOTS, len(to_go)), own[0].numel())
+        places = range(max(map(len, slices)))
+        to_go = [(peer, slices[peer][place]) for place in places for peer in others if place < len(slices[peer])]
+        slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
         sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
         reduction = PairwiseReduction(self, to_go, own, sums, slots, check, tag_of("reduction", unit, full.nbytes))
@@ -272,8 +277,8 @@ class PairwiseReduction:
 
 
 def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
-    """Splits a slice into the parts in which it is sent, of at most so many bytes each."""
-    return part.split(max(1, most_bytes // part.element_size()))
+    """Splits a slice into the parts in which it is sent, of at most so many bytes each: none of an empty one."""
+    return () if not part.numel() else part.split(max(1, most_bytes // part.element_size()))
 
 
 def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:

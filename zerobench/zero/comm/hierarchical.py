@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 from . import simulated
 from .backends import FAKE, GroupComm, NcclComm, StagedComm, backend_for
-from .base import Comm, WrappedComm
+from .base import Comm, Sizes, WrappedComm
 from .desync import Stamp
 from .gloo import GlooComm
 from .hang_watch import watched
@@ -144,8 +144,9 @@ class Hierarchical(WrappedComm):
         self._is_end = nodes.within.rank == nodes.within.size - 1  # the end of `full`, and its stamp, is in this block
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
         """Reduces within the node, then between nodes; the other slices of the own block then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
@@ -153,7 +154,7 @@ class Hierarchical(WrappedComm):
             lambda: between.reduce_scatter(block, unit, stamp if self._is_end else None, into),
         )
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
             lambda: between.all_gather(block, unit, stamp if self._is_end else None),
@@ -184,8 +185,9 @@ class ShardGroup(WrappedComm):
         self._is_end = shards.rank == shards.size - 1
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
         numel = full.numel() // self.size
         own = full.narrow(0, self.rank * numel, numel) if into is None else into
         hops: tuple[Hop, Hop] = (
@@ -194,7 +196,7 @@ class ShardGroup(WrappedComm):
         )
         return Handle([hop() for hop in hops]) if self.on_streams else self._hops.launch(*hops)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         return self._shards.all_gather(full, unit, stamp)
 
     def check_stamps(self) -> None:

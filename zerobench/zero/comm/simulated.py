@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GroupComm, NcclComm
+from .backends import GroupComm, NcclComm, slice_of, slices_of
+from .base import Sizes
 from .desync import Stamp
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Handle, Waitable
@@ -42,23 +43,27 @@ class SimulatedGloo(GlooComm):
     stamps = False
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        own = self._part(full)
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
+        own = slice_of(full, self.rank, self.size, sizes)
         pieces = Pieces.of(own, REDUCE_PIECE_BYTES)
         slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces.largest)
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
         with labels.collective("reduce_scatter", unit) as operation:
-            self._send_to_all(pieces)
+            if sizes is None:
+                self._send_to_all(pieces)
+            for peer, part in enumerate(() if sizes is None else slices_of(full, self.size, sizes)):
+                self._send(Pieces.of(part, REDUCE_PIECE_BYTES), [peer] * (peer != self.rank))
         if into is not None:
             with torch.no_grad():
                 into.copy_(own)
         return Handle([_Held(slots)], operation=operation)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
-            self._send_to_all(Pieces.of(self._part(full), GATHER_PIECE_BYTES))
-        self._zero_others(full)
+            self._send_to_all(Pieces.of(slice_of(full, self.rank, self.size, sizes), GATHER_PIECE_BYTES))
+        self._zero_others(full, sizes)
         return Handle([], operation=operation)
 
     def meet(self, what: str) -> None:
@@ -68,25 +73,23 @@ class SimulatedGloo(GlooComm):
         self._zero_others(here)
         peer = (self.rank + 1) % self.size
         self.group.recv([here.view(self.size, -1)[peer]], peer, TAG)
-        self._send_to_all(Pieces.of(self._part(to), REDUCE_PIECE_BYTES))
+        self._send_to_all(Pieces.of(slice_of(to, self.rank, self.size, None), REDUCE_PIECE_BYTES))
         return []
 
     def _send_to_all(self, pieces: Pieces) -> None:
-        others = [peer % self.size for peer in range(self.rank + 1, self.rank + self.size)]
-        for piece, times in pieces.different():
+        self._send(pieces, [peer % self.size for peer in range(self.rank + 1, self.rank + self.size)])
+
+    def _send(self, pieces: Pieces, others: list[int]) -> None:
+        for piece, times in pieces.different() if others else ():
             with labels.standing_for(others, times):
                 self.group.send([piece], (self.rank + 1) % self.size, TAG)
 
-    def _part(self, full: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's slice."""
-        numel = full.numel() // self.size
-        return full.narrow(0, self.rank * numel, numel)
-
-    def _zero_others(self, full: torch.Tensor) -> None:
-        numel = full.numel() // self.size
+    def _zero_others(self, full: torch.Tensor, sizes: Sizes = None) -> None:
+        own = slice_of(full, self.rank, self.size, sizes)
+        first = own.storage_offset() - full.storage_offset()
         with torch.no_grad():
-            full[: self.rank * numel].zero_()
-            full[(self.rank + 1) * numel :].zero_()
+            full[:first].zero_()
+            full[first + own.numel() :].zero_()
 
 
 @dataclass(frozen=True)

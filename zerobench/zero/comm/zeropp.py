@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, ShardAllGather, Source, WrappedComm
+from .base import Comm, ShardAllGather, Sizes, Source, WrappedComm
 from .desync import Stamp
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, Codec
@@ -71,10 +71,10 @@ class ZeroppComm(WrappedComm):
     def exact(self) -> Comm:
         return self._below
 
-    def new_source(self) -> Source:
+    def new_source(self, sizes: Sizes = None) -> Source:
         return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all of them, its own too, so that all hold equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
             return super().all_gather(full, unit, stamp)
@@ -85,8 +85,9 @@ class ZeroppComm(WrappedComm):
         return Handle([gather], partial(_decode_all, self._weights, payloads, slices))
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
+        sizes: Sizes = None,
+    ) -> Handle:  # fmt: skip
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
             return super().reduce_scatter(full, unit, stamp, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into

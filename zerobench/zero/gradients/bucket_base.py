@@ -144,7 +144,9 @@ class GradientBucket:
         if self.all_reduces:  # as other systems do: every slice is summed, at twice the volume
             self._handle = self._comm.all_reduce(self.wire, self.unit.name, stamp)
         else:
-            self._handle = self._comm.reduce_scatter(self.wire, self.unit.name, stamp, self._target)
+            self._handle = self._comm.reduce_scatter(
+                self.wire, self.unit.name, stamp, self._target, self.unit.layout.sizes
+            )
 
     def cast(self) -> torch.Tensor:
         """The full gradients as they travel: a copy only where the wire has another dtype."""
@@ -216,7 +218,7 @@ class GradientBucket:
     @property
     def kept_numel(self) -> int:
         """Elements of `shard`: the rank's, less those that go to the sink."""
-        return self.unit.layout.shard_numel - self.offloaded_numel
+        return self.unit.shard_numel - self.offloaded_numel
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
         """The mean of elements [offset, offset + numel) of the rank's shard, where it lies."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import labels
-from ..layout import Layout
+from ..precision import flat_of
 from .placement import GradientSink, Placement, ShardRange
 from .policy import Offload
 
@@ -229,7 +229,7 @@ class HostRange(ShardRange):
             yield
         for one in tile:  # of several units
             place = one.shard_range.unit.parameter_shard.narrow(0, one.segment.offset, one.segment.numel)
-            self._upload.send(place, one.tensor.detach().view(-1))
+            self._upload.send(place, flat_of(one.tensor))
 
 
 class TieredPlacement(Placement):
@@ -245,11 +245,11 @@ class TieredPlacement(Placement):
         self.keeps_parameters = not policy.parameters
         self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
 
-    def offloaded_numel(self, layout: Layout) -> int:
-        return self._policy.part_of(layout.shard_numel, layout.align)
+    def offloaded_numel(self, unit: Unit) -> int:
+        return self._policy.part_of(unit.shard_numel, unit.layout.align)
 
     def new_ranges(self, unit: Unit) -> list[ShardRange]:
-        stop, most = self.offloaded_numel(unit.layout), unit.layout.shard_numel
+        stop, most = self.offloaded_numel(unit), unit.shard_numel
         if not self._policy.optimizer:
             return [ShardRange(self, unit, 0, most)]
         return self.leaving_ranges(unit, stop) + [ShardRange(self, unit, stop, most)] * (stop < most)
@@ -273,7 +273,7 @@ class HostPlacement(TieredPlacement):
     def new_sink(self, unit: Unit) -> HostGradients | None:
         if not self._policy.gradients:
             return None
-        self._sinks.append(HostGradients(unit, self.offloaded_numel(unit.layout), self._streams))
+        self._sinks.append(HostGradients(unit, self.offloaded_numel(unit), self._streams))
         return self._sinks[-1]
 
     def settle_gradients(self) -> None:

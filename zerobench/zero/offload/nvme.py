@@ -208,7 +208,7 @@ class FilePlacement(TieredPlacement):
     def new_sink(self, unit: Unit) -> FileGradients | None:
         if not self._policy.gradients:
             return None
-        numel = self.offloaded_numel(unit.layout)
+        numel = self.offloaded_numel(unit)
         kept = self.swapper.keep(numel, unit.dtypes.gradients, labels.GRADIENTS, unit.name)
         self._sinks[unit] = FileGradients(kept)
         return self._sinks[unit]
@@ -319,7 +319,7 @@ class FilePlacement(TieredPlacement):
         """Where a state of the range's chunk lies in the pool; made, of zeros, where the file does not have it yet."""
         unit = one.unit
         if (unit, key) not in self._states:
-            numel = self.offloaded_numel(unit.layout)
+            numel = self.offloaded_numel(unit)
             self._states[unit, key] = self.swapper.keep(numel, dtype, labels.OPTIMIZER, f"{unit.name} {key}")
         one.kept[key] = kept = self._states[unit, key]
         if not kept.is_present(one.chunk):

@@ -24,7 +24,6 @@ import torch
 from torch import optim
 
 from .. import labels
-from ..layout import Layout
 from ..parameters.versions import fingerprint
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ class Placement:
 
     # -- where gradients go ---------------------------------------------------------------------------------
 
-    def offloaded_numel(self, layout: Layout) -> int:
+    def offloaded_numel(self, unit: Unit) -> int:
         """Elements of a shard, from its start, whose optimizer, and gradients if they do, leave the device."""
         return 0
 
@@ -202,7 +201,7 @@ class Placement:
 
     def new_ranges(self, unit: Unit) -> list[ShardRange]:
         """The ranges of a unit's shard, without masters."""
-        return [ShardRange(self, unit, 0, unit.layout.shard_numel)]
+        return [ShardRange(self, unit, 0, unit.shard_numel)]
 
     def all_ranges(self) -> list[ShardRange]:
         """The shard ranges of all units, in order."""

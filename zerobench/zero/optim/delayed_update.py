@@ -24,7 +24,7 @@ from torch import optim
 from .. import labels
 from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
-from ..precision import Share
+from ..precision import Share, shaped_as
 from . import segments as facts
 from .segments import OptimizerSegment
 from .step_by_tiles import stand_in, step_without_update, update_silently
@@ -219,7 +219,7 @@ class UpdateSchedule:
 
     def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
         for segment, gradient in gradients.items():
-            segment.tensor.grad = gradient.view(segment.tensor.shape).to(segment.tensor)
+            segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
             if coefficient is not None:
                 segment.tensor.grad.mul_(coefficient)
         with self._update.running():

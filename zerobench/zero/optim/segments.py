@@ -27,6 +27,7 @@ from ..gradients.bucket_base import GradientBucket
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import ShardRange
 from ..precision import Share
+from .owned import says_who_owns
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
@@ -37,7 +38,7 @@ ELEMENTWISE = (
 _REASONS = {
     "LBFGS": "its line search and history mix all parameters",
     "Adafactor": "it factors each matrix's second moment over whole rows and columns",
-    "Muon": "it orthogonalizes whole matrices",
+    "Muon": "it orthogonalizes whole matrices, and takes no other parameters",
     "SparseAdam": "it takes sparse gradients, which flat buffers do not hold",
 }
 
@@ -45,12 +46,16 @@ _REASONS = {
 class OptimizerSegment(Share):
     """A segment as the optimizer holds it: `tensor` is a view of the master of a range of its unit's shard.
 
-    It has `ndim` dimensions, all of size 1 but the last, for rules such as "decay if p.ndim >= 2".
+    It has `ndim` dimensions, all of size 1 but the last, for rules such as "decay if p.ndim >= 2"; an owned parameter
+    (owned.py), whose segment is all of it, is as its `order` has it.
     """
 
-    def __init__(self, shard_range: ShardRange, segment: Segment, bucket: GradientBucket, ndim: int) -> None:
+    def __init__(
+        self, shard_range: ShardRange, segment: Segment, bucket: GradientBucket, ndim: int, order: MemoryOrder
+    ) -> None:
         flat = shard_range.segment(segment.offset, segment.numel)
-        super().__init__(flat.view(*[1] * (ndim - 1), segment.numel))
+        is_owned = shard_range.unit.layout.sizes is not None
+        super().__init__(order.view(flat) if is_owned else flat.view(*[1] * (ndim - 1), segment.numel))
         self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
         self.segment = segment
         self.tier = shard_range.tier
@@ -87,12 +92,13 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
     vouches for an optimizer that is not torch's.
     """
     kind = type(optimizer)
-    if kind not in ELEMENTWISE and not elementwise:
+    if kind not in ELEMENTWISE and not elementwise and not says_who_owns(optimizer):
         why = _REASONS.get(kind.__name__, "only torch.optim's elementwise optimizers are known to be shardable")
         known = ", ".join(k.__name__ for k in ELEMENTWISE)
         raise ValueError(
-            f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}"
-            " (or pass elementwise=True for one of your own whose update is elementwise)"
+            f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}, or zerobench.zero.MuonWithAdamW"
+            " (or pass elementwise=True for one of your own whose update is elementwise; if it needs whole matrices,"
+            " give each of its groups owned=True, or False)"
         )
     held = {p for group in optimizer.param_groups for p in group["params"]}
     strangers = sum(p not in trainable and p.requires_grad for p in held)

@@ -20,7 +20,7 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from .. import labels
-from ..precision import Share
+from ..precision import Share, shaped_as
 from .segments import FactsOfParts
 
 Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
@@ -147,7 +147,7 @@ def _each_ready(
                 gradient = buffers.ready(share)
                 if gradient is not None and coefficient is not None:
                     gradient.mul_(_beside(coefficient, gradient))
-                share.tensor.grad = None if gradient is None else gradient.view(share.tensor.shape)
+                share.tensor.grad = None if gradient is None else shaped_as(share.tensor, gradient)
             labels.updates(tile)
             yield
             for share in tile:
@@ -161,7 +161,7 @@ class TileGroups:
     """
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
-        own = type(optimizer).__module__.startswith("torch.optim.")
+        own = type(optimizer).__module__.startswith(("torch.optim.", f"{__package__}.muon"))
         self._groups: list[dict[str, Any]] = optimizer.param_groups if own else []
         self._number = {id(one): number for number, group in enumerate(self._groups) for one in group["params"]}
 

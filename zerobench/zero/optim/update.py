@@ -62,7 +62,7 @@ class Update:
         self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
         most = self._tile_numel(units, tile_bytes)
         self.segments = [
-            OptimizerSegment(one, segment, unit.gradients, dimensions(optimizer, trainable[segment.parameter]))
+            self._segment(one, segment, unit)
             for unit in units
             for one in placement.ranges[unit]
             for segment in _segments_of(one, comm.rank, most)
@@ -77,6 +77,11 @@ class Update:
         optimizer.register_step_pre_hook(self._check_step)
         guard(optimizer)
         self._held = self._held_now()
+
+    def _segment(self, one: ShardRange, segment: Segment, unit: Unit) -> OptimizerSegment:
+        parameter = self.trainable[segment.parameter]
+        ndim = dimensions(self.optimizer, parameter)
+        return OptimizerSegment(one, segment, unit.gradients, ndim, self._orders[parameter])
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
         """Elements a tile, or None where one step over everything needs no memory beside the states."""

@@ -12,7 +12,7 @@ Autograd saves some weights as views and some as the leaf itself. Swapping in an
 nothing until the graph dies, and then give wrong gradients. So each unit has one storage for life, resized
 to nothing and back. While it is empty the parameters are views of a NaN: same shape, loud misuse.
 
-`adopt_group` makes units of a module group's parameters: one for each dtype and device, frozen ones apart.
+`adopt_group` makes units of a module group's parameters: one for each dtype and device, frozen and owned ones apart.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class GatheredUnit(Unit):
     ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes, placement)
         self.comm = comm
-        self.source = comm.new_source()
+        self.source = comm.new_source(layout.sizes)
         self._stamp = stamp
         self._hiding = hiding
         self.parameters = parameters = list(orders)
@@ -120,8 +120,8 @@ class GatheredUnit(Unit):
             return
         number = next(number for number, p in enumerate(self.parameters) if p is parameter)
         piece, flat = self.layout.pieces[number], self._orders[number].flatten(values)
-        first = self.rank * self.layout.shard_numel
-        start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
+        first = self.start
+        start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.shard_numel)
         if start < stop:
             part = flat[start - piece.offset : stop - piece.offset]
             self.placement.put(self, start - first, part)
@@ -154,7 +154,7 @@ class GatheredUnit(Unit):
             full = self.full_parameters
             full.untyped_storage().resize_(full.numel() * full.element_size())
             self.placement.fetch(self, self.own_slice(full))
-            self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self))
+            self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self), self.layout.sizes)
             self.unshard()
 
     def unshard(self) -> None:
@@ -236,22 +236,26 @@ class GatheredUnit(Unit):
         """The parameters have changed. A unit that stays gets everyone's: in full, for its shard is a view of them."""
         self.source.stale()
         if self.stays:
-            self.comm.exact.all_gather(self.full_parameters, self.name).wait()
+            self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
 
 
 def adopt_group(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
     """The units of the group `name`; `stays`: they are whole for good."""
     kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for p in parameters:
-        kinds.setdefault((p.requires_grad, p.dtype, p.device), []).append(p)
+        kinds.setdefault((p.requires_grad, p.dtype, p.device, p in engine.owners), []).append(p)
     names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
     return [_adopt_unit(engine, *one, stays) for one in zip(names, kinds.values(), strict=False)]
 
 
 def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
     index = {p: i for i, p in enumerate(engine.trainable)}
+    owners = None
+    if parameters[0] in engine.owners:
+        parameters = sorted(parameters, key=engine.owners.__getitem__)
+        owners = {index[p]: engine.owners[p] for p in parameters}
     numels = [(index.get(p, -1), p.numel()) for p in parameters]
-    layout = one_unit(numels, engine.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
+    layout = one_unit(numels, engine.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL, owners)
     dtypes = engine.options.dtypes_of(parameters[0].dtype, engine.comm.ranks)
     mine = {p: engine.orders[p] for p in parameters}
     unit = GatheredUnit(

@@ -58,6 +58,8 @@ class Unit:
         self.name = name
         self.layout = layout
         self.rank = comm.rank
+        self.start, stop = layout.bounds(comm.rank)
+        self.shard_numel = stop - self.start
         self.size = comm.size
         self.dtypes = dtypes
         self.placement = placement
@@ -79,7 +81,7 @@ class Unit:
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
-        return full.narrow(0, self.rank * self.layout.shard_numel, self.layout.shard_numel)
+        return full.narrow(0, self.start, self.shard_numel)
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         """Each parameter of a unit that is not always whole, with its view of the full buffer."""

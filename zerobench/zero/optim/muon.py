@@ -1,0 +1,97 @@
+"""torch's Muon over hidden matrices and AdamW over the rest, as one optimizer.
+
+    split          which parameters AdamW takes, by a list that is written down; Muon has the other matrices
+    MuonWithAdamW  one update: each matrix is orthogonalized once, the rest goes elementwise
+
+Muon: Keller Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024. torch.optim.Muon does the update,
+one call of its Newton-Schulz per matrix; the momentum is the only state, 4 bytes a parameter less than Adam has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .owned import OWNED
+from .step_by_tiles import raw_step
+
+REST = ("not_2d", "embeddings", "head")
+"""Words of a list of what AdamW takes, besides patterns of names: what is no matrix; weights of nn.Embedding; the last
+nn.Linear.
+"""
+
+
+PARTS: dict[bool, Any] = {True: optim.Muon, False: optim.AdamW}
+"""Value of a group's key OWNED -> the optimizer of the group."""
+
+
+class MuonWithAdamW(optim.Optimizer):
+    """torch.optim.Muon over the groups with `owned=True`, torch.optim.AdamW over those with `owned=False`.
+
+    A group's other options are theirs. States: `momentum_buffer` of a matrix; `step`, `exp_avg` and `exp_avg_sq` of the
+    rest. Raises ValueError for a group that does not say which it is.
+    """
+
+    def __init__(self, params: Iterable[dict[str, Any]]) -> None:
+        groups = [dict(group) for group in params]
+        if not all(isinstance(group.get(OWNED), bool) for group in groups):
+            raise ValueError("MuonWithAdamW: each group says owned=True (Muon) or owned=False (AdamW)")
+        made = [PARTS[group[OWNED]]([group]).param_groups[0] for group in groups]  # filled in and checked by torch
+        super().__init__(made, {"differentiable": False})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of what has a gradient: a matrix by one orthogonalization."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for owned, kind in PARTS.items():
+            part: optim.Optimizer = object.__new__(kind)  # over the same groups and states
+            vars(part).update(vars(self), param_groups=[one for one in self.param_groups if one[OWNED] is owned])
+            raw_step(part)
+        return loss
+
+
+def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Returns the trainable parameters that Muon takes, and those that AdamW takes: all that an entry of `rest` means.
+
+    An entry is a word of REST, or a pattern of names as a shell has them ("blocks.*.attention_in.weight"). Raises
+    ValueError for an empty list, an entry that means nothing, a parameter that is no matrix and in no entry, and where
+    no matrix is left.
+    """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    if not rest:
+        raise ValueError(f"the list of what AdamW takes is empty; use words of {', '.join(REST)}, and names")
+    taken: set[nn.Parameter] = set()
+    for entry in rest:
+        mine = _meant(model, entry, named)
+        if not mine and entry not in REST:
+            near = get_close_matches(entry, [*REST, *named], n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"use words of {', '.join(REST)}, or names of parameters"
+            raise ValueError(f"{entry!r} is no trainable parameter of {type(model).__name__}; {hint}")
+        taken.update(mine)
+    matrices = [p for p in named.values() if p not in taken]
+    flat = next((name for name, p in named.items() if p not in taken and p.dim() != 2), None)
+    if flat is not None:
+        raise ValueError(f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it")
+    if not matrices:
+        raise ValueError(
+            f"it takes every parameter of {type(model).__name__}, and leaves no matrix for Muon; use adamw"
+        )
+    return matrices, [p for p in named.values() if p in taken]
+
+
+def _meant(model: nn.Module, entry: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+    if entry == "not_2d":
+        return [p for p in named.values() if p.dim() != 2]
+    if entry in REST:
+        kind = nn.Embedding if entry == "embeddings" else nn.Linear
+        found: list[Any] = [module.weight for module in model.modules() if isinstance(module, kind)]
+        return found if entry == "embeddings" else found[-1:]
+    return [p for name, p in named.items() if fnmatchcase(name, entry)]

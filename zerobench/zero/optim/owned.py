@@ -1,0 +1,59 @@
+"""Optimizers that update a whole matrix at once: which rank owns which matrix.
+
+[Note: Owned]
+Newton-Schulz, or another function of a whole matrix, needs all of it on one rank. A parameter group says so by
+`owned=True`: each of its matrices then is *owned*: its gradient is reduced to its owner alone, who updates it and sends
+the new values to all. That is one reduction and one gather per matrix, as long as those of an elementwise optimizer: 2ψ
+under stages 1 and 2, 3ψ under stage 3. The owner's states are whole, and nobody else has any.
+
+    owners    of all matrices, the costliest first, each to the rank that has least to compute so far (LPT; Graham 1969)
+    segments  of an owned parameter: the parameter, in its own shape, on its owner, and none elsewhere
+
+Groups with `owned=False` stay elementwise, cut anywhere. An optimizer of a user's own, Shampoo or SOAP say, has its
+matrices owned by the same two words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn, optim
+
+OWNED = "owned"
+"""The key of a parameter group."""
+
+
+def says_who_owns(optimizer: optim.Optimizer) -> bool:
+    """Returns True where every group says whether its parameters are owned."""
+    return all(isinstance(group.get(OWNED), bool) for group in optimizer.param_groups)
+
+
+def cost_of(shape: Sequence[int]) -> int:
+    """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
+    square, and the product with X: 4m²n + 2m³.
+    """
+    m, n = sorted(shape)
+    return 4 * m * m * n + 2 * m**3
+
+
+def assign(costs: Sequence[int], ranks: int) -> list[int]:
+    """Returns the owner of each matrix: the costliest first, each to the rank with least so far, the lowest of several;
+    of equal costs the first.
+    """
+    loads, owner = [0] * ranks, [0] * len(costs)
+    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
+        owner[number] = rank = loads.index(min(loads))
+        loads[rank] += costs[number]
+    return owner
+
+
+def owners_of(optimizer: optim.Optimizer, trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
+    """Returns the owner of every trainable parameter that is owned. Raises ValueError for one that is no matrix."""
+    held = {p for group in optimizer.param_groups if group.get(OWNED) for p in group["params"]}
+    mine = [p for p in trainable if p in held and p.numel()]
+    if any(p.dim() != 2 for p in mine):
+        shape = next(tuple(p.shape) for p in mine if p.dim() != 2)
+        raise ValueError(
+            f"optimizer: a parameter of shape {shape} is in a group with owned=True, which is for matrices"
+        )
+    return dict(zip(mine, assign([cost_of(p.shape) for p in mine], ranks), strict=True))
