@@ -43,7 +43,7 @@ def facts_of(config: CellConfig) -> ModelFacts:
     leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}
     weighted = frozenset(name for name, one in leaves.items() if [*one.parameters(recurse=False)])
     units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
-    return ModelFacts(tuple(shapes_of(model)), weighted, units)
+    return ModelFacts(tuple(shapes_of(model, config.optimizer.block_numel)), weighted, units)
 
 
 def facts_if_any(config: CellConfig) -> ModelFacts | None:
@@ -85,8 +85,10 @@ def schedule_options(config: CellConfig) -> dict[str, Any]:
     return {"recomputes": config.recomputes, "arena": config.arena}
 
 
-def shapes_of(model: nn.Module) -> list[ParameterShape]:
-    """Returns theory's view of a model: its unique parameters in order, and their stage 3 units."""
+def shapes_of(model: nn.Module, block_numel: int = 1) -> list[ParameterShape]:
+    """Returns theory's view of a model: its unique parameters in order, and their stage 3 units. `block_numel`: the
+    elements whose optimizer states cannot be cut.
+    """
     units = unit_of_parameters(model, default_units(model))
     uses: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -102,6 +104,9 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
         of_root[p]["reads"] += (is_read_in_backward(owner),)
         of_root[p]["pinned"] |= is_read_anywhere(model, owner)
     return [
-        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **of_root[p])
+        ParameterShape(
+            p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), block_numel=block_numel,
+            **of_root[p],
+        )  # fmt: skip
         for p in numbers
     ]

@@ -11,7 +11,6 @@ from functools import cached_property, lru_cache
 
 from .shapes import ROOT, ParameterShape
 
-ALIGN_BYTES = 64
 PIECE_BYTES, SLOTS = 2**20, 2
 
 TAIL_NUMEL = 8
@@ -31,7 +30,7 @@ class ParameterSpan:
 class FlatBuffer:
     """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks.
 
-    `tail`: elements kept free at the end for the desync check.
+    `tail`: elements kept free at the end for the desync check. `align`: elements at whose multiples shards end.
     """
 
     spans: tuple[ParameterSpan, ...]
@@ -40,6 +39,7 @@ class FlatBuffer:
     """None: the whole buffer is one unit."""
     world_size: int
     tail: int = 0
+    align: int = 1
 
     @property
     def end(self) -> int:
@@ -49,7 +49,7 @@ class FlatBuffer:
     @cached_property
     def units(self) -> list[tuple[int, int]]:
         """(start, padded elements) of each unit."""
-        step = self.world_size * ALIGN_BYTES // self.element_bytes
+        step = self.world_size * self.align
         size = self.unit_numel or _up(self.end, step)
         return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
 
@@ -113,23 +113,21 @@ def lay_out(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int = TAIL_NUMEL
 ) -> FlatBuffer:
     """Lays the parameters `indices`, all of one element size, end to end: one unit."""
-    size = shapes[indices[0]].element_bytes if indices else 4
-    align = ALIGN_BYTES // size
+    size, align = _kind(shapes, indices)
     spans, end = [], 0
     for i in indices:
         if shapes[i].numel:
             start = _up(end, align)
             end = start + shapes[i].numel
             spans.append(ParameterSpan(i, start, end))
-    return FlatBuffer(tuple(spans), size, None, world_size, tail)
+    return FlatBuffer(tuple(spans), size, None, world_size, tail, align)
 
 
 def lay_out_buckets(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, bucket_bytes: int
 ) -> list[FlatBuffer]:
     """Parameters in buckets of at most `bucket_bytes`, rounded up; a larger one alone, in equal buckets."""
-    size = shapes[indices[0]].element_bytes if indices else 4
-    align = ALIGN_BYTES // size
+    size, align = _kind(shapes, indices)
     most = _up(bucket_bytes // size, world_size * align)
     buffers: list[FlatBuffer] = []
     group: list[int] = []
@@ -146,12 +144,18 @@ def lay_out_buckets(
             group, filled = [], 0
         if numel > most:
             step = _up(-(-numel // -(-numel // most)), world_size * align)
-            buffers.append(FlatBuffer((ParameterSpan(i, 0, numel),), size, step, world_size))
+            buffers.append(FlatBuffer((ParameterSpan(i, 0, numel),), size, step, world_size, align=align))
         elif numel:
             group.append(i)
             filled += _up(numel, align)
     close()
     return buffers
+
+
+def _kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> tuple[int, int]:
+    """Bytes of an element, and the elements at whose multiples parameters start and shards end."""
+    one = shapes[indices[0]] if indices else ParameterShape(0, 4, True, ROOT)
+    return one.element_bytes, one.align
 
 
 def slots_bytes(padded_bytes: int, world_size: int) -> int:

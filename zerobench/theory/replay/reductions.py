@@ -28,13 +28,13 @@ class UnitGradients:
     gradient_bytes: int
     wire_bytes: int
     casts: bool
-    element_bytes: int
+    align: int
 
     @staticmethod
     def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> UnitGradients:
         """Returns the gradients of a unit of `numel` elements that holds a parameter of `shape`."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
-        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
+        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.align)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
@@ -119,7 +119,7 @@ class Reductions:
     def _hold_shard(self, unit: UnitGradients) -> None:
         if not self.keeps_whole:
             shard = unit.numel // self.n
-            away = self.tiers.gradients_away(shard, unit.element_bytes)
+            away = self.tiers.gradients_away(shard, unit.align)
             self._arrive(unit, away)
             here = shard - away
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)

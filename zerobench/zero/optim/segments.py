@@ -27,16 +27,18 @@ from ..gradients.bucket_base import GradientBucket
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import ShardRange
 from ..precision import Share
+from .low_bit import AdamW8bit, AdamWBf16, block_of
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
-    optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
+    optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD, AdamW8bit, AdamWBf16,
 )  # fmt: skip
-"""Optimizers whose update of an element depends on that element alone, so that a shard can be updated apart."""
+"""Optimizers whose update of an element depends on that element alone, or on its block of elements that no shard cuts,
+so that a shard can be updated apart."""
 
 _REASONS = {
     "LBFGS": "its line search and history mix all parameters",
-    "Adafactor": "it factors each matrix's second moment over whole rows and columns",
+    **dict.fromkeys(("Adafactor", "CAME"), "it factors each matrix's second moment over whole rows and columns"),
     "Muon": "it orthogonalizes whole matrices",
     "SparseAdam": "it takes sparse gradients, which flat buffers do not hold",
 }
@@ -176,10 +178,9 @@ def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
             raise _refusal(f"group {number} has {len(given)} parameters and this optimizer's {len(mine)} segments")
         for key, segment in zip(given, mine, strict=True):
             for name, value in _tensors_of(optimizer, saved["state"].get(key, {})):
-                if value.shape != segment.shape:
-                    words = (
-                        f"{name!r} of parameter {key} is {tuple(value.shape)} and the segment {tuple(segment.shape)}"
-                    )
+                wanted = segment.shape if (block := block_of(optimizer, name)) == 1 else (-(-len(segment) // block),)
+                if value.shape != wanted:
+                    words = f"{name!r} of parameter {key} is {tuple(value.shape)}, and here {tuple(wanted)}"
                     raise _refusal(words)
 
 

@@ -32,7 +32,7 @@ from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
 from ..parameters.versions import fingerprint
 from ..precision import Dtypes
-from .unit import ALIGN_BYTES, Unit
+from .unit import Unit, align_numel
 
 if TYPE_CHECKING:
     from ..stage3 import Stage3
@@ -251,7 +251,8 @@ def adopt_group(engine: Stage3, name: str, parameters: list[nn.Parameter], stays
 def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
     index = {p: i for i, p in enumerate(engine.trainable)}
     numels = [(index.get(p, -1), p.numel()) for p in parameters]
-    layout = one_unit(numels, engine.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
+    align = align_numel(engine.optimizer, parameters[0].element_size())
+    layout = one_unit(numels, engine.comm.size, align, STAMP_NUMEL)
     dtypes = engine.options.dtypes_of(parameters[0].dtype, engine.comm.ranks)
     mine = {p: engine.orders[p] for p in parameters}
     unit = GatheredUnit(
