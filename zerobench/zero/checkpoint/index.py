@@ -194,10 +194,10 @@ def write_index(path: Path, metadata: Metadata) -> None:
     places: dict[MetadataIndex, FileOffset] = metadata.storage_data
     tensors = {name: _to_json(name, tensor, places) for name, tensor in metadata.state_dict_metadata.items()}
     files = {place.file.name: [place.file.size, place.file.sha256] for place in places.values()}
-    contents = {"facts": facts, "tensors": tensors, "files": files}
     facts = metadata.planner_data
+    contents = {"facts": facts, "tensors": tensors, "files": files}
     has_order = any("order" in kind for kind in facts["parameters"].values())
-    states = (state for states in facts["optimizer"]["states"].values() for state in states.values())
+    states = (one for mine in facts["optimizer"]["states"].values() for one in mine.values())
     version = 3 if any(map(is_blocks, states)) else 2 if has_order else 1
     whole = {"format": FORMAT, "version": version, "sha256": _digest(contents), "contents": contents}
     path.write_text(json.dumps(whole))
