@@ -143,7 +143,7 @@ reference: setup
 	  --out $(REFERENCE)/memory_cap/searches.md
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
-	for name in buckets tiers offload delayed groups nodes residual; do \
+	for name in buckets tiers offload delayed groups nodes residual low_bit; do \
 	  $(RUN) -m zerobench budget record --file results/budgets/$$name.yaml experiment=budget_$$name || exit $$?; \
 	done
 	$(MAKE) plots

@@ -44,6 +44,11 @@ _REASONS = {
 }
 
 
+def why_not_sharded(name: str) -> str | None:
+    """Returns what an optimizer of this name does that shards do not allow; None for others."""
+    return {kind.lower(): why for kind, why in _REASONS.items()}.get(name.lower())
+
+
 class OptimizerSegment(Share):
     """A segment as the optimizer holds it: `tensor` is a view of the master of a range of its unit's shard.
 
@@ -90,7 +95,7 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
     """
     kind = type(optimizer)
     if kind not in ELEMENTWISE and not elementwise:
-        why = _REASONS.get(kind.__name__, "only torch.optim's elementwise optimizers are known to be shardable")
+        why = why_not_sharded(kind.__name__) or "only torch.optim's elementwise optimizers are known to be shardable"
         known = ", ".join(k.__name__ for k in ELEMENTWISE)
         raise ValueError(
             f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}"
