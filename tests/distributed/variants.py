@@ -114,7 +114,9 @@ VARIANTS: dict[str, Variant] = {
     "zero1 foreach": _of("zero1", lambda n: 8 + 8 / n, 2, optimizer=AdamW(implementation="foreach")),
     # states of fewer bits: blocks of 256 elements, which nothing cuts
     "zero1 adamw8bit": _of("zero1", lambda n: 8 + (2 + 8 / 256) / n, optimizer=Adamw8bit()),
-    "zero2 adamw8bit bf16": _of("zero2", lambda n: 2 + (6 + 2 + 8 / 256) / n, precision=SMALL_TILE, optimizer=Adamw8bit()),
+    "zero2 adamw8bit bf16": _of(
+        "zero2", lambda n: 2 + (6 + 2 + 8 / 256) / n, precision=SMALL_TILE, optimizer=Adamw8bit()
+    ),
     "zero3 adamw8bit": _of("zero3", lambda n: (8 + 2 + 8 / 256) / n, optimizer=Adamw8bit()),
     "zero3 adamw_bf16": _of("zero3", lambda n: 12 / n, optimizer=AdamwBf16()),
     # frozen parts, modules called twice

@@ -105,7 +105,13 @@ def shapes_of(model: nn.Module, block_numel: int = 1) -> list[ParameterShape]:
         of_root[p]["pinned"] |= is_read_anywhere(model, owner)
     return [
         ParameterShape(
-            p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), block_numel=block_numel,
+            p.numel(),
+            p.element_size(),
+            p.requires_grad,
+            units[p],
+            uses[p],
+            beside.get(p),
+            block_numel=block_numel,
             **of_root[p],
         )  # fmt: skip
         for p in numbers
