@@ -329,14 +329,14 @@ class LowBitAdamW(Betas):
 
 @dataclass
 class Adamw8bit(LowBitAdamW):
-    """zerobench.zero.optim.low_bit.AdamW8bit: 8-bit states, 2.03 bytes per parameter instead of 8."""
+    """Our AdamW8bit: 8-bit states, 2.03 bytes per parameter instead of 8."""
 
     name: str = "adamw8bit"
 
 
 @dataclass
 class AdamwBf16(LowBitAdamW):
-    """zerobench.zero.optim.low_bit.AdamWBf16: bf16 states, rounded stochastically, 4 bytes per parameter instead of 8."""
+    """Our AdamWBf16: bf16 states, rounded stochastically, 4 bytes per parameter instead of 8."""
 
     name: str = "adamw_bf16"
 

@@ -113,6 +113,6 @@ def shapes_of(model: nn.Module, block_numel: int = 1) -> list[ParameterShape]:
             beside.get(p),
             block_numel=block_numel,
             **of_root[p],
-        )  # fmt: skip
+        )
         for p in numbers
     ]

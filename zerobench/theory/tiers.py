@@ -44,7 +44,7 @@ class TierShape:
     direct: bool = True
 
     def leaving(self, shard_numel: int, align: int) -> int:
-        """Returns how many elements leave of a shard, from its start: a fraction, rounded up to a multiple of `align`."""
+        """Returns how many elements leave of a shard, from its start: a fraction, up to a multiple of `align`."""
         part = math.ceil(shard_numel * self.fraction)
         return min(shard_numel, -(-part // align) * align)
 

@@ -22,6 +22,7 @@ that they do not depend on the partition either, and a checkpoint holds no gener
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +39,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def block_numel(optimizer: object) -> int:
-    """Elements of a parameter whose states cannot be cut: the attribute `block_numel` of an optimizer or its class, or 1."""
+    """Elements whose states cannot be cut: the attribute `block_numel` of an optimizer or its class, or 1."""
     return int(getattr(optimizer, "block_numel", 1))
 
 
@@ -104,7 +105,8 @@ class LowBitAdamW(optim.Optimizer):
             parameter.copy_(order.view(flat))
 
     def _update_part(
-        self, flat: torch.Tensor, gradient: torch.Tensor, kept: dict[str, torch.Tensor], group: dict[str, Any], step: int
+        self, flat: torch.Tensor, gradient: torch.Tensor, kept: dict[str, torch.Tensor], group: dict[str, Any],
+        step: int,
     ) -> None:  # fmt: skip
         """The operations of torch.optim.AdamW(foreach=False), in its order."""
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
@@ -137,7 +139,7 @@ class AdamW8bit(LowBitAdamW):
 
     block_numel = BLOCK_NUMEL
     per_block = tuple(f"{key}_scale" for key in MOMENTS)
-    dtypes: ClassVar = {key: torch.uint8 for key in MOMENTS} | {f"{key}_scale": torch.float32 for key in MOMENTS}
+    dtypes: ClassVar = dict.fromkeys(MOMENTS, torch.uint8) | dict.fromkeys(per_block, torch.float32)
 
     def _decode(self, key: str, kept: dict[str, torch.Tensor]) -> torch.Tensor:
         codes, scale = kept[key], kept[f"{key}_scale"]
@@ -148,7 +150,7 @@ class AdamW8bit(LowBitAdamW):
         scale = kept[f"{key}_scale"].copy_(blocks.abs().amax(1))
         parts = values / _spread(torch.where(scale == 0, 1, scale), values.numel())
         levels = LEVELS[key]
-        middles = [(low + high) / 2 for low, high in zip(levels, levels[1:], strict=False)]
+        middles = [(low + high) / 2 for low, high in pairwise(levels)]
         codes = torch.bucketize(parts, _on(values.device, middles), out_int32=True)
         kept[key].copy_(codes.clamp_(min=1) if key == "exp_avg_sq" else codes)  # 0: see the first note
 
