@@ -131,9 +131,9 @@ docs: .venv/documents
 	$(RUN) -m pip check
 	@touch .venv/documents
 
-# The experiments that figures and tables are made of: FIGURES in analysis/common.py.
+# The experiments that figures and tables are made of: FIGURES in analysis/common.py, and one with a table only.
 reference: setup
-	for name in $$($(RUN) analysis/all.py --experiments); do \
+	for name in $$($(RUN) analysis/all.py --experiments) low_bit; do \
 	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
 	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \

@@ -14,6 +14,7 @@ from tests import zoo
 from tests.cells import cell
 from zerobench.config import schema_memory
 from zerobench.config.schema_training import Adamw8bit, AdamwBf16
+from zerobench import cli
 from zerobench.zero import NvmeOffload
 from zerobench.zero.optim.low_bit import LEVELS, MOMENTS, AdamW8bit, AdamWBf16, round_stochastically
 
@@ -114,3 +115,26 @@ def test_the_engine_refuses_files_and_factored_states(tmp_path: Path) -> None:
     for wrong in ({"lr": -1.0}, {"betas": (0.9, 1.0)}, {"foreach": True}):
         with pytest.raises(ValueError, match=f"AdamW8bit: {next(iter(wrong))} is out of range"):
             AdamW8bit(model.parameters(), **wrong)
+
+
+def test_a_config_with_a_factored_optimizer_is_told_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["estimate", "optimizer=adafactor"]) == 2
+    assert "optimizer=adafactor: no such optimizer: it cannot be sharded, since it factors" in capsys.readouterr().err
+
+
+def test_blocks_are_loaded_in_the_memory_order_that_they_were_saved_in_alone(tmp_path: Path) -> None:
+    """Codes could be put in another order, but a block would then have elements of several."""
+
+    def engine_of(order: torch.memory_format) -> Any:
+        model = nn.Conv2d(4, 8, 3).to(memory_format=order)
+        return zerobench.initialize(model, AdamW8bit(model.parameters()), "zero2")
+
+    engine = engine_of(torch.channels_last)
+    engine.backward(engine(torch.ones(1, 4, 3, 3)).sum())
+    engine.step()
+    engine.save(tmp_path / "saved")
+    engine_of(torch.channels_last).load(tmp_path / "saved")
+    with pytest.raises(
+        (ValueError, RuntimeError), match="exp_avg_scale has blocks of elements in the parameter's memory"
+    ):
+        engine_of(torch.contiguous_format).load(tmp_path / "saved")

@@ -343,7 +343,8 @@ class AdamwBf16(LowBitAdamW):
 
 OPTIMIZERS: dict[str, type] = {
     "sgd": Sgd, "adam": Adam, "adamw": AdamW, "adamax": Adamax, "nadam": NAdam, "radam": RAdam, "adagrad": Adagrad,
-    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd, "adamw8bit": Adamw8bit, "adamw_bf16": AdamwBf16,
+    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd, "adamw8bit": Adamw8bit,
+    "adamw_bf16": AdamwBf16,
 }  # fmt: skip
 
 
