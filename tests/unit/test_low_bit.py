@@ -12,9 +12,9 @@ from torch import nn
 import zerobench
 from tests import zoo
 from tests.cells import cell
+from zerobench import cli
 from zerobench.config import schema_memory
 from zerobench.config.schema_training import Adamw8bit, AdamwBf16
-from zerobench import cli
 from zerobench.zero import NvmeOffload
 from zerobench.zero.optim.low_bit import LEVELS, MOMENTS, AdamW8bit, AdamWBf16, round_stochastically
 
