@@ -133,13 +133,14 @@ docs: .venv/documents
 	$(RUN) -m pip check
 	@touch .venv/documents
 
-# The experiments that figures and tables are made of: FIGURES in analysis/common.py. Some of them: EXPERIMENTS="stages".
-EXPERIMENTS ?= $$($(RUN) analysis/all.py --experiments)
+# The experiments that figures and tables are made of: FIGURES in analysis/common.py, and one with a table only. Some of
+# them: EXPERIMENTS="stages".
+EXPERIMENTS ?= $$($(RUN) analysis/all.py --experiments) low_bit
 
 reference: experiments
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
-	for name in buckets tiers offload delayed groups nodes residual; do \
+	for name in buckets tiers offload delayed groups nodes residual low_bit; do \
 	  $(RUN) -m zerobench budget record --file results/budgets/$$name.yaml experiment=budget_$$name || exit $$?; \
 	done
 	$(MAKE) plots

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from zerobench.zero.optim.low_bit import AdamW8bit, AdamWBf16
+
 WIDTH, WORDS = 19, 37
 
 
@@ -190,6 +192,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
     "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
+    "adamw8bit": lambda p: AdamW8bit(p, lr=1e-2),
+    "adamw_bf16": lambda p: AdamWBf16(p, lr=1e-2),
 }
 
 

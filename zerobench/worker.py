@@ -182,7 +182,7 @@ def _build(
     seed_everything(config.seed)
     with probe.phase("init"):
         model = place_model(config, device)
-        shapes = shapes_of(model, config.optimizer.owned(model))
+        shapes = shapes_of(model, config.optimizer.owned(model), config.optimizer.block_numel)
         probe.adopt(model)
         optimizer = config.optimizer.build_for(model)
         options = config.precision.engine_options(config)

@@ -16,6 +16,11 @@ def test_every_choice_of_every_strategy_trains_as_the_plain_stage_does(tmp_path:
 
 
 @pytest.mark.thorough
+def test_states_of_fewer_bits_go_with_every_choice(tmp_path: Path) -> None:
+    compare(compositions.low_bit(2), 2, tmp_path)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", compositions.WORLDS)
 def test_every_pair_of_choices_trains_as_the_plain_stage_does(n: int, tmp_path: Path) -> None:
     """That it is every pair: tests/unit/test_composition.py."""

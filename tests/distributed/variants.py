@@ -15,7 +15,7 @@ from tests.cells import MODELS, cell
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Gpt, Model
 from zerobench.config.schema_memory import CheckpointActivations, FusedBuffers
-from zerobench.config.schema_training import AdamW, Bf16, Fp16, Fp32, Muon, Rprop
+from zerobench.config.schema_training import AdamW, Adamw8bit, AdamwBf16, Bf16, Fp16, Fp32, Muon, Rprop
 from zerobench.launch.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.worker import RankJob, RankRecord, run_rank
@@ -117,6 +117,13 @@ VARIANTS: dict[str, Variant] = {
     "zero2 muon": _of("zero2", None, 2, optimizer=Muon(), precision=SMALL_TILE, strategy=LATE, accumulation=2),
     "zero3 muon": _of("zero3", optimizer=Muon()),
     "megatron muon": _of("megatron", None, 2, optimizer=Muon(), precision=Bf16()),
+    # states of fewer bits: blocks of 256 elements, which nothing cuts
+    "zero1 adamw8bit": _of("zero1", lambda n: 8 + (2 + 8 / 256) / n, optimizer=Adamw8bit()),
+    "zero2 adamw8bit bf16": _of(
+        "zero2", lambda n: 2 + (6 + 2 + 8 / 256) / n, precision=SMALL_TILE, optimizer=Adamw8bit()
+    ),
+    "zero3 adamw8bit": _of("zero3", lambda n: (8 + 2 + 8 / 256) / n, optimizer=Adamw8bit()),
+    "zero3 adamw_bf16": _of("zero3", lambda n: 12 / n, optimizer=AdamwBf16()),
     # frozen parts, modules called twice
     "zero1 frozen": _of("zero1", model="half_frozen", bucket_bytes=4096),
     "zero3 frozen": _of("zero3", model="half_frozen", accumulation=2),

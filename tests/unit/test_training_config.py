@@ -42,14 +42,14 @@ def resolved(optimizer: schema_training.Optimizer) -> schema_training.Optimizer:
 def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: schema_training.Optimizer) -> None:
     chosen = resolved(optimizer)
     section = chosen.values()
-    parameters = [nn.Parameter(torch.randn(7, 11)), nn.Parameter(torch.randn(13))]
+    parameters = [nn.Parameter(torch.randn(7, 111)), nn.Parameter(torch.randn(13))]
     built = chosen.build(parameters)
     for _ in range(2):
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         built.step()
     kept = [value for state in built.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    expected = chosen.theory_shape().bytes_of(4 * (77 + 13), tensors=2)
+    expected = sum(chosen.theory_shape().bytes_of(parameter.numel(), 4) for parameter in parameters)
     assert sum(value.numel() * value.element_size() for value in kept) == expected
     fused = schema_training.KINDS[chosen.name].fused and optimizer.implementation in ("auto", "fused")
     assert bool(built.param_groups[0].get("fused")) == fused
@@ -85,6 +85,7 @@ def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
             {"optimizer": schema_training.NAdam(implementation="fused")},
             "torch has no fused nadam (it has sgd, adam, adamw,",
         ),
+        ({"optimizer": schema_training.Adamw8bit(implementation="foreach")}, "adamw8bit has a loop only; use loop"),
         ({"optimizer": schema_training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
         (
             {"optimizer": schema_training.Sgd(nesterov=True)},

@@ -30,6 +30,8 @@ from tools.docs.blocks_systems import MIB, pipes
 from tools.docs.blocks_times import disk, offload_time, step_costs, step_costs_link
 from tools.docs.committed import load
 from tools.docs.recorded import recorded
+from zerobench.config.schema_training import OPTIMIZERS
+from zerobench.judging.budget_file import read_budget
 from zerobench.plots.losses import losses
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
@@ -160,6 +162,26 @@ def delayed(root: Path) -> str:
     return f"Mean loss of the last 50 steps: {means[False]:.3f} as it is, {means[True]:.3f} delayed ({gap:+.3f})."
 
 
+def low_bit(root: Path) -> str:
+    """Bytes of each optimizer's states, by theory and measured, and its losses less AdamW's."""
+    lines = [
+        "| optimizer | states, bytes per parameter | measured on a rank of 2 | last 50 losses, mean | less adamw's |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    results, budget = load(root / "low_bit"), read_budget(root.parent.parent / "budgets/low_bit.yaml")
+    cells = [item for one in budget.environments.values() for item in one.cells.items()]
+    held = {next((name for name in OPTIMIZERS if name in label.split()), "adamw"): cell for label, cell in cells}
+    usual = None
+    for run in summarize(results.runs).itertuples():
+        name, mean = json.loads(run.config)["optimizer"]["name"], float(losses(results, run).iloc[-50:].mean())
+        usual = mean if usual is None else usual
+        psi, shape = 2**20, OPTIMIZERS[name](implementation="loop").theory_shape()
+        size = f"{int(held[name].limits['max_optimizer_bytes'].value):,} bytes"
+        each = f"{shape.states_bytes(psi, 4) / psi:g}"
+        lines.append(pipes([name, each, size, f"{mean:.4f}", f"{mean - usual:+.4f}"]))
+    return "\n".join(lines)
+
+
 def largest_model(root: Path) -> str:
     """Returns the largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
     rows = read(root.parent.parent / "largest_model")
@@ -205,6 +227,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "infinity": infinity,
     "offload_time": offload_time,
     "delayed": delayed,
+    "low_bit": low_bit,
     "disk": disk,
     "step_costs": step_costs,
     "step_costs_link": step_costs_link,

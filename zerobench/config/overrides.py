@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from ..zero.optim.segments import why_not_sharded
 from . import schema_memory, size_limits
 from .hydra_keys import (
     not_composed,
@@ -368,6 +369,8 @@ class Overrides(Composer):
             if choice not in known and not (group == "experiment" and choice is None):
                 hint = nearest(str(choice), known)
                 hint += f" (all of them: zerobench --help {group})" if "did you mean" in hint else ""
+                if group == "optimizer" and (why := why_not_sharded(str(choice))):
+                    hint = f": it cannot be sharded, since {why}"
                 if group in REGISTERED and "did you mean" not in hint:
                     hint += f"; if a script registers it, run that script: python SCRIPT {group}={choice!s}"
                 self.problems.append(f"{group}={choice!s}: no such {group}{hint}")

@@ -1,7 +1,9 @@
-"""How a model is trained: torch.optim's elementwise optimizers and Muon, precisions, and words that options may be.
+"""How a model is trained: torch.optim's elementwise optimizers, Muon, AdamW with states of fewer bits, precisions, and
+words that options may be.
 
-Elementwise: the update of an element depends on that element alone, so that a shard can be updated apart. Muon's
-matrices are owned whole by one rank each (zero/optim/owned.py). Defaults that are not torch's suit a small GPT.
+Elementwise: the update of an element depends on that element alone, or on its block of elements that no shard cuts, so
+that a shard can be updated apart. Muon's matrices are owned whole by one rank each (zero/optim/owned.py). Defaults that
+are not torch's suit a small GPT.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import nn, optim
 from ..sections import Key, known
 from ..strategies import names_with, spec_of, specs
 from ..theory.shapes import OptimizerShape, PrecisionShape
+from ..zero.optim.low_bit import AdamW8bit, AdamWBf16, block_numel
 from ..zero.optim.muon import REST, MuonWithAdamW, split
 from ..zero.optim.owned import OWNED
 from ..zero.options import TILE_BYTES
@@ -40,9 +43,10 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimizer of torch. `states`: tensors of the parameter's size that it keeps, as the options have it; `counts`:
+    """An optimizer. `states`: tensors of the parameter's size that it keeps, as the options have it; `counts`:
     4-byte scalars that it keeps of each tensor; `fused`: whether torch has a fused implementation; `fused_on_cuda`:
-    whether the oldest torch that we support has it there, too.
+    whether the oldest torch that we support has it there, too; `foreach`: whether it has that implementation;
+    `element_bytes`: of an element of a state; None: as many as of what is updated.
     """
 
     make: Callable[..., optim.Optimizer]
@@ -50,6 +54,8 @@ class Kind:
     counts: int
     fused: bool = False
     fused_on_cuda: bool = True
+    foreach: bool = True
+    element_bytes: int | None = None
 
 
 KINDS: dict[str, Kind] = {
@@ -65,6 +71,8 @@ KINDS: dict[str, Kind] = {
     "rprop": Kind(optim.Rprop, lambda _: 2, 1),
     "asgd": Kind(optim.ASGD, lambda _: 1, 3),
     "muon": Kind(optim.AdamW, lambda _: 2, 1, fused=True),  # its part that is AdamW
+    "adamw8bit": Kind(AdamW8bit, lambda _: 2, 0, foreach=False, element_bytes=1),
+    "adamw_bf16": Kind(AdamWBf16, lambda _: 2, 0, foreach=False, element_bytes=2),
 }
 
 
@@ -118,7 +126,14 @@ class Optimizer(Axis):
         return ()
 
     def theory_shape(self) -> OptimizerShape:
-        return OptimizerShape(self.states, KINDS[self.name].counts, self.implementation == "fused")
+        kind = KINDS[self.name]
+        fused = self.implementation == "fused"
+        return OptimizerShape(self.states, kind.counts, fused, kind.element_bytes, self.block_numel)
+
+    @property
+    def block_numel(self) -> int:
+        """Elements of a parameter whose states cannot be cut, since they have one scale; 1: no such states."""
+        return block_numel(KINDS[self.name].make)
 
     def validate(self, cell: CellConfig) -> list[str]:
         """Returns a sentence where torch cannot update, with this `implementation`, the strategy's parameters."""
@@ -139,6 +154,8 @@ class Optimizer(Axis):
             have = ", ".join(other for other, kind in KINDS.items() if kind.fused)
             words = f"torch has no fused {self.name} (it has {have}); use foreach, loop"
             return [f"optimizer.implementation=fused: {words}"]
+        if self.implementation == "foreach" and not KINDS[self.name].foreach:
+            return [f"optimizer.implementation=foreach: {self.name} has a loop only; use loop"]
         return []
 
     @property
@@ -151,7 +168,7 @@ def default_implementation(name: str, device: str) -> str:
     kind = KINDS[name]
     if kind.fused and (kind.fused_on_cuda or device != "cuda"):
         return "fused"
-    return "foreach" if device == "cuda" else "loop"
+    return "foreach" if device == "cuda" and kind.foreach else "loop"
 
 
 @dataclass
@@ -356,9 +373,44 @@ class Muon(Betas):
         return [f"{one}: {words}, or use optimizer=adamw" for one in named]
 
 
+@dataclass
+class LowBitAdamW(Betas):
+    """AdamW, ours, with states of fewer bits than those of torch. The strategies are ddp and our stages, which cut no
+    block of states (docs/how-to/low-bit-states.md).
+    """
+
+    weight_decay: float = WEIGHT_DECAY(0.01)
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        """Returns an error message if the strategy or the offload cannot keep such states."""
+        if spec_of(cell.strategy.name).partitions_as:
+            ours = [name for name, spec in specs().items() if spec.theory is not None]
+            words = f"strategy={cell.strategy.name} has no rule to cut its states; use strategy={', '.join(ours)}"
+            return [f"optimizer={self.name}: {words}"]
+        if cell.offload.name == "nvme" and self.block_numel > 1:
+            words = "offload=nvme has files for states of a parameter's size, and none for those of its blocks"
+            return [f"optimizer={self.name}: {words}; use offload=cpu, or optimizer=adamw_bf16"]
+        return []
+
+
+@dataclass
+class Adamw8bit(LowBitAdamW):
+    """Our AdamW8bit: 8-bit states, 2.03 bytes per parameter instead of 8."""
+
+    name: str = "adamw8bit"
+
+
+@dataclass
+class AdamwBf16(LowBitAdamW):
+    """Our AdamWBf16: bf16 states, rounded stochastically, 4 bytes per parameter instead of 8."""
+
+    name: str = "adamw_bf16"
+
+
 OPTIMIZERS: dict[str, type] = {
     "sgd": Sgd, "adam": Adam, "adamw": AdamW, "adamax": Adamax, "nadam": NAdam, "radam": RAdam, "adagrad": Adagrad,
-    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd, "muon": Muon,
+    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd, "muon": Muon, "adamw8bit": Adamw8bit,
+    "adamw_bf16": AdamwBf16,
 }  # fmt: skip
 
 

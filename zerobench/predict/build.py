@@ -44,7 +44,8 @@ def facts_of(config: CellConfig) -> ModelFacts:
     leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}
     weighted = frozenset(name for name, one in leaves.items() if [*one.parameters(recurse=False)])
     units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
-    return ModelFacts(tuple(shapes_of(model, config.optimizer.owned(model))), weighted, units)
+    optimizer = config.optimizer
+    return ModelFacts(tuple(shapes_of(model, optimizer.owned(model), optimizer.block_numel)), weighted, units)
 
 
 def facts_if_any(config: CellConfig) -> ModelFacts | None:
@@ -86,9 +87,9 @@ def schedule_options(config: CellConfig) -> dict[str, Any]:
     return {"recomputes": config.recomputes, "arena": config.arena}
 
 
-def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = ()) -> list[ParameterShape]:
+def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = (), block_numel: int = 1) -> list[ParameterShape]:
     """Returns theory's view of a model: its unique parameters in order, and their stage 3 units. `owned`: matrices that
-    the optimizer needs whole.
+    the optimizer needs whole; `block_numel`: the elements whose optimizer states cannot be cut.
     """
     units = unit_of_parameters(model, default_units(model))
     uses: dict[nn.Parameter, int] = {}
@@ -107,6 +108,15 @@ def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = ()) -> list[Pa
         of_root[p]["reads"] += (is_read_in_backward(owner),)
         of_root[p]["pinned"] |= is_read_anywhere(model, owner)
     return [
-        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **of_root[p])
+        ParameterShape(
+            p.numel(),
+            p.element_size(),
+            p.requires_grad,
+            units[p],
+            uses[p],
+            beside.get(p),
+            block_numel=block_numel,
+            **of_root[p],
+        )
         for p in numbers
     ]

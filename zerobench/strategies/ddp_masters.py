@@ -25,10 +25,8 @@ from ..zero.optim.segments import swap_parameters
 from ..zero.optim.step_by_tiles import update_tiles
 from ..zero.options import TILE_BYTES
 from ..zero.precision import HALF, GradientScaling, LossScaling, Share, norm_of, sum_of_powers, tiles_of
+from ..zero.units.unit import align_numel
 from .ddp import DdpEngine
-
-ALIGN = 16
-"""Shares end at multiples of 64 bytes, so that fused kernels round as on the whole (zero/layout.py says why)."""
 
 
 class ParameterShare(Share):
@@ -62,7 +60,8 @@ class MasterDdpEngine(DdpEngine):
         self._orders = {p: MemoryOrder.of(p) for p in self._parameters}
         named = {p: name for name, p in module.named_parameters()}
         self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
-        most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
+        align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
+        most = max(tile_bytes // 4 // align, 1) * align
         owned = owners_of(optimizer, self._parameters, 1)
         shares = [
             share for i, p in enumerate(self._parameters) for share in self._shares_of(i, None if p in owned else most)

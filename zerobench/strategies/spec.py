@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from ..theory.shapes import OptimizerShape, ParameterShape, master_bytes
+from ..theory.shapes import OptimizerShape, ParameterShape, updated_bytes
 from ..theory.strategy import StrategyTheory
 
 Build = Callable[..., Any]
@@ -139,5 +139,5 @@ def fullest_rank(shapes: Sequence[ParameterShape], ranks: int, optimizer: Optimi
     for shape in sorted(shapes, key=lambda one: -one.numel):
         rank = given.index(min(given))
         given[rank] += shape.numel
-        kept[rank] += optimizer.bytes_of(master_bytes(shape), 1) * shape.trainable
+        kept[rank] += optimizer.bytes_of(shape.numel, updated_bytes(shape)) * shape.trainable
     return kept.index(max(kept))

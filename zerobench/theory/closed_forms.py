@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -48,6 +49,7 @@ from .shapes import (
     is_half,
     master_bytes,
     optimizer_of,
+    updated_bytes,
     wire_bytes,
 )
 from .strategy import StrategyShape, buffers_of, gathers_of, settle
@@ -152,12 +154,18 @@ def states_of(
         State("parameters", "P", parameters, n if theory.parameters else None, 1.0 - tiers.parameters, frozen),
         State("gradients", "G", gradients, reduced, 1 - tiers.fraction * tiers.gradients),
         State("master", "O", masters, updated, kept),
-        State(
-            "optimizer", "O", sum(optimizer_of(optimizer, s).states * master_bytes(s) for s in trained), updated, kept
-        ),
+        State("optimizer", "O", _states_bytes(optimizer, trained), updated, kept),
         # cast to fp32 all at once, not tile by tile
         State("gradients", "O", cast if precision.tile_bytes is None else 0, updated),
     )
+
+
+def _states_bytes(optimizer: OptimizerShape, trained: Sequence[ParameterShape]) -> int:
+    """Bytes of all states, of scales as many as fill whole blocks."""
+    sizes: Counter[tuple[OptimizerShape, int]] = Counter()
+    for shape in trained:
+        sizes[optimizer_of(optimizer, shape), updated_bytes(shape)] += shape.numel
+    return sum(kept.states_bytes(numel, size) for (kept, size), numel in sizes.items())
 
 
 def state_formulas(

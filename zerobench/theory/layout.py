@@ -11,7 +11,6 @@ from functools import cached_property, lru_cache
 
 from .shapes import ROOT, ParameterShape, owners_of, trainable
 
-ALIGN_BYTES = 64
 PIECE_BYTES, SLOTS = 2**20, 2
 
 TAIL_NUMEL = 8
@@ -31,7 +30,7 @@ class ParameterSpan:
 class FlatBuffer:
     """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks.
 
-    `tail`: elements kept free at the end for the desync check.
+    `tail`: elements kept free at the end for the desync check. `align`: elements at whose multiples shards end.
     """
 
     spans: tuple[ParameterSpan, ...]
@@ -40,6 +39,7 @@ class FlatBuffer:
     """None: the whole buffer is one unit."""
     world_size: int
     tail: int = 0
+    align: int = 1
     sizes: tuple[int, ...] | None = None
     """Elements of each rank's shard of owned matrices, which are one unit; None: all ranks have as many."""
 
@@ -53,7 +53,7 @@ class FlatBuffer:
         """(start, padded elements) of each unit."""
         if self.sizes is not None:
             return [(0, sum(self.sizes))]
-        step = self.world_size * ALIGN_BYTES // self.element_bytes
+        step = self.world_size * self.align
         size = self.unit_numel or _up(self.end, step)
         return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
 
@@ -127,8 +127,7 @@ def lay_out(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int = TAIL_NUMEL
 ) -> FlatBuffer:
     """Lays the parameters `indices`, all of one element size, end to end: one unit."""
-    size = shapes[indices[0]].element_bytes if indices else 4
-    align = ALIGN_BYTES // size
+    size, align = _kind(shapes, indices)
     if indices and shapes[indices[0]].matrix is not None:
         return _lay_out_owned(shapes, indices, world_size, tail)
     spans, end = [], 0
@@ -137,13 +136,12 @@ def lay_out(
             start = _up(end, align)
             end = start + shapes[i].numel
             spans.append(ParameterSpan(i, start, end))
-    return FlatBuffer(tuple(spans), size, None, world_size, tail)
+    return FlatBuffer(tuple(spans), size, None, world_size, tail, align)
 
 
 def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int) -> FlatBuffer:
     """Lays matrices in the order of their owners, each in its owner's shard."""
-    size, owners = shapes[indices[0]].element_bytes, _owners(tuple(shapes), world_size)
-    align = ALIGN_BYTES // size
+    (size, align), owners = _kind(shapes, indices), _owners(tuple(shapes), world_size)
     spans, sizes, end = [], [], 0
     mine: dict[int, list[int]] = {}
     for i in indices:
@@ -155,7 +153,7 @@ def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], wor
             end = _up(end + shapes[i].numel, align)
         end = _up(end + tail * (rank == world_size - 1), align)
         sizes.append(end - start)
-    return FlatBuffer(tuple(spans), size, None, world_size, tail, tuple(sizes))
+    return FlatBuffer(tuple(spans), size, None, world_size, tail, align, tuple(sizes))
 
 
 _owners = lru_cache(maxsize=16)(owners_of)
@@ -172,8 +170,7 @@ def lay_out_buckets(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, bucket_bytes: int
 ) -> list[FlatBuffer]:
     """Parameters in buckets of at most `bucket_bytes`, rounded up; a larger one alone, in equal buckets."""
-    size = shapes[indices[0]].element_bytes if indices else 4
-    align = ALIGN_BYTES // size
+    size, align = _kind(shapes, indices)
     most = _up(bucket_bytes // size, world_size * align)
     buffers: list[FlatBuffer] = []
     group: list[int] = []
@@ -192,12 +189,18 @@ def lay_out_buckets(
             buffers.append(lay_out(shapes, [i], world_size, tail=0))
         elif numel > most:
             step = _up(-(-numel // -(-numel // most)), world_size * align)
-            buffers.append(FlatBuffer((ParameterSpan(i, 0, numel),), size, step, world_size))
+            buffers.append(FlatBuffer((ParameterSpan(i, 0, numel),), size, step, world_size, align=align))
         elif numel:
             group.append(i)
             filled += _up(numel, align)
     close()
     return buffers
+
+
+def _kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> tuple[int, int]:
+    """Bytes of an element, and the elements at whose multiples parameters start and shards end."""
+    one = shapes[indices[0]] if indices else ParameterShape(0, 4, True, ROOT)
+    return one.element_bytes, one.align
 
 
 def slots_bytes(padded_bytes: int, world_size: int, own_bytes: int | None = None) -> int:

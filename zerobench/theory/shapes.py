@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+
+ALIGN_BYTES = 64
 
 ROOT = ""
 """The ZeRO-3 unit of parameters in no module group."""
@@ -28,8 +31,15 @@ class ParameterShape:
     beside: int | None = None
     reads: tuple[bool, ...] = ()
     pinned: bool = False
+    block_numel: int = 1
+    """Elements whose optimizer states cannot be cut."""
     matrix: tuple[int, int] | None = None
     """Rows and columns, if the optimizer needs the matrix whole: one rank owns it."""
+
+    @property
+    def align(self) -> int:
+        """Elements at whose multiples parameters of this kind start, and shards end."""
+        return math.lcm(ALIGN_BYTES // self.element_bytes, self.block_numel)
 
     @property
     def cost(self) -> int:
@@ -41,17 +51,31 @@ class ParameterShape:
 @dataclass(frozen=True)
 class OptimizerShape:
     """An optimizer. `states`: tensors of the parameter's size that it keeps; `counts`: 4-byte scalars per tensor.
-    `fused`: an update needs no temporaries. `owned`: the same of matrices that it needs whole.
+    `fused`: an update needs no temporaries. `element_bytes`: of an element of a state; None: as many as of what is
+    updated. `block_numel`: elements for which a state has a 4-byte scale; 1: none. `owned`: all of these of matrices
+    that it needs whole.
     """
 
     states: int
     counts: int
     fused: bool = True
+    element_bytes: int | None = None
+    block_numel: int = 1
     owned: OptimizerShape | None = None
 
-    def bytes_of(self, size: int, tensors: int) -> int:
-        """Returns the bytes kept for `tensors` parameters of `size` bytes in all."""
-        return self.states * size + 4 * self.counts * tensors
+    @property
+    def align(self) -> int:
+        """Elements at whose multiples what is updated in fp32 is cut."""
+        return math.lcm(ALIGN_BYTES // 4, self.block_numel)
+
+    def states_bytes(self, numel: int, master_bytes: int) -> int:
+        """Returns the bytes of the states of one tensor of `numel` elements, updated in `master_bytes` each."""
+        scales = 4 * -(-numel // self.block_numel) if self.block_numel > 1 else 0
+        return self.states * (numel * (self.element_bytes or master_bytes) + scales)
+
+    def bytes_of(self, numel: int, master_bytes: int) -> int:
+        """Returns these with the tensor's counts."""
+        return self.states_bytes(numel, master_bytes) + 4 * self.counts
 
 
 @dataclass(frozen=True)
@@ -130,8 +154,13 @@ def is_half(shape: ParameterShape) -> bool:
 
 
 def master_bytes(shape: ParameterShape) -> int:
-    """Bytes of what the optimizer updates, and of each of its states: fp32, or the parameter's own dtype above."""
-    return shape.numel * max(4, shape.element_bytes)
+    """Bytes of what the optimizer updates, and usually of each of its states."""
+    return shape.numel * updated_bytes(shape)
+
+
+def updated_bytes(shape: ParameterShape) -> int:
+    """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
+    return max(4, shape.element_bytes)
 
 
 def gradient_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:

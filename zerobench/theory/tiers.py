@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-ALIGN_BYTES = 64
 STAGING_NUMEL, STAGING = 2**20, 2
 POOL_ALIGN_BYTES = 4096
 
@@ -44,19 +43,18 @@ class TierShape:
     buffers: int = 0
     direct: bool = True
 
-    def leaving(self, shard_numel: int, element_bytes: int) -> int:
-        """Returns how many elements leave of a shard, from its start: a fraction, rounded up to 64 bytes."""
-        align = ALIGN_BYTES // element_bytes
+    def leaving(self, shard_numel: int, align: int) -> int:
+        """Returns how many elements leave of a shard, from its start: a fraction, up to a multiple of `align`."""
         part = math.ceil(shard_numel * self.fraction)
         return min(shard_numel, -(-part // align) * align)
 
-    def updates_away(self, shard_numel: int, element_bytes: int) -> int:
+    def updates_away(self, shard_numel: int, align: int) -> int:
         """Returns how many elements of a shard are updated on the host."""
-        return self.leaving(shard_numel, element_bytes) if self.optimizer else 0
+        return self.leaving(shard_numel, align) if self.optimizer else 0
 
-    def gradients_away(self, shard_numel: int, element_bytes: int) -> int:
+    def gradients_away(self, shard_numel: int, align: int) -> int:
         """Returns how many elements of a shard have gradients that leave as they are reduced."""
-        return self.leaving(shard_numel, element_bytes) if self.gradients else 0
+        return self.leaving(shard_numel, align) if self.gradients else 0
 
     @property
     def chunk_numel(self) -> int | None:

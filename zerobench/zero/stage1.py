@@ -25,7 +25,7 @@ from .layout import Layout, buckets
 from .options import Options
 from .strategy import Strategy
 from .units.gathers_after_update import OverlappedParamGathers
-from .units.unit import ALIGN_BYTES, Unit
+from .units.unit import Unit, align_numel
 
 
 class WholeBucket(GradientBucket):
@@ -105,7 +105,8 @@ class Stage1(Strategy):
     def _runs(self, indices: list[int]) -> list[list[Layout]]:
         """The buffers of parameters of one kind."""
         like = self.trainable[indices[0]]
-        align, bucket_numel = (int(n) // like.element_size() for n in (ALIGN_BYTES, self.options.bucket_bytes))
+        align = align_numel(self.optimizer, like.element_size())
+        bucket_numel = int(self.options.bucket_bytes) // like.element_size()
         numels = [(i, self.trainable[i].numel()) for i in indices]
         owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
         return buckets(numels, bucket_numel, self.comm.size, align, owners)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..groups import GroupShape
-from ..layout import ALIGN_BYTES, FlatBuffer, buckets_of
+from ..layout import FlatBuffer, buckets_of
 from ..shapes import (
     OptimizerShape,
     ParameterShape,
@@ -26,6 +26,7 @@ from ..shapes import (
     micro_batches,
     optimizer_of,
     trainable,
+    updated_bytes,
 )
 from ..strategy import StrategyShape
 from ..tiers import NOWHERE, TierShape
@@ -42,13 +43,12 @@ def replay_ddp(
     """Plays a step of DDP, with fp32 masters where parameters are half: the bytes of any rank."""
     shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
     half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy.accumulate == "last"
-    most = (precision.tile_bytes or 0) // ALIGN_BYTES * ALIGN_BYTES if half else 0
+    align = 4 * optimizer.align
+    most = max(align, precision.tile_bytes // align * align) if half and precision.tile_bytes else 0
     replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
     replay.hold("master", "all", sum(master_bytes(shapes[i]) for i in trainable(shapes) if is_half(shapes[i])))
-    kept = [(shapes[i], master_bytes(shapes[i])) for i in used]
-    cut = [1 if s.matrix or not most else -(-size // most) for s, size in kept]
-    states = [optimizer_of(optimizer, s).bytes_of(size, n) for (s, size), n in zip(kept, cut, strict=True)]
-    replay.hold("optimizer", "all", sum(states))
+    kept = sum(_kept_bytes(shapes[i], 0 if shapes[i].matrix else most // 4, optimizer) for i in used)
+    replay.hold("optimizer", "all", kept)
     replay.hold("communication", "flags", flags_bytes(schedule) if strategy.find_unused_parameters else 0)
     replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in trainable(shapes)))
     for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
@@ -65,6 +65,13 @@ def replay_ddp(
                 replay.hold("gradients", ("unsynced", i), bytes_of(shapes[i]))
     if half:
         replay.hold("gradients", "tile", _largest_tile([shapes[i] for i in trainable(shapes)], most))
+
+
+def _kept_bytes(shape: ParameterShape, most: int, optimizer: OptimizerShape) -> int:
+    """Returns the bytes that an optimizer keeps of a parameter, cut at `most` elements (0: not cut, as is 0)."""
+    cuts = range(0, shape.numel, most) if most and shape.numel else (0,)
+    parts = (min(most or shape.numel, shape.numel - start) for start in cuts)
+    return sum(optimizer_of(optimizer, shape).bytes_of(numel, updated_bytes(shape)) for numel in parts)
 
 
 def _largest_tile(shapes: Sequence[ParameterShape], most: int) -> int:

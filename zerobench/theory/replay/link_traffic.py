@@ -55,6 +55,7 @@ class _Kind:
     """
 
     parameter: int
+    align: int
     master: int
     gradient: int
     wire: int
@@ -74,7 +75,7 @@ class _LinkTraffic:
         self.strategy, self.schedule, self.tiers, self.precision = strategy, schedule, tiers, precision
         self.n, self.copies = groups.shard_ranks, groups.world_size // groups.shard_ranks
         self.slices: Sequence[int] = range(self.n)
-        self.kept = 1 + optimizer.states
+        self.optimizer = optimizer
         self.norms = norms
         self.used = set(schedule.arrivals)
         self.reductions = strategy.reductions(schedule.micro_batches)
@@ -87,7 +88,7 @@ class _LinkTraffic:
             gathers = 1 if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
             shape = schedule.shapes[buffer.spans[0].parameter]
             kind = _Kind(
-                buffer.element_bytes, buffer.master_bytes, gradient_bytes(shape, self.precision),
+                buffer.element_bytes, buffer.align, buffer.master_bytes, gradient_bytes(shape, self.precision),
                 wire_bytes(shape, self.precision), unit is not None and self.tiers.parameters, gathers,
                 self.reductions if gathers else 0, shape.trainable,
             )  # fmt: skip
@@ -101,8 +102,8 @@ class _LinkTraffic:
                 shard, end = high - low, min(numel, buffer.spans[-1].stop - start) - low
                 self._gather(kind, shard)
                 if kind.trained:
-                    self._reduce(kind, self.tiers.gradients_away(shard, kind.parameter))
-                    gone = self.tiers.updates_away(shard, kind.parameter)
+                    self._reduce(kind, self.tiers.gradients_away(shard, kind.align))
+                    gone = self.tiers.updates_away(shard, kind.align)
                     self._update(kind, shard, gone, max(0, min(gone, end)))
         if kind.trained:
             for rank in self.slices:
@@ -122,7 +123,8 @@ class _LinkTraffic:
 
     def _update(self, kind: _Kind, shard: int, gone: int, end: int) -> None:
         """Adds the update of a shard: its first `gone` elements on the host, parameters ending at `end`."""
-        states = self.kept * self._chunks(gone, kind.master, end)
+        state = self._chunks(gone, self.optimizer.element_bytes or kind.master, end)
+        states = self._chunks(gone, kind.master, end) + self.optimizer.states * state
         self._count("read", states)
         self._count("write", states)
         if self.tiers.gradients:
@@ -141,8 +143,8 @@ class _LinkTraffic:
     def _update_segments(self, kind: _Kind, buffer: FlatBuffer, rank: int) -> None:
         """Adds what goes by segments: gradients to an optimizer in another tier, parameters up from host memory."""
         for parameter, _, first, numel, shard in buffer.held(rank):
-            gone = self.tiers.updates_away(shard, kind.parameter)
-            away = self.tiers.gradients_away(shard, kind.parameter)
+            gone = self.tiers.updates_away(shard, kind.align)
+            away = self.tiers.gradients_away(shard, kind.align)
             updated, given = (max(0, min(first + numel, stop) - first) for stop in (gone, away))
             if parameter in self.used:
                 self._count("down", max(0, updated - given) * kind.gradient)

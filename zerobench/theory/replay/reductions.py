@@ -30,7 +30,7 @@ class UnitGradients:
     gradient_bytes: int
     wire_bytes: int
     casts: bool
-    element_bytes: int
+    align: int
     own: int
     is_owned: bool
 
@@ -39,7 +39,7 @@ class UnitGradients:
         """Returns the gradients of a unit of `numel` elements that holds a parameter of `shape`."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
         is_owned = shape.matrix is not None
-        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.element_bytes, own, is_owned)
+        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.align, own, is_owned)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
@@ -125,7 +125,7 @@ class Reductions:
     def _hold_shard(self, unit: UnitGradients) -> None:
         if not self.keeps_whole:
             shard = unit.own
-            away = self.tiers.gradients_away(shard, unit.element_bytes)
+            away = self.tiers.gradients_away(shard, unit.align)
             self._arrive(unit, away)
             here = shard - away
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..layout import ALIGN_BYTES, FlatBuffer
+from ..layout import FlatBuffer
 from ..shapes import OptimizerShape, PrecisionShape, Schedule
 from ..tiers import NOWHERE, STAGING, STAGING_NUMEL, TierShape
 from .live_bytes import Replay
@@ -52,7 +52,7 @@ class Shards:
         if self.tiers.place == "nvme":
             replay.host.hold("communication", "pool", self.tiers.pool_bytes)
             replay.host.hold("optimizer", "counts", kept + self._absent_bytes())
-            replay.files += masters[True] + self.optimizer.states * self._away_bytes() + self._gradient_bytes()
+            replay.files += masters[True] + self._away_bytes() + self._gradient_bytes()
         else:
             replay.host.hold("master", "all", masters[True])
             replay.host.hold("optimizer", "all", kept)
@@ -104,13 +104,14 @@ class Shards:
             return None
         if self.optimizer.fused and not self.casts and self.tiers.place is None:
             return None
-        return max(ALIGN_BYTES, self.precision.tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
+        align = self.optimizer.align
+        return max(align, self.precision.tile_bytes // 4 // align * align)
 
     def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
         """Yields the elements of each shard that are updated on the host (`away`), or here, if any are."""
         for _, numel in buffer.units:
             shard = buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size
-            gone = self.tiers.updates_away(shard, buffer.element_bytes)
+            gone = self.tiers.updates_away(shard, buffer.align)
             if numel := gone if away else shard - gone:
                 yield numel
 
@@ -119,13 +120,14 @@ class Shards:
         return sum(self._units(buffer, away)) * buffer.master_bytes if beside else 0
 
     def _away_bytes(self) -> int:
-        """Bytes of one optimizer state of all elements that are updated on the host."""
-        return sum(sum(self._units(b, True)) * b.master_bytes for b in self.buffers)
+        """Bytes of the optimizer states of all elements that are updated on the host."""
+        sizes = ((numel, b.master_bytes) for b in self.buffers for numel in self._units(b, True))
+        return sum(self.optimizer.states_bytes(*size) for size in sizes)
 
     def _gradient_bytes(self) -> int:
         return sum(
             self.tiers.gradients_away(
-                buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size, buffer.element_bytes
+                buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size, buffer.align
             )
             * (self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes)
             for buffer in self.buffers
@@ -144,7 +146,7 @@ class Shards:
 
     def _kept_bytes(self, rank: int, used: set[int], away: bool, counts_only: bool = False) -> int:
         return sum(
-            self._optimizer_of(buffer).bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
+            self._optimizer_of(buffer).bytes_of(0 if counts_only else numel, buffer.master_bytes)
             for buffer in self.buffers
             for parameter, _, numel in self._segments(buffer, rank, away)
             if parameter in used
@@ -159,7 +161,7 @@ class Shards:
         """
         cut = self.tiers.chunk_numel if away else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
-            gone = self.tiers.updates_away(shard, buffer.element_bytes)
+            gone = self.tiers.updates_away(shard, buffer.align)
             low, high = (offset, min(offset + numel, gone)) if away else (max(offset, gone), offset + numel)
             while low < high:
                 number = 0 if cut is None else low // cut

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from .. import labels
+from ..optim.low_bit import block_of
 from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
 from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
@@ -45,8 +46,9 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
         whole = engine.trainable[segment.segment.parameter]
         _put(flats, f"master.{name}", whole, start, segment.tensor)
         for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
-            if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
-                _put(flats, f"optimizer.{name}.{key}", whole, start, value)
+            block = block_of(engine.optimizer, key)
+            if isinstance(value, torch.Tensor) and (block > 1 or value.shape == segment.tensor.shape):
+                _put(flats, f"optimizer.{name}.{key}", whole, start, value, block)
     for segment, gradient in engine.schedule.pending_gradients():
         index = segment.segment.parameter
         _put(flats, f"pending.{engine.names[index]}", engine.trainable[index], segment.segment.start, gradient)
@@ -85,11 +87,16 @@ class Targets:
         for name, buffer in buffers_of(engine.module).items():
             self._add_buffer(f"buffer.{name}", buffer)
 
-    def _add(self, key: str, name: str, parameter: nn.Parameter, start: int, chunk: torch.Tensor) -> None:
-        """Has `chunk` filled with elements from `start` of the parameter's flat tensor `key`, whose {} is its name."""
+    def _add(
+        self, key: str, name: str, parameter: nn.Parameter, start: int, chunk: torch.Tensor, block: int = 1
+    ) -> None:  # fmt: skip
+        """Has `chunk` filled with elements from `start` of the parameter's flat tensor `key`, whose {} is its name.
+
+        `block`: elements of the parameter for each of `chunk`.
+        """
         own, saved = self.engine.orders[parameter], saved_order(self.facts, name)
         if own.agrees(saved):
-            _put(self.flats, key.format(name), parameter, start, chunk)
+            _put(self.flats, key.format(name), parameter, start, chunk, block)
             return
         if key.format(name) not in self.flats:
             _put(self.flats, key.format(name), parameter, 0, torch.empty(parameter.numel(), dtype=chunk.dtype))
@@ -104,9 +111,10 @@ class Targets:
         new: dict[str, Any] = {}
         for key, value in self.facts["optimizer"]["states"].get(name, {}).items():
             if is_elements(value):
-                new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key))
+                block = value.get("block", 1)
+                new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key), block)
                 labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
-                self._add(f"optimizer.{{}}.{key}", name, whole, start, new[key])
+                self._add(f"optimizer.{{}}.{key}", name, whole, start, new[key], block)
             else:
                 new[key] = decode(value)
         self._states.append(new)
@@ -147,9 +155,12 @@ class Targets:
         engine.after_load()
 
 
-def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chunk: torch.Tensor) -> None:
+def _put(
+    flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chunk: torch.Tensor, block: int = 1
+) -> None:  # fmt: skip
     if chunk.numel():
-        flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = flat_of(chunk)
+        flat = flats.setdefault(name, Flat(-(-whole.numel() // block), chunk.dtype, {}))
+        flat.chunks[start // block] = flat_of(chunk)
 
 
 def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
@@ -172,10 +183,13 @@ def whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
     return {name: p for name, p in engine.module.named_parameters() if p in frozen}
 
 
-def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any) -> torch.Tensor:
-    if isinstance(old, torch.Tensor) and old.shape == like.shape and old.dtype == dtype:
+def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any, block: int) -> torch.Tensor:
+    shape = like.shape if block == 1 else (-(-like.numel() // block),)
+    if isinstance(old, torch.Tensor) and old.shape == shape and old.dtype == dtype:
         return old
-    return torch.empty_like(like, dtype=dtype)
+    if block == 1:
+        return torch.empty_like(like, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=like.device)
 
 
 def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:

@@ -7,7 +7,8 @@
         "files": {name: [bytes, sha256]}}}
 
 Every tensor is flat: its shape is among the facts and, since version 2, so is the order of its elements unless it is
-row-major. A checkpoint with only row-major tensors is written as version 1, so that older releases can read it.
+row-major; version 3 has states of the optimizer with an element per block of a parameter's. A checkpoint is written as
+the lowest version that it fits, so that older releases can read it.
 
 Checks the contents of an index before anything is loaded: any program may have written it, with a correct SHA-256.
 
@@ -35,7 +36,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from .metadata import decode, is_elements
+from .metadata import decode, is_blocks, is_elements
 from .safetensors import DTYPES, sync
 
 FIRST_BYTE = 8
@@ -128,6 +129,8 @@ def _check_values(where: str, values: Any) -> None:
     for key, value in values.items():
         if is_elements(value):
             _require(value["elements"] in DTYPES, f"{where} has {key} in dtype {value['elements']!r:.60}")
+            block = value.get("block", 1)
+            _require(_is_count(block) and block > 0, f"{where} has {key} in blocks of {block!r:.60} elements")
             continue
         try:
             decode(value)
@@ -139,6 +142,9 @@ def _sizes(facts: dict[str, Any]) -> dict[str, int]:
     found = {f"buffer.{name}": prod(one["shape"]) for name, one in facts["buffers"].items()}
     for kind in ("master", "optimizer", "frozen", "pending"):
         found |= {f"{kind}.{name}": prod(one["shape"]) for name, one in facts["parameters"].items()}
+    for name, states in facts["optimizer"]["states"].items():
+        numel, blocks = found.get(f"optimizer.{name}", 0), {k: v["block"] for k, v in states.items() if is_blocks(v)}
+        found |= {f"optimizer.{name}.{key}": -(-numel // block) for key, block in blocks.items()}
     return found
 
 
@@ -161,7 +167,7 @@ def _require(right: bool, words: str) -> None:
 
 INDEX = "checkpoint.json"
 FORMAT = "zerobench checkpoint"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 
 _BLOCK_BYTES = 2**24
 
@@ -188,8 +194,11 @@ def write_index(path: Path, metadata: Metadata) -> None:
     places: dict[MetadataIndex, FileOffset] = metadata.storage_data
     tensors = {name: _to_json(name, tensor, places) for name, tensor in metadata.state_dict_metadata.items()}
     files = {place.file.name: [place.file.size, place.file.sha256] for place in places.values()}
-    contents = {"facts": metadata.planner_data, "tensors": tensors, "files": files}
-    version = 2 if any("order" in kind for kind in metadata.planner_data["parameters"].values()) else 1
+    facts = metadata.planner_data
+    contents = {"facts": facts, "tensors": tensors, "files": files}
+    has_order = any("order" in kind for kind in facts["parameters"].values())
+    states = (one for mine in facts["optimizer"]["states"].values() for one in mine.values())
+    version = 3 if any(map(is_blocks, states)) else 2 if has_order else 1
     whole = {"format": FORMAT, "version": version, "sha256": _digest(contents), "contents": contents}
     path.write_text(json.dumps(whole))
     sync([path])

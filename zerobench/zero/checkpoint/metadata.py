@@ -10,7 +10,8 @@
                                 "options"  [{"lr": 0.1, ...}, ...], one per group
                                 "groups"   {name: number of the parameter's group, or null for none}
                                 "states"   {name: {state: value}}, of which {"elements": dtype} stands for a tensor
-                                           of the parameter's size; parameters that were never updated have none
+                                           of the parameter's size, and with "block": 256 for one that has an
+                                           element for each 256; parameters that were never updated have none
     extra, user                 further values of the engine and of the caller
 
 A rank knows the groups and states of the parameters that it holds a segment of; `merge` combines all ranks'.
@@ -25,6 +26,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ..layout import MemoryOrder
+from ..optim.low_bit import block_numel, block_of
 from ..optim.segments import OptimizerSegment
 from .safetensors import DTYPES
 
@@ -43,7 +45,7 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
     for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
         _add(groups, name, number_of.get(id(segment.tensor)), "its group")
-        _add(states, name, _states(name, segment, engine.optimizer.state.get(segment.tensor, {})), "its state")
+        _add(states, name, _states(name, segment, engine.optimizer), "its state")
     trainable = set(engine.trainable)
     return {
         "stage": engine.stage,
@@ -128,20 +130,27 @@ def is_elements(value: Any) -> bool:
     return isinstance(value, dict) and "elements" in value
 
 
+def is_blocks(value: Any) -> bool:
+    """Returns True if it has an element for each "block" of the parameter's elements."""
+    return is_elements(value) and "block" in value
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns a dtype's short name: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
-def _states(name: str, segment: OptimizerSegment, state: Mapping[str, Any]) -> dict[str, Any]:
+def _states(name: str, segment: OptimizerSegment, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     def one(key: str, value: Any) -> Any:
+        if (block := block_of(optimizer, key)) > 1:
+            return {"elements": dtype_name(value.dtype), "block": block}
         if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
             return {"elements": dtype_name(value.dtype)}
         if isinstance(value, torch.Tensor) and value.dim() > 0:
             raise ValueError(f"optimizer: its state {key} of {name} is neither a scalar nor of the parameter's shape")
         return encode(value, f"optimizer: its state {key} of {name}")
 
-    return {key: one(key, value) for key, value in state.items()}
+    return {key: one(key, value) for key, value in optimizer.state.get(segment.tensor, {}).items()}
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,10 +198,21 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
     for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
+        for key, state in saved["states"].get(name, {}).items():
+            yield from _of_blocks(engine, f"{name}: its state {key}", segment, state, saved_order(facts, name))
         master: Any = metadata.state_dict_metadata.get(f"master.{name}")
         if master and master.properties.dtype != segment.tensor.dtype:
             there, here = dtype_name(master.properties.dtype), dtype_name(segment.tensor.dtype)
             yield f"{name}: the optimizer updates it in {there} in the checkpoint, in {here} here"
+
+
+def _of_blocks(
+    engine: Strategy, name: str, segment: OptimizerSegment, state: Any, order: MemoryOrder
+) -> Iterable[str]:  # fmt: skip
+    if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
+        yield f"{name} has blocks of {state['block']} elements in the checkpoint, of {block} here"
+    if is_blocks(state) and not engine.orders[engine.trainable[segment.segment.parameter]].agrees(order):
+        yield f"{name} has blocks of elements in the parameter's memory order, which is another one here"
 
 
 def _option_pairs(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:

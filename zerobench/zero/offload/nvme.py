@@ -31,6 +31,7 @@ import torch
 from torch import optim
 
 from .. import labels
+from ..optim.low_bit import block_numel
 from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
 from .placement import GradientSink, ShardRange
@@ -242,6 +243,11 @@ class FilePlacement(TieredPlacement):
             super().put(unit, start, values)
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
+        if block_numel(optimizer) > 1:
+            raise ValueError(
+                f"offload: {type(optimizer).__name__} has states that are smaller than its parameters, and files hold"
+                " states of a parameter's size; use offload=Offload(), in host memory"
+            )
         self.optimizer = optimizer
         self._segments = {one: [] for one in self._file_ranges}
         for segment in segments:

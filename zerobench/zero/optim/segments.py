@@ -27,20 +27,27 @@ from ..gradients.bucket_base import GradientBucket
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import ShardRange
 from ..precision import Share
+from .low_bit import AdamW8bit, AdamWBf16, block_of
 from .owned import says_who_owns
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
-    optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
+    optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD, AdamW8bit, AdamWBf16,
 )  # fmt: skip
-"""Optimizers whose update of an element depends on that element alone, so that a shard can be updated apart."""
+"""Optimizers whose update of an element depends on that element alone, or on its block of elements that no shard cuts,
+so that a shard can be updated apart."""
 
 _REASONS = {
     "LBFGS": "its line search and history mix all parameters",
-    "Adafactor": "it factors each matrix's second moment over whole rows and columns",
+    **dict.fromkeys(("Adafactor", "CAME"), "it factors each matrix's second moment over whole rows and columns"),
     "Muon": "it orthogonalizes whole matrices, and takes no other parameters",
     "SparseAdam": "it takes sparse gradients, which flat buffers do not hold",
 }
+
+
+def why_not_sharded(name: str) -> str | None:
+    """Returns what an optimizer of this name does that shards do not allow; None for others."""
+    return {kind.lower(): why for kind, why in _REASONS.items()}.get(name.lower())
 
 
 class OptimizerSegment(Share):
@@ -93,7 +100,7 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
     """
     kind = type(optimizer)
     if kind not in ELEMENTWISE and not elementwise and not says_who_owns(optimizer):
-        why = _REASONS.get(kind.__name__, "only torch.optim's elementwise optimizers are known to be shardable")
+        why = why_not_sharded(kind.__name__) or "only torch.optim's elementwise optimizers are known to be shardable"
         known = ", ".join(k.__name__ for k in ELEMENTWISE)
         raise ValueError(
             f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}, or zerobench.zero.MuonWithAdamW"
@@ -182,10 +189,9 @@ def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
             raise _refusal(f"group {number} has {len(given)} parameters and this optimizer's {len(mine)} segments")
         for key, segment in zip(given, mine, strict=True):
             for name, value in _tensors_of(optimizer, saved["state"].get(key, {})):
-                if value.shape != segment.shape:
-                    words = (
-                        f"{name!r} of parameter {key} is {tuple(value.shape)} and the segment {tuple(segment.shape)}"
-                    )
+                wanted = segment.shape if (block := block_of(optimizer, name)) == 1 else (-(-len(segment) // block),)
+                if value.shape != wanted:
+                    words = f"{name!r} of parameter {key} is {tuple(value.shape)}, and here {tuple(wanted)}"
                     raise _refusal(words)
 
 

@@ -27,7 +27,7 @@ from ..comm.base import Comm
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
-from ..units.unit import ALIGN_BYTES, Unit
+from ..units.unit import Unit, align_numel
 from .segments import STEP, OptimizerSegment, dimensions, guard, swap_parameters
 from .step_by_tiles import update_tiles
 
@@ -89,7 +89,8 @@ class Update:
         needed = casts or self._placement.tiles_always
         if tile_bytes is None or (is_fused(self.optimizer) and not needed):
             return None
-        return max(ALIGN_BYTES, tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
+        align = align_numel(self.optimizer, 4)
+        return max(align, tile_bytes // 4 // align * align)
 
     # -- the phases ---------------------------------------------------------------------------------------
 

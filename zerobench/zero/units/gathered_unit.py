@@ -32,7 +32,7 @@ from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
 from ..parameters.versions import fingerprint
 from ..precision import Dtypes
-from .unit import ALIGN_BYTES, Unit
+from .unit import Unit, align_numel
 
 if TYPE_CHECKING:
     from ..stage3 import Stage3
@@ -255,7 +255,8 @@ def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays
         parameters = sorted(parameters, key=engine.owners.__getitem__)
         owners = {index[p]: engine.owners[p] for p in parameters}
     numels = [(index.get(p, -1), p.numel()) for p in parameters]
-    layout = one_unit(numels, engine.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL, owners)
+    align = align_numel(engine.optimizer, parameters[0].element_size())
+    layout = one_unit(numels, engine.comm.size, align, STAMP_NUMEL, owners)
     dtypes = engine.options.dtypes_of(parameters[0].dtype, engine.comm.ranks)
     mine = {p: engine.orders[p] for p in parameters}
     unit = GatheredUnit(

@@ -21,10 +21,11 @@ With one rank a shard is the whole: the full tensors are the shards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from .. import labels
 from ..arena import Heap
@@ -32,11 +33,19 @@ from ..comm.base import Comm
 from ..gradients.bucket_base import GradientBucket
 from ..layout import Layout
 from ..offload.placement import Placement
+from ..optim.low_bit import block_numel
 from ..parameters.versions import Versions
 from ..precision import Dtypes
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
+
+
+def align_numel(optimizer: optim.Optimizer, element_bytes: int) -> int:
+    """Elements at whose multiples parameters start, and shards and tiles end: a vector's, and the optimizer's whole
+    blocks, if it quantizes its states in blocks (optim/low_bit.py).
+    """
+    return math.lcm(ALIGN_BYTES // element_bytes, block_numel(optimizer))
 
 
 class Unit:

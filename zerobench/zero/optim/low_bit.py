@@ -1,0 +1,227 @@
+"""AdamW whose two moments take 2 or 4 bytes per parameter instead of 8; the update itself is torch's, in fp32.
+
+[Note: the states of a parameter]
+Flat, in the order of the parameter's memory (layout.py), with the number of steps as a Python integer::
+
+    AdamW8bit    exp_avg, exp_avg_sq               uint8, a code for each element
+                 exp_avg_scale, exp_avg_sq_scale   fp32, the largest magnitude of each block of 256 elements
+    AdamWBf16    exp_avg, exp_avg_sq               bf16, rounded stochastically
+
+A code is the number of a level of a dynamic map (Dettmers et al., arXiv 2110.02861, sections 1.3 and 2.1), times the
+block's scale. Levels are dense near 1 and reach down over seven decades, since magnitudes in a block do. One level of
+the paper is not used: zero, for the second moment. An element whose second moment is rounded to zero while the first
+moment is not would be moved by `exp_avg / eps`, which happens to rows of an embedding that are seldom used.
+
+[Note: every partition makes the same states]
+Blocks are counted from the start of each parameter. An engine that starts parameters and ends shards, tiles and tiers
+at multiples of `block_numel` elements never cuts a block, so that the update of an element is the same for any N, to
+the bit. Stochastic rounding takes its random bits from a hash of the value and the step, not from a generator, so
+that they do not depend on the partition either, and a checkpoint holds no generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import optim
+from torch.nn.functional import pad
+
+from ..layout import MemoryOrder
+
+BLOCK_NUMEL = 256
+CHUNK_NUMEL = 2**20
+"""Elements whose states are in fp32 at once; whole blocks."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def block_numel(optimizer: object) -> int:
+    """Elements whose states cannot be cut: the attribute `block_numel` of an optimizer or its class, or 1."""
+    return int(getattr(optimizer, "block_numel", 1))
+
+
+def block_of(optimizer: optim.Optimizer, key: str) -> int:
+    """Elements of a parameter for each element of the state `key`: more than 1 for those named in `per_block`."""
+    return block_numel(optimizer) if key in getattr(optimizer, "per_block", ()) else 1
+
+
+class LowBitAdamW(optim.Optimizer):
+    """torch.optim.AdamW, with moments that are decoded before an update and encoded after it, a chunk at a time.
+
+    `dtypes`: those of the states; `per_block`: the states with an element per block of `block_numel` elements.
+    Raises ValueError for options out of range.
+    """
+
+    block_numel = 1
+    per_block: ClassVar[tuple[str, ...]] = ()
+    dtypes: ClassVar[dict[str, torch.dtype]]
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.01, *, foreach: bool | None = None,
+    ) -> None:  # fmt: skip
+        right = {"lr": lr >= 0, "betas": all(0 <= beta < 1 for beta in betas), "eps": eps >= 0, "foreach": not foreach}
+        if wrong := [name for name, fits in right.items() if not fits]:
+            words = "lr, eps: at least 0; betas: at least 0 and below 1; foreach: it has a loop only"
+            raise ValueError(f"{type(self).__name__}: {wrong[0]} is out of range ({words})")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of every parameter that has a gradient; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        order, numel = MemoryOrder.of(parameter), parameter.numel()
+        kept = self.state[parameter]
+        if not kept:
+            kept["step"] = 0
+            sizes = {key: -(-numel // block_of(self, key)) for key in self.dtypes}
+            kept |= {
+                key: torch.zeros(sizes[key], dtype=dtype, device=parameter.device) for key, dtype in self.dtypes.items()
+            }
+        kept["step"] += 1
+        flat, gradient = order.flatten(parameter), order.flatten(parameter.grad)
+        for start in range(0, numel, CHUNK_NUMEL):
+            part = {
+                key: value[start // block_of(self, key) : -(-(start + CHUNK_NUMEL) // block_of(self, key))]
+                for key, value in kept.items()
+                if key in self.dtypes
+            }
+            here = slice(start, start + CHUNK_NUMEL)
+            self._update_part(flat[here], gradient[here].float(), part, group, kept["step"])
+        if parameter.stride() != order.strides:  # flat may be a copy
+            parameter.copy_(order.view(flat))
+
+    def _update_part(
+        self, flat: torch.Tensor, gradient: torch.Tensor, kept: dict[str, torch.Tensor], group: dict[str, Any],
+        step: int,
+    ) -> None:  # fmt: skip
+        """The operations of torch.optim.AdamW(foreach=False), in its order."""
+        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        flat.mul_(1 - lr * group["weight_decay"])
+        mean, square = (self._decode(key, kept) for key in MOMENTS)
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        denominator = (square.sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
+        flat.addcdiv_(mean, denominator, value=-lr / (1 - beta1**step))
+        for key, values in zip(MOMENTS, (mean, square), strict=True):
+            self._encode(key, values, kept, step)
+
+    def _decode(self, key: str, kept: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The moment `key` in fp32, (n,), not a view."""
+        raise NotImplementedError
+
+    def _encode(self, key: str, values: torch.Tensor, kept: dict[str, torch.Tensor], step: int) -> None:
+        """`kept` becomes the moment `key`, (n,) in fp32."""
+        raise NotImplementedError
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Gives states their dtypes again: torch's `load_state_dict` casts them to the parameter's, which is exact."""
+        super().__setstate__(state)
+        for kept in self.state.values():
+            kept |= {key: kept[key].to(dtype) for key, dtype in self.dtypes.items() if key in kept}
+
+
+class AdamW8bit(LowBitAdamW):
+    """AdamW with 8-bit moments: 2 + 8/256 bytes of states per parameter. See the module's notes."""
+
+    block_numel = BLOCK_NUMEL
+    per_block = tuple(f"{key}_scale" for key in MOMENTS)
+    dtypes: ClassVar = dict.fromkeys(MOMENTS, torch.uint8) | dict.fromkeys(per_block, torch.float32)
+
+    def _decode(self, key: str, kept: dict[str, torch.Tensor]) -> torch.Tensor:
+        codes, scale = kept[key], kept[f"{key}_scale"]
+        return _on(codes.device, LEVELS[key]).index_select(0, codes.int()).mul_(_spread(scale, codes.numel()))
+
+    def _encode(self, key: str, values: torch.Tensor, kept: dict[str, torch.Tensor], step: int) -> None:
+        blocks = pad(values, (0, -values.numel() % BLOCK_NUMEL)).view(-1, BLOCK_NUMEL)
+        scale = kept[f"{key}_scale"].copy_(blocks.abs().amax(1))
+        parts = values / _spread(torch.where(scale == 0, 1, scale), values.numel())
+        levels = LEVELS[key]
+        middles = [(low + high) / 2 for low, high in pairwise(levels)]
+        codes = torch.bucketize(parts, _on(values.device, middles), out_int32=True)
+        kept[key].copy_(codes.clamp_(min=1) if key == "exp_avg_sq" else codes)  # 0: see the first note
+
+
+class AdamWBf16(LowBitAdamW):
+    """AdamW with bf16 moments, rounded stochastically: 4 bytes of states per parameter.
+
+    Rounded to the nearest, a second moment would stop: with beta2 = 0.999 a step moves it by less than half of bf16's
+    last place.
+    """
+
+    dtypes: ClassVar = dict.fromkeys(MOMENTS, torch.bfloat16)
+
+    def _decode(self, key: str, kept: dict[str, torch.Tensor]) -> torch.Tensor:
+        return kept[key].float()
+
+    def _encode(self, key: str, values: torch.Tensor, kept: dict[str, torch.Tensor], step: int) -> None:
+        kept[key].copy_(round_stochastically(values, 2 * step + MOMENTS.index(key)))
+
+
+def round_stochastically(values: torch.Tensor, salt: int) -> torch.Tensor:
+    """fp32 values rounded to one of their two bf16 neighbors, with a probability that makes the mean exact.
+
+    The random bits are a hash of the value's own bits and `salt`: the same wherever the value is. Equal values are
+    rounded alike, and differently for another salt.
+    """
+    bits = values.view(torch.int32)
+    noise = _hash(bits ^ _signed(salt * 0x9E3779B1))
+    rounded = ((bits + (noise & 0xFFFF)) & -0x10000).view(torch.float32)
+    return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
+
+
+def _hash(bits: torch.Tensor) -> torch.Tensor:
+    """lowbias32 (C. Wellons, hash-prospector) of int32, in place; int32 shifts keep the sign, hence the masks."""
+    bits ^= (bits >> 16) & 0xFFFF
+    bits *= 0x7FEB352D
+    bits ^= (bits >> 15) & 0x1FFFF
+    bits *= _signed(0x846CA68B)
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+def _signed(number: int) -> int:
+    """The 32 low bits as a signed integer."""
+    return (number + 2**31) % 2**32 - 2**31
+
+
+def _levels(first: int, bits: int) -> list[float]:
+    """The levels above 0 of a dynamic map, up to 1: number n, from `first` to 2^bits - 1, is the middle of one of
+    2^e equal parts of [0.1, 1], times 10^(e - bits + 1), where 2^e is n's highest bit.
+    """
+    found = []
+    for n in range(first, 2**bits):
+        parts = 2 ** (n.bit_length() - 1)
+        found.append(10.0 ** (n.bit_length() - bits) * (0.1 + 0.9 * (n - parts + 0.5) / parts))
+    return [*found, 1.0]
+
+
+def _signed_levels() -> list[float]:
+    positive = _levels(1, 7)
+    return [*(-one for one in positive[-2::-1]), 0.0, *positive]
+
+
+LEVELS = {"exp_avg": _signed_levels(), "exp_avg_sq": [0.0, *_levels(2, 8)]}
+"""256 levels each: of the first moment -0.993 to 1, of the second 0 to 1."""
+
+
+def _spread(scale: torch.Tensor, numel: int) -> torch.Tensor:
+    """Each element's scale, (numel,)."""
+    return scale.repeat_interleave(BLOCK_NUMEL)[:numel]
+
+
+def _on(device: torch.device, values: Iterable[float]) -> torch.Tensor:
+    """The values in fp32, on a GPU without waiting for it; not kept, for they would be memory beyond the states."""
+    return torch.tensor(values).to(device, non_blocking=True)
