@@ -115,10 +115,11 @@ class UpdateSchedule:
             return self._update.run()
         self._update.prepare()
         # 1 the masters are to be those of the step before, as checkpoints and hooks of this step will see them
-        finished = self.finish()
+        finished = self._complete()
         # 2 in the place of the update, so that the caller's hooks run in their step and schedulers see its options
         with self._update.running():
             step_without_update(self._update.optimizer, self._put_aside)
+        # 3 the parameters follow
         if finished or self._on_time:
             self._placement.round_masters()
         return finished or self._on_time > 0
@@ -132,7 +133,14 @@ class UpdateSchedule:
             pending.thread.start()
 
     def finish(self) -> bool:
-        """No update is pending: masters are as if there were no delay. Returns whether one was."""
+        """No update is pending: masters and parameters are as if there were no delay. Returns whether one was."""
+        finished = self._complete()
+        if finished:
+            self._placement.round_masters()
+        return finished
+
+    def _complete(self) -> bool:
+        """Makes the pending update, if there is one, or waits for it; parameters are still to follow the masters."""
         pending, self.pending = self.pending, None
         if pending is None:
             return False

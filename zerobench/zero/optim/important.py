@@ -13,6 +13,7 @@ for a mark in silence. A segment whose optimizer states an update would have to 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ def important(gradient: torch.Tensor, fraction: float) -> torch.Tensor:
     """Returns the numbers of the important elements of a gradient, (numel,)."""
     blocks = gradient.numel() // BLOCK
     norms = gradient[: blocks * BLOCK].view(blocks, BLOCK).float().square().sum(1)
-    most = torch.topk(norms, min(blocks, int(blocks * fraction) + 1)).indices
+    most = torch.topk(norms, math.ceil(blocks * fraction)).indices
     inside = most.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=gradient.device)
     return torch.cat([inside.flatten(), torch.arange(blocks * BLOCK, gradient.numel(), device=gradient.device)])
 
