@@ -100,7 +100,7 @@ class CpuOffload(OffloadConfig):
     delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
     delayed_after: int = Key("after which updates are late", unit="steps", limits=(0, 1e6))(40)
     on_time: float = Key(
-        "of each gradient, its most important blocks, that is not late", unit="a part", limits=(0, 1), omitted=True
+        "of each gradient, its most important blocks, that is not late", unit="of 1", limits=(0, 1), omitted=True
     )(0.0)
 
     def validate(self, cell: CellConfig) -> list[str]:
@@ -347,7 +347,9 @@ class PartsOfZeropp(ZeroppConfig):
             return [f"{words}: {why}; leave it out with strategy={name}"]
         if cell.shard_group is not None:
             return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
-        return self._parts_missing() or self._one_node(cell)
+        if self.feedback and cell.precision.name == "fp16":
+            return ["zeropp.feedback=true: a changed loss scale would not fit the errors kept; use bf16 or fp32"]
+        return self._parts_missing() or self._options() or self._one_node(cell)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
         return {"zeropp": self.policy()}
@@ -375,10 +377,18 @@ class PartsOfZeropp(ZeroppConfig):
         named = [one.name for one in fields(self) if one.default is True]
         return [f"zeropp.{part}=false: {words}" for part in named if not getattr(self, part)]
 
+    def _options(self) -> list[str]:
+        """The engine's error message for options that do not fit the parts; blocks have limits."""
+        try:
+            replace(self, weight_block=256, gradient_block=256).policy()
+        except ValueError as error:
+            return [str(error)]
+        return []
+
     def _one_node(self, cell: CellConfig) -> list[str]:
         """A sentence where secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
-        ranks = cell.world_size or 1
-        if self.quantize_weights or self.quantize_gradients or ranks == 1 or cell.node_size not in (None, ranks):
+        ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
+        if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
             return []
         words = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
         return [f"zeropp={self.name}: {words}; let node_size be a divisor of world_size={ranks} below it"]

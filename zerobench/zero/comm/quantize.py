@@ -79,7 +79,7 @@ class Codec:
         values, scales = self._parts(payloads, slices.shape[1])
         whole = torch.empty(slices.shape, dtype=torch.int8, device=slices.device)
         for part, place, into in _blocks(self.block, slices, whole, scales):
-            self._encode_blocks(rotated(part.float()) if self.rotate else part.float(), place, into)
+            self._encode_blocks(self._turned(part.float()), place, into)
         if self.bits == 8:
             values.copy_(whole.view(torch.uint8))
         else:
@@ -91,8 +91,11 @@ class Codec:
         values, scales = self._parts(payloads, slices.shape[1])
         whole = values.view(torch.int8) if self.bits == 8 else _unpack(values, slices.shape[1])
         for place, part, scale in _blocks(self.block, slices, whole, scales):
-            values = part.float().mul_(scale)  # not part * scale: mixed dtypes would make another temporary
-            place.copy_(rotated(values) if self.rotate else values)
+            # not part * scale: mixed dtypes would make another temporary
+            place.copy_(self._turned(part.float().mul_(scale)))
+
+    def _turned(self, x: torch.Tensor) -> torch.Tensor:
+        return rotated(x) if self.rotate else x
 
     def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
         """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8 of that shape; scales: (rows, blocks, 1)."""
