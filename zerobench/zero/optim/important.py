@@ -1,7 +1,7 @@
 """Important gradients are updated on time, the rest one step late (ZenFlow, arXiv 2505.12242).
 
-A segment's gradient is taken in blocks of BLOCK consecutive elements; the blocks of the largest norms, a fraction of
-them, are important, and so are the elements after the last whole block::
+Of each segment's gradient the largest elements, a fraction of them, are important. (ZenFlow takes columns of a matrix; in
+flat shards blocks of 8 to 64 elements brought little more than as many elements by chance.)::
 
     step i       important elements: master and states are updated by the gradient of step i; it becomes NaN, which marks
                  them as done
@@ -25,16 +25,10 @@ from torch import optim
 from ..precision import Share
 from .step_by_tiles import raw_step, stand_in
 
-BLOCK = 64
-
-
 def important(gradient: torch.Tensor, fraction: float) -> torch.Tensor:
     """Returns the numbers of the important elements of a gradient, (numel,)."""
-    blocks = gradient.numel() // BLOCK
-    norms = gradient[: blocks * BLOCK].view(blocks, BLOCK).float().square().sum(1)
-    most = torch.topk(norms, math.ceil(blocks * fraction)).indices
-    inside = most.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=gradient.device)
-    return torch.cat([inside.flatten(), torch.arange(blocks * BLOCK, gradient.numel(), device=gradient.device)])
+    size = gradient.detach().abs().float()
+    return torch.topk(size, math.ceil(len(size) * fraction), sorted=False).indices
 
 
 def update_important(
