@@ -38,7 +38,12 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
         "zeropp.quantize_weights=false: zeropp=qwz means that",
     ),
     ("zero3", 4, {"zeropp": schema_memory.Hpz()}, "zeropp=hpz: all 4 ranks are one node"),
-    ("zero3", 4, {"zeropp": schema_memory.Hpz(differences=True, quantize_gradients=True)}, "zeropp=hpz: all 4 ranks are one node"),
+    (
+        "zero3",
+        4,
+        {"zeropp": schema_memory.Hpz(differences=True, quantize_gradients=True)},
+        "zeropp=hpz: all 4 ranks are one node",
+    ),
     ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(differences=True)}, "zeropp: differences are from secondary"),
     ("zero3", 4, {"zeropp": schema_memory.Qwz(feedback=True)}, "zeropp: feedback is for quantized gradients"),
     ("zero3", 4, {"zeropp": schema_memory.Qgz(bits_within=6)}, "zeropp: bits_within is 6; use 4 or 8"),

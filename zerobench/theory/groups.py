@@ -54,8 +54,8 @@ def payload_bytes(bits: int, numel: int, block: int) -> int:
 @dataclass(frozen=True)
 class GroupShape:
     """Groups of ranks, and what is quantized. `node_size`, `shard_group`: None for all ranks. `weight_block`,
-    `gradient_block`, `difference_block`: elements per scale, None where nothing is quantized. `secondary`: gathers after
-    a unit's first come from secondary shards within the node (hpZ). `bits_within`: of gradients within a node;
+    `gradient_block`, `difference_block`: elements per scale, None if nothing is quantized. `secondary`: gathers after a
+    unit's first come from secondary shards within the node (hpZ). `bits_within`: of gradients within a node;
     `feedback`: errors of their last hop are kept.
     """
 

@@ -19,9 +19,9 @@ in fp32; the term 2^-14 covers the roundings of the scale, of the quotient and o
 rounds once more. Blocks with m below 2^-119 decode to 0. A block with a NaN or an infinity decodes to NaN.
 
 [Note: rotation]
-A Hadamard matrix of size G, scaled to be orthogonal, is its own inverse. Groups of G elements of a block (G: the largest
-power of 2 that divides the block, at most ROTATED) are multiplied by it before they are quantized, and again after they
-are dequantized (SDP4Bit, arXiv 2410.15526): one large element no longer sets the step for its whole block. The bound
+A Hadamard matrix of size G, scaled to be orthogonal, is its own inverse. Groups of G elements of a block (G: the
+largest power of 2 that divides the block, at most ROTATED) are multiplied by it before they are quantized, and again
+after they are dequantized (SDP4Bit, arXiv 2410.15526): one large element no longer sets the step for its whole block. The bound
 holds for the rotated elements; for an element itself it is sqrt(G) times as large.
 """
 

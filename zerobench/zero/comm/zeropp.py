@@ -22,8 +22,8 @@ Options that reduce the error at the same or fewer bytes between nodes:
                   they have, in int4 (SDP4Bit's weight differences), in place of qwZ
 
 [Note: feedback]
-The errors of the last hop are kept, in int8 with a scale per block, for all slices that a rank sends: N ranks in Z nodes
-of L keep (Z-1)/N of a unit's elements each, the ranks of one node (N-1)/N. A slice that is not finite leaves no error.
+The errors of the last hop are kept, in int8 with a scale per block, for all slices that a rank sends: N ranks in Z
+nodes keep (Z-1)/N of a unit's elements each, the ranks of one node (N-1)/N. A slice that is not finite leaves no error.
 Errors are not part of a checkpoint: a load drops them, and the differences' secondary shards with them.
 
 [Note: two hops]
@@ -325,6 +325,8 @@ def connect_zeropp(
     codes = policy.quantize_weights or policy.quantize_gradients
     if (not codes or policy.differences) and (node_size or below.size) == below.size:
         what = "differences have no other node to go to" if policy.differences else "secondary shards change nothing"
-        raise ValueError(f"zeropp: all {below.size} ranks are one node, so that {what}; let node_size be a smaller divisor")
+        raise ValueError(
+            f"zeropp: all {below.size} ranks are one node, so that {what}; let node_size be a smaller divisor"
+        )
     nodes = below.nodes if isinstance(below, Hierarchical) else nodes_of(below, device, node_size or below.size)
     return ZeroppComm(below, nodes, policy)

@@ -96,7 +96,7 @@ class UpdateSchedule:
     def __init__(self, update: Update, placement: Placement, delayed_after: int | None, on_time: float = 0.0) -> None:
         if on_time and type(update.optimizer) not in ELEMENTWISE:
             raise ValueError(
-                f"offload.on_time: {type(update.optimizer).__name__} is not an optimizer of torch, and its states are not"
+                f"offload.on_time: {type(update.optimizer).__name__} is not one of torch's optimizers, whose states are"
                 " known well enough to update a part of them; leave on_time out"
             )
         self._update = update

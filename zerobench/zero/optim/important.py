@@ -1,10 +1,10 @@
 """Important gradients are updated on time, the rest one step late (ZenFlow, arXiv 2505.12242).
 
-Of each segment's gradient the largest elements, a fraction of them, are important. (ZenFlow takes columns of a matrix; in
-flat shards blocks of 8 to 64 elements brought little more than as many elements by chance.)::
+The largest elements of each segment's gradient, a fraction of them, are important. (ZenFlow takes columns of matrices;
+blocks of 8 to 64 elements of flat shards brought little more than as many elements by chance.)::
 
-    step i       important elements: master and states are updated by the gradient of step i; it becomes NaN, which marks
-                 them as done
+    step i       important elements: master and states are updated by the gradient of step i, which becomes NaN there: a
+                 mark that they are done
     later        the pending update of step i changes all other elements (optim/delayed_update.py)
 
 Each element thus takes every gradient once, in order. A gradient that is NaN is important, so that it is not mistaken
@@ -24,6 +24,7 @@ from torch import optim
 
 from ..precision import Share
 from .step_by_tiles import raw_step, stand_in
+
 
 def important(gradient: torch.Tensor, fraction: float) -> torch.Tensor:
     """Returns the numbers of the important elements of a gradient, (numel,)."""
