@@ -21,8 +21,8 @@ rounds once more. Blocks with m below 2^-119 decode to 0. A block with a NaN or 
 [Note: rotation]
 A Hadamard matrix of size G, scaled to be orthogonal, is its own inverse. Groups of G elements of a block (G: the
 largest power of 2 that divides the block, at most ROTATED) are multiplied by it before they are quantized, and again
-after they are dequantized (SDP4Bit, arXiv 2410.15526): one large element no longer sets the step for its whole block. The bound
-holds for the rotated elements; for an element itself it is sqrt(G) times as large.
+after they are dequantized (SDP4Bit, arXiv 2410.15526): one large element no longer sets the step for its whole block.
+The bound holds for the rotated elements; for an element itself it is sqrt(G) times as large.
 """
 
 from __future__ import annotations
