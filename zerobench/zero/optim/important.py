@@ -38,7 +38,7 @@ def update_important(
     """Updates the important elements of a tile, in copies of them, and marks them."""
     number = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
     groups: list[dict[str, Any]] = [{**group, "params": []} for group in optimizer.param_groups]
-    states: dict[Any, dict[str, Any]] = defaultdict(dict)
+    states: defaultdict[torch.Tensor, Any] = defaultdict(dict)
     taken = []
     for share in tile:
         gradient = share.gradient()
