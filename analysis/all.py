@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import FIGURES, REFERENCE, main_of
+from analysis.common import FIGURES, REFERENCE, WITHOUT_FIGURE, main_of
 from zerobench.plots.page import add_page_options
 
 
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
     if chosen.experiments:
-        print(*dict.fromkeys(FIGURES.values()))
+        print(*dict.fromkeys(FIGURES.values()), *WITHOUT_FIGURE)
         return 0
     out = chosen.out or chosen.root / "figures"
     codes = []

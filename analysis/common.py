@@ -34,6 +34,9 @@ FIGURES = {
 }
 """Figure -> the experiment that produces its runs. Figures of `zerobench plot` have no script here."""
 
+WITHOUT_FIGURE = ("zeropp_error",)
+"""Experiments whose runs make a table on a page and no figure."""
+
 
 def module_of(figure: str) -> ModuleType:
     """Returns the module with a figure's `draw`: its script here, or the module of `zerobench plot`."""

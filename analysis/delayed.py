@@ -21,36 +21,36 @@ from analysis.common import script
 from zerobench.plots.losses import losses
 from zerobench.plots.page import Sheet
 from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.style import BLUE, VERMILION
+from zerobench.plots.style import BLUE, GREEN, VERMILION
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
 WINDOW = 21
 CAPTION = "Loss with and without the delayed parameter update; thick: means over 21 steps."
-LOOKS = {False: ("not delayed", BLUE), True: ("delayed", VERMILION)}
-"""True for delayed updates -> name and color."""
+LOOKS = {0: ("not delayed", BLUE), 1: ("delayed", VERMILION), 2: ("delayed, {:.0%} on time", GREEN)}
+"""Kind of a cell (`kind_of`) -> name and color."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel, whatever `panels`. Raises ValueError where no run has its states in host memory."""
-    every = [cell for cell in summarize(results.runs).itertuples() if is_delayed(cell) is not None]
-    cells = {is_delayed(cell): cell for cell in every if cell.status == "ok"}
+    every = [cell for cell in summarize(results.runs).itertuples() if kind_of(cell) is not None]
+    cells = {kind_of(cell): cell for cell in every if cell.status == "ok"}
     if not cells:
         raise ValueError("no finished run with offload=cpu; offload.delayed=false,true makes two")
     figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
-    for delayed, cell in sorted(cells.items()):
-        words, color = LOOKS[bool(delayed)]
+    for kind, cell in sorted(cells.items()):
+        words, color = name_of(cell), LOOKS[kind][1]
         curve = losses(results, cell).astype("float64")
         mean = curve.rolling(WINDOW, center=True, min_periods=1).mean()
         axes.plot(curve.index.astype(int), curve, color=color, lw=0.5, alpha=0.5)
         axes.plot(curve.index.astype(int), mean, color=color, lw=2, label=words)
-        if delayed:
-            axes.axvline(offload_of(cell)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
+    if late := [cell for kind, cell in cells.items() if kind]:
+        axes.axvline(offload_of(late[0])["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}", loc="left")
     axes.legend(title="parameter update")
-    failed = [f"× {LOOKS[bool(is_delayed(cell))][0]}: {cell.status}" for cell in every if cell.status != "ok"]
+    failed = [f"× {name_of(cell)}: {cell.status}" for cell in every if cell.status != "ok"]
     axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
     return figure
 
@@ -61,9 +61,15 @@ def offload_of(cell: Any) -> dict[str, Any]:
     return section
 
 
-def is_delayed(cell: Any) -> bool | None:
-    """None where there is no such choice."""
-    return offload_of(cell).get("delayed")
+def kind_of(cell: Any) -> int | None:
+    """0: not delayed, 1: delayed, 2: delayed but for a part. None if there is no such choice."""
+    section = offload_of(cell)
+    return section["delayed"] + bool(section.get("on_time")) if "delayed" in section else None
+
+
+def name_of(cell: Any) -> str:
+    """Returns the cell's name in the legend."""
+    return LOOKS[kind_of(cell) or 0][0].format(offload_of(cell).get("on_time", 0.0))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -163,20 +163,21 @@ def late(rank: int, n: int, folder: str) -> None:
                 **options, **more,
             )  # fmt: skip
 
-        straight = engine_of(Offload(delayed_after=2))
+        late = Offload(delayed_after=2, on_time=0.3 if strategy == "zero2" else 0.0)
+        straight = engine_of(late)
         losses = steps(straight, range(8), clip=True)
-        first = engine_of(Offload(delayed_after=2))
+        first = engine_of(late)
         assert steps(first, range(4), clip=True) == losses[:4]
         folder_of = Path(folder) / strategy
         first.save(folder_of)
         first.save(folder_of)  # changes nothing
         kept = first.state_dict()
         for how in ("folder", "dict"):
-            second = engine_of(Offload(delayed_after=2))
+            second = engine_of(late)
             steps(second, range(5), clip=True)  # of which an update is pending, too
             second.load(folder_of) if how == "folder" else second.load_state_dict(kept)
             assert steps(second, range(4, 8), clip=True) == losses[4:], (strategy, how)
-        early = engine_of(Offload(delayed_after=2))
+        early = engine_of(late)
         steps(early, range(1), clip=True)
         early.save(f"{folder_of}-early")
         second.load(f"{folder_of}-early")  # from here on nothing is pending, and a step is left before delay

@@ -25,6 +25,7 @@ SLACK = 1 + 2**-14
 QWZ, HPZ, QGZ = (Zeropp(**{part: True}, weight_block=24, gradient_block=24)
                  for part in ("quantize_weights", "secondary_shards", "quantize_gradients"))  # fmt: skip
 ALL = Zeropp(True, True, True, 64, 64)
+SDP4BIT = Zeropp(False, True, True, 64, 64, bits_within=8, rotation=True, feedback=True, differences=True)
 
 
 def steps_of(rows: torch.Tensor, block: int, levels: int) -> torch.Tensor:
@@ -113,7 +114,59 @@ def the_same_bits_in_one_process(rank: int, n: int, node_size: int | None) -> No
         assert torch.equal(slices, quantization_error.gathered(brought[0], n, Codec(8, 64)))
 
 
+def errors_are_fed_back(rank: int, n: int) -> None:
+    """The mean of many exchanges of the same gradients comes nearer to the exact sum; without feedback it does not."""
+    off = {}
+    for feedback in (False, True):
+        policy = Zeropp(quantize_gradients=True, gradient_block=64, bits_within=8, feedback=feedback)
+        comm = connect_zeropp(None, CPU, 2, None, policy)
+        brought = torch.stack([random_full(r, n, torch.float32, 16 * 33) for r in range(n)])
+        mean = torch.zeros(16 * 33)
+        for _ in range(10):
+            full = brought[rank].clone()
+            comm.reduce_scatter(full, "u").wait()
+            mean += full.view(n, -1)[comm.rank] / 10
+        off[feedback] = (mean - brought.sum(0).view(n, -1)[comm.rank]).norm().item()
+        broken = torch.full((n * 16,), torch.nan)
+        comm.reduce_scatter(broken, "v").wait()
+        comm.reduce_scatter(again := torch.ones(n * 16), "v").wait()
+        assert again.view(n, -1)[comm.rank].isfinite().all()  # what is not finite leaves no error
+    assert off[True] < 0.4 * off[False]
+
+
+def differences_arrive(rank: int, n: int) -> None:
+    """A gather after an update brings all ranks the same, within half a step of the difference, or else exactly."""
+    comm = connect_zeropp(None, CPU, 2, None, Zeropp(secondary_shards=True, differences=True, weight_block=24))
+    source, slots = comm.new_source(), [None] * n
+    dist.all_gather_object(slots, comm.rank)
+    weights = torch.randn(n, 16 * 33, generator=torch.Generator().manual_seed(3))
+    bound = torch.zeros(())
+    for step in range(4):
+        full = torch.zeros(n, 16 * 33)
+        full[comm.rank] = weights[comm.rank]
+        source.launch(full.view(-1), "u", None).wait()
+        everyones: list[Any] = [None] * n
+        dist.all_gather_object(everyones, full)
+        assert all(torch.equal(one, full) for one in everyones)
+        off = (full - weights).abs()
+        assert (off <= bound * (step in (1, 2))).all()
+        assert off.max() > 0 or step in (0, 3)
+        source.released(full.view(-1), "u")
+        change = 1e-2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(step))
+        weights = weights + change
+        bound = (weights - full).abs().max() / (2 * LEVELS[4]) * SLACK + 1e-6
+        source.updated()
+        if step == 2:
+            comm.forget()
+
+
+def options_of_quantization(rank: int, n: int) -> None:
+    errors_are_fed_back(rank, n)
+    differences_arrive(rank, n)
+
+
 def test_every_element_is_within_the_bound() -> None:
+    run_ranks(4, options_of_quantization)
     run_ranks(4, the_same_bits_in_one_process, 2)
     run_ranks(2, the_same_bits_in_one_process, 1)
     run_ranks(3, the_same_bits_in_one_process, None)
@@ -201,6 +254,7 @@ def whole_runs(rank: int, n: int) -> dict[str, Any]:
         for name, options in {
             "plain": {}, "hpz": {"zeropp": HPZ}, "qwz": {"zeropp": QWZ}, "qgz": {"zeropp": QGZ}, "all": {"zeropp": ALL},
             "all, kept": {"zeropp": ALL, "persistence_numel": 60, "prefetch": 0},
+            "sdp4bit": {"zeropp": SDP4BIT},
             "all, one node": {"zeropp": ALL, "node_size": 4}, "all, no nodes": {"zeropp": ALL, "node_size": 1},
         }.items():  # fmt: skip
             found[f"{model} {name}"] = train(rank, n, model, **{"node_size": 2, **options})

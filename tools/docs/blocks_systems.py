@@ -77,6 +77,33 @@ def zeropp(root: Path) -> str:
     return "\n".join(lines)
 
 
+OPTIONS = {
+    "bits_within": lambda value: f"{value} bits within a node" if value != 4 else "",
+    "rotation": lambda value: "rotation" * value,
+    "feedback": lambda value: "feedback" * value,
+    "differences": lambda value: "differences" * value,
+}  # fmt: skip
+"""Key of zeropp -> its words in a table, empty at the default."""
+
+
+def zeropp_error(root: Path) -> str:
+    """Bytes between nodes and the loss beyond plain zero3's, by the options of quantization."""
+    lines = ["| zeropp | with | between nodes | formula | states | loss | gap |", f"| --- | --- |{' --: |' * 5}"]
+    results, exact = load(root / "zeropp_error"), None
+    for cell, config in cells_of(root / "zeropp_error"):
+        section = config.get("zeropp", {})
+        sent = (cell.between_nodes_bytes, cell.predicted_between_nodes_bytes)
+        each = [f"{size * config['node_size'] / cell.psi:.3f}" for size in sent]
+        loss = losses_of(results, cell).iloc[-LAST:].mean()
+        exact = loss if exact is None else exact
+        words = [word for key, said in OPTIONS.items() if (word := said(section.get(key, 4 if "bits" in key else 0)))]
+        parts = [part for part in ("secondary_shards", "quantize_weights", "quantize_gradients") if section.get(part)]
+        name = f"{section.get('name', 'none')}" + " + qgz" * (section.get("name") == "hpz" and len(parts) > 1)
+        states = f"{cell.states_bytes / MIB:.3f} MiB"
+        lines.append(pipes([name, ", ".join(words), *each, states, f"{loss:.4f}", f"{loss - exact:+.4f}"]))
+    return "\n".join(lines)
+
+
 def codes(root: Path) -> str:
     """Signal to noise of matrices and vectors, by what is coded."""
     table = pd.read_csv(root / "zeropp/codes.csv")
@@ -161,6 +188,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "nodes": nodes,
     "shard_group": shard_group,
     "zeropp": zeropp,
+    "zeropp_error": zeropp_error,
     "codes": codes,
     "activation": activation,
     "buffers": buffers,

@@ -82,7 +82,7 @@ class Topology(Axis):
         return {key: size for key, size in sizes.items() if size is not None}
 
     def theory_shape(self, cell: CellConfig) -> GroupShape:
-        return GroupShape(self.world_size, self.node_size, self.shard_group, *cell.zeropp.theory_shape())
+        return GroupShape(self.world_size, self.node_size, self.shard_group, **cell.zeropp.theory_shape())
 
     @property
     def ranks_per_node(self) -> int:

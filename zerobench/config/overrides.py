@@ -57,7 +57,9 @@ CHOSEN_BY_GROUP = (
 )
 """Keys that say which choice of a group this is."""
 
-NEEDS: dict[str, tuple[str, Any]] = {"offload.delayed_after": ("offload.delayed", True)}
+NEEDS: dict[str, tuple[str, Any]] = {
+    "offload.delayed_after": ("offload.delayed", True), "offload.on_time": ("offload.delayed", True)
+}  # fmt: skip
 """Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
 
 REGISTERED = ("model", "data", "strategy")

@@ -88,7 +88,8 @@ class CpuOffload(OffloadConfig):
     """ZeRO-Offload (arXiv 2101.06840): the parts named here live in pinned host memory, and the update runs there.
 
     `fraction` of the optimizer's shard goes, the rest stays. `delayed`: from step `delayed_after` on the update runs
-    behind the next step's forward and backward, whose parameters are one update older (delayed parameter update).
+    behind the next step's forward and backward, whose parameters are one update older (delayed parameter update);
+    `on_time` of each gradient, the most important blocks, are used in their own step (ZenFlow, arXiv 2505.12242).
     """
 
     name: str = "cpu"
@@ -98,6 +99,9 @@ class CpuOffload(OffloadConfig):
     fraction: float = FRACTION(1.0)
     delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
     delayed_after: int = Key("after which updates are late", unit="steps", limits=(0, 1e6))(40)
+    on_time: float = Key(
+        "of each gradient, its most important blocks, that is not late", unit="of 1", limits=(0, 1), omitted=True
+    )(0.0)
 
     def validate(self, cell: CellConfig) -> list[str]:
         if refused := self._refused(cell) or _whole_parameters(cell.strategy.name, self.parameters):
@@ -114,7 +118,7 @@ class CpuOffload(OffloadConfig):
         delayed_after = self.delayed_after if self.delayed else None
         return zero.Offload(
             optimizer=self.optimizer, gradients=self.gradients, parameters=self.parameters, fraction=self.fraction,
-            delayed_after=delayed_after,
+            delayed_after=delayed_after, on_time=self.on_time,
         )  # fmt: skip
 
     def theory_shape(self) -> TierShape:
@@ -301,6 +305,10 @@ SECONDARY_SHARDS = Key(
     "backward gathers from secondary shards inside a node", deepspeed="`zero_hpz_partition_size`",
     torch="`fully_shard(reshard_after_forward=int)`",
 )  # fmt: skip
+DIFFERENCES = Key("secondary shards stay; differences from them go between nodes in int4", omitted=True)
+BITS_WITHIN = Key("of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", omitted=True)
+ROTATION = Key("gradients are rotated (Hadamard) before they are quantized to int4", omitted=True)
+FEEDBACK = Key("the error of a slice's quantization is added to the next one", omitted=True)
 QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed="`zero_quantized_gradients`")
 
 
@@ -311,9 +319,9 @@ class ZeroppConfig(Choice):
     group: ClassVar = "zeropp"
     name: str = "none"
 
-    def theory_shape(self) -> tuple[int | None, int | None, bool]:
-        """Returns elements per block of coded weights and gradients (None: exact), and if shards are secondary."""
-        return None, None, False
+    def theory_shape(self) -> dict[str, Any]:
+        """Returns the fields of theory's GroupShape that differ from their defaults."""
+        return {}
 
 
 @dataclass
@@ -327,6 +335,10 @@ class PartsOfZeropp(ZeroppConfig):
     quantize_gradients: bool = QUANTIZE_GRADIENTS(False)
     weight_block: int = Key("how many share a scale in parameters' codes", unit="elements", limits=(8, 2**20))(256)
     gradient_block: int = Key("how many share a scale in gradients' codes", unit="elements", limits=(8, 2**20))(256)
+    bits_within: int = BITS_WITHIN(4)
+    rotation: bool = ROTATION(False)
+    feedback: bool = FEEDBACK(False)
+    differences: bool = DIFFERENCES(False)
 
     def validate(self, cell: CellConfig) -> list[str]:
         words, name = f"zeropp={self.name}", cell.strategy.name
@@ -335,7 +347,9 @@ class PartsOfZeropp(ZeroppConfig):
             return [f"{words}: {why}; leave it out with strategy={name}"]
         if cell.shard_group is not None:
             return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
-        return self._parts_missing() or self._one_node(cell)
+        if self.feedback and cell.precision.name == "fp16":
+            return ["zeropp.feedback=true: a changed loss scale would not fit the errors kept; use bf16 or fp32"]
+        return self._parts_missing() or self._options() or self._one_node(cell)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
         return {"zeropp": self.policy()}
@@ -344,12 +358,17 @@ class PartsOfZeropp(ZeroppConfig):
         return Zeropp(
             quantize_weights=self.quantize_weights, secondary_shards=self.secondary_shards,
             quantize_gradients=self.quantize_gradients, weight_block=self.weight_block,
-            gradient_block=self.gradient_block,
+            gradient_block=self.gradient_block, bits_within=self.bits_within, rotation=self.rotation,
+            feedback=self.feedback, differences=self.differences,
         )  # fmt: skip
 
-    def theory_shape(self) -> tuple[int | None, int | None, bool]:
-        weights = self.weight_block if self.quantize_weights else None
-        return weights, self.gradient_block if self.quantize_gradients else None, self.secondary_shards
+    def theory_shape(self) -> dict[str, Any]:
+        return {
+            "weight_block": self.weight_block if self.quantize_weights else None,
+            "gradient_block": self.gradient_block if self.quantize_gradients else None,
+            "difference_block": self.weight_block if self.differences else None,
+            "secondary": self.secondary_shards, "bits_within": self.bits_within, "feedback": self.feedback,
+        }  # fmt: skip
 
     def _parts_missing(self) -> list[str]:
         """A sentence for each part that a choice is named after, and that is switched off."""
@@ -358,10 +377,18 @@ class PartsOfZeropp(ZeroppConfig):
         named = [one.name for one in fields(self) if one.default is True]
         return [f"zeropp.{part}=false: {words}" for part in named if not getattr(self, part)]
 
+    def _options(self) -> list[str]:
+        """The engine's error message for options that do not fit the parts; blocks have limits."""
+        try:
+            replace(self, weight_block=256, gradient_block=256).policy()
+        except ValueError as error:
+            return [str(error)]
+        return []
+
     def _one_node(self, cell: CellConfig) -> list[str]:
         """A sentence where secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
-        ranks = cell.world_size or 1
-        if self.quantize_weights or self.quantize_gradients or ranks == 1 or cell.node_size not in (None, ranks):
+        ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
+        if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
             return []
         words = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
         return [f"zeropp={self.name}: {words}; let node_size be a divisor of world_size={ranks} below it"]

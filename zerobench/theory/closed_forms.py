@@ -328,7 +328,9 @@ def between_nodes_formula(
     moved = 0.0
     for shape in trained:
         gathers = 1 if groups.secondary else 2 * m
-        size = INT8 if groups.quantizes(groups.weight_block, shape.element_bytes) else shape.element_bytes
+        size: float = shape.element_bytes
+        for block, coded in ((groups.weight_block, INT8), (groups.difference_block, INT4)):
+            size = coded if groups.quantizes(block, shape.element_bytes) else size
         sent = wire_bytes(shape, precision)
         reduced = INT4 if groups.quantizes(groups.gradient_block, sent) else sent
         moved += shape.numel * (gathers * size + strategy.reductions(m) * reduced)

@@ -9,6 +9,7 @@ With N ranks in Z nodes of L, a buffer of S bytes and E elements, 1 < L < N, eac
     of secondary shards (L-1)/L · S           0                        E                          hpZ
     in int8             the same two of N · payload(E/N)               (1 + 1/L) · its bytes      qwZ
     in int4             (L-1) · payload(E/L)  (Z-1) · payload(E/N)     L and Z payloads' bytes    qgZ
+    differences         (L-1)/L · S           (Z-1) · payload(E/N)     E + Z payloads' bytes      from secondary shards
 
 and with shards in groups of k, R = N/k replicas: (k-1)/k · S inside a group for each, and for a reduction
 2(R-1)/R · S/k between replicas, 2E/k. A payload is comm/quantize.py's: a byte or half a byte an
@@ -53,8 +54,9 @@ def payload_bytes(bits: int, numel: int, block: int) -> int:
 @dataclass(frozen=True)
 class GroupShape:
     """Groups of ranks, and what is quantized. `node_size`, `shard_group`: None for all ranks. `weight_block`,
-    `gradient_block`: elements per scale, None where nothing is quantized. `secondary`: gathers after a unit's first
-    come from secondary shards within the node (hpZ).
+    `gradient_block`, `difference_block`: elements per scale, None if nothing is quantized. `secondary`: gathers after a
+    unit's first come from secondary shards within the node (hpZ). `bits_within`: of gradients within a node;
+    `feedback`: errors of their last hop are kept.
     """
 
     world_size: int
@@ -63,6 +65,9 @@ class GroupShape:
     weight_block: int | None = None
     gradient_block: int | None = None
     secondary: bool = False
+    difference_block: int | None = None
+    bits_within: int = 4
+    feedback: bool = False
 
     @property
     def shard_ranks(self) -> int:
@@ -80,6 +85,13 @@ class GroupShape:
         if not self.quantizes(self.weight_block, size):
             return self.exact_gather(numel, size)
         return self.exact_gather(self.world_size * self.payload(numel), 1)
+
+    def first_gather(self, numel: int, size: int) -> Moved:
+        """Traffic of a unit's first all-gather after an update: of differences, where these are configured."""
+        if not self.quantizes(self.difference_block, size):
+            return self.gather(numel, size)
+        sent, nodes = self.difference_bytes(numel, size), self.nodes[1]
+        return self.secondary_gather(numel, size) + Moved(sent, 0, (nodes - 1) / nodes * sent)
 
     def exact_gather(self, numel: int, size: int) -> Moved:
         """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends as much."""
@@ -137,6 +149,22 @@ class GroupShape:
         """Bytes of the quantized form of a unit, beside it until it is gathered."""
         return self.world_size * self.payload(numel) if self.quantizes(self.weight_block, size) else 0
 
+    def difference_bytes(self, numel: int, size: int) -> int:
+        """Bytes of the differences of a block that the ranks of one local rank gather; 0 without."""
+        if not self.quantizes(self.difference_block, size):
+            return 0
+        assert self.difference_block is not None
+        return self.nodes[1] * payload_bytes(4, numel // self.world_size, self.difference_block)
+
+    def error_bytes(self, numel: int, size: int) -> int:
+        """Bytes of the errors that a rank keeps of a unit's gradients; 0 without feedback."""
+        if not (self.feedback and self.quantizes(self.gradient_block, size)) or self.world_size == 1:
+            return 0
+        assert self.gradient_block is not None
+        inside, outside = self.nodes
+        parts, peers = (self.world_size, outside - 1) if outside > 1 else (inside, inside - 1)
+        return peers * payload_bytes(8, numel // parts, self.gradient_block)
+
     def reduction_bytes(self, numel: int, size: int, own: int | None = None) -> tuple[int, ...]:
         """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes.
         `own`: elements of the own slice of owned matrices, which know no groups.
@@ -158,7 +186,7 @@ class GroupShape:
         """Bytes of quantized gradients in the hop within a node and in that between nodes; 0 for a hop of one."""
         assert self.gradient_block is not None
         inside, outside = self.nodes
-        first = inside * payload_bytes(4, numel // inside, self.gradient_block) if inside > 1 else 0
+        first = inside * payload_bytes(self.bits_within, numel // inside, self.gradient_block) if inside > 1 else 0
         return first, outside * payload_bytes(4, numel // self.world_size, self.gradient_block) if outside > 1 else 0
 
 

@@ -130,6 +130,11 @@ class Options:
         """The step from which on updates are one step late; None: never."""
         return None if self.offload is None else self.offload.delayed_after
 
+    @property
+    def on_time(self) -> float:
+        """The fraction of every gradient that is used in its own step nevertheless."""
+        return 0.0 if self.offload is None else self.offload.on_time
+
     def device_of(self, module: nn.Module) -> torch.device:
         """Where the parameters of `module` are, or will be."""
         return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
@@ -147,6 +152,8 @@ class Options:
             raise ValueError(
                 "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
             )
+        if self.zeropp is not None and self.zeropp.feedback and self.loss_scaling is not None:
+            raise ValueError("zeropp.feedback: a changed loss scale would not fit the errors kept; use bf16 or fp32")
         if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:

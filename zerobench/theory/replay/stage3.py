@@ -117,8 +117,13 @@ class _Units:
         parts = self.row[: self.starts[self.first]] if goes else []
         self.of_root = {span.parameter for part in parts for span in part.buffer.spans}
         for part in self.row if self.groups.shard_ranks > 1 else ():
-            if part.gradients is None:  # never stale: since the first step
+            if part.gradients is None or self._sends_differences(part):  # never stale: since the first step
                 self._keep_secondary(part)
+        self.behind = {part for part in self.row if part.gradients and self._sends_differences(part)}
+        for part in [*self.small, *dict.fromkeys(self.row)]:
+            if part.gradients:
+                errors = self.groups.error_bytes(part.gradients.numel, part.gradients.wire_bytes)
+                self.replay.hold("communication", ("errors", part), errors)
 
     def forward(self) -> None:
         for place, use in enumerate(self.uses):
@@ -217,7 +222,10 @@ class _Units:
             buffer, codes = part.buffer, ("communication", ("codes", part))
             if ("parameters", ("unit", part)) not in self.replay.live:
                 self.replay.hold("parameters", ("unit", part), buffer.padded_bytes)
-                if ("parameters", ("secondary", part)) not in self.replay.live:
+                if part in self.behind:
+                    self.behind.remove(part)
+                    self.replay.hold(*codes, self.groups.difference_bytes(buffer.padded_numel, buffer.element_bytes))
+                elif ("parameters", ("secondary", part)) not in self.replay.live:
                     self.replay.hold(*codes, self.groups.gather_bytes(buffer.padded_numel, buffer.element_bytes))
             if not ahead:
                 self.replay.drop(*codes)
@@ -228,6 +236,10 @@ class _Units:
                 self.replay.drop("communication", ("codes", part))
                 self._keep_secondary(part)
             self.replay.drop("parameters", ("unit", part))
+
+    def _sends_differences(self, part: UnitPart) -> bool:
+        buffer = part.buffer
+        return self.groups.difference_bytes(buffer.padded_numel, buffer.element_bytes) > 0
 
     def _keep_secondary(self, part: UnitPart) -> None:
         if self.groups.secondary:

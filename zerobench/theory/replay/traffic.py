@@ -81,7 +81,8 @@ def predict_parts(
 def _gathered(groups: GroupShape, numel: int, shape: ParameterShape, gathers: int) -> Moved:
     """The gathers of a ZeRO-3 unit in a step; secondary shards serve all but the first of a trained one."""
     from_all = min(gathers, int(shape.trainable)) if groups.secondary else gathers
-    whole = groups.gather(numel, shape.element_bytes).times(from_all)
+    gather = groups.first_gather if shape.trainable else groups.gather
+    whole = gather(numel, shape.element_bytes).times(from_all)
     return whole + groups.secondary_gather(numel, shape.element_bytes).times(gathers - from_all)
 
 

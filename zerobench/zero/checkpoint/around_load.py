@@ -22,6 +22,7 @@ def after_load(engine: Strategy) -> None:
         engine.placement.round_masters()
         engine.placement.settle()
         engine.after_update()
+        engine.comm.forget()
         engine.settle()
     for parameter in engine.trainable:  # makes a backward through an earlier forward raise, as in torch
         torch.autograd.graph.increment_version(parameter)

@@ -112,6 +112,9 @@ class Comm:
         """Builds the error for ranks whose checksums differ in `unseal`: this one at `what`, after `asked`."""
         return RuntimeError(f"{what}: the ranks launched different collectives before it; this rank launched {asked}")
 
+    def forget(self) -> None:
+        """Drops what is kept of earlier exchanges: other weights are loaded."""
+
     def meet(self, what: str) -> None:
         """Returns when all ranks have called it: a barrier before a small collective that could pair with another."""
 
@@ -165,6 +168,9 @@ class WrappedComm(Comm):
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
         return self._below.disagreement(what, asked)
 
+    def forget(self) -> None:
+        self._below.forget()
+
     def meet(self, what: str) -> None:
         self._below.meet(what)
 
@@ -192,7 +198,8 @@ class Source(Protocol):
 
     launch     starts filling the unit's full parameters
     released   they are about to be freed: a source that keeps a copy takes it now
-    stale      the parameters have changed: a kept copy is invalid
+    updated    an update has changed the parameters
+    stale      they have changed in another way: a kept copy is invalid
     """
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
@@ -200,6 +207,9 @@ class Source(Protocol):
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """`full` is about to lose its memory."""
+
+    def updated(self) -> None:
+        """Some rank's shard has been updated."""
 
     def stale(self) -> None:
         """Some rank's shard has changed."""
@@ -217,6 +227,9 @@ class ShardAllGather:
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """Keeps nothing."""
+
+    def updated(self) -> None:
+        """Has nothing to drop."""
 
     def stale(self) -> None:
         """Has nothing to drop."""

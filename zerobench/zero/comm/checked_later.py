@@ -69,7 +69,7 @@ class CountedSource:
 
     def __init__(self, below: Source, comm: Sealed) -> None:
         self._below, self._comm = below, comm
-        self.released, self.stale = below.released, below.stale
+        self.released, self.updated, self.stale = below.released, below.updated, below.stale
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
         """Counts the gather and launches it in the source below."""

@@ -1,4 +1,4 @@
-"""ZeRO++ (arXiv 2306.10209) on stage 3: three ways to send less between nodes, each a Comm or a source of its own.
+"""ZeRO++ (arXiv 2306.10209) on stage 3: ways to send less between nodes, each a Comm or a source of its own.
 
     qwZ    parameters are gathered in int8                 every rank computes with the decoded values, the owner too
     hpZ    secondary shards: once a unit has been gathered, each rank of a node keeps 1/L of it, in the parameters'
@@ -12,6 +12,19 @@ With bf16 parameters and gradients and Z nodes, a node sends to others (Z-1)/Z t
     ZeRO++      1         0          1/2
 
 Masters, optimizer states and state dicts are never quantized: `Comm.exact` gathers those.
+
+Options that reduce the error at the same or fewer bytes between nodes:
+
+    bits_within   qgZ's hop within a node in 8 bits instead of 4 (SDP4Bit, arXiv 2410.15526)
+    rotation      int4 gradients are rotated (comm/quantize.py's note; SDP4Bit)
+    feedback      a rank adds the error of its last quantization of a slice to the next one (LoCo, arXiv 2407.04480)
+    differences   hpZ's secondary shards stay; after an update each rank sends other nodes its slice less the slice that
+                  they have, in int4 (SDP4Bit's weight differences), in place of qwZ
+
+[Note: feedback]
+The errors of the last hop are kept, in int8 with a scale per block, for all slices that a rank sends: N ranks in Z
+nodes keep (Z-1)/N of a unit's elements each, the ranks of one node (N-1)/N. A slice that is not finite leaves no error.
+Errors are not part of a checkpoint: a load drops them, and the differences' secondary shards with them.
 
 [Note: two hops]
 With several nodes qgZ's first hop is within the node. Rank (z, l) quantizes block m of its gradients (blocks as in
@@ -36,25 +49,44 @@ from .. import labels
 from .base import Comm, ShardAllGather, Sizes, Source, WrappedComm
 from .desync import Stamp
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
-from .quantize import DTYPES, Codec
+from .quantize import DTYPES, LEVELS, Codec
 from .streams import Handle
 
 
 @dataclass(frozen=True)
 class Zeropp:
-    """The parts of ZeRO++ in use, and elements per scale. Raises ValueError for a block size out of range."""
+    """The parts of ZeRO++ in use, elements per scale, and options. Raises ValueError for what cannot be."""
 
     quantize_weights: bool = False
     secondary_shards: bool = False
     quantize_gradients: bool = False
     weight_block: int = 256
     gradient_block: int = 256
+    bits_within: int = 4
+    rotation: bool = False
+    feedback: bool = False
+    differences: bool = False
 
     def __post_init__(self) -> None:
+        if self.bits_within not in LEVELS:
+            raise ValueError(f"zeropp: bits_within is {self.bits_within!r}; use 4 or 8")
+        for name, is_used in {"bits_within": self.bits_within != 4, "rotation": self.rotation,
+                              "feedback": self.feedback}.items():  # fmt: skip
+            if is_used and not self.quantize_gradients:
+                raise ValueError(f"zeropp: {name} is for quantized gradients; add quantize_gradients=True")
+        if self.differences and (self.quantize_weights or not self.secondary_shards):
+            raise ValueError(
+                "zeropp: differences are from secondary shards, in place of int8; let secondary_shards be True and"
+                " quantize_weights False"
+            )
         for name in ("weight_block", "gradient_block"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 8:
                 raise ValueError(f"zeropp: {name} is {value!r}; use a whole number of at least 8 elements")
+
+    def gradient_codec(self, bits: int) -> Codec:
+        """Returns the quantizer of a hop of gradients. Rotations are for 4 bits, whose steps are large."""
+        return Codec(bits, self.gradient_block, rotate=self.rotation and bits == 4)
 
 
 class ZeroppComm(WrappedComm):
@@ -64,7 +96,12 @@ class ZeroppComm(WrappedComm):
         super().__init__(below)
         self._nodes = nodes
         self._policy = policy
-        self._weights, self._gradients = Codec(8, policy.weight_block), Codec(4, policy.gradient_block)
+        self._weights = Codec(8, policy.weight_block)
+        codecs = (policy.gradient_codec(policy.bits_within), policy.gradient_codec(4))
+        hops = zip((nodes.within, nodes.between), codecs, strict=True)
+        self._reductions = [(comm, codec) for comm, codec in hops if comm.size > 1]
+        self._errors: dict[str, torch.Tensor] = {}
+        self._kept: list[DifferenceShard] = []
         self._hops = below.hops if isinstance(below, Hierarchical) else Hops()
 
     @property
@@ -72,7 +109,15 @@ class ZeroppComm(WrappedComm):
         return self._below
 
     def new_source(self, sizes: Sizes = None) -> Source:
+        if self._policy.differences:
+            self._kept.append(DifferenceShard(self.exact, self._nodes, self._hops, Codec(4, self._policy.weight_block)))
+            return self._kept[-1]
         return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
+
+    def forget(self) -> None:
+        self._errors.clear()
+        for source in self._kept:
+            source.stale()
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all of them, its own too, so that all hold equal parameters."""
@@ -91,22 +136,34 @@ class ZeroppComm(WrappedComm):
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
             return super().reduce_scatter(full, unit, stamp, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
-        hops = [comm for comm in (self._nodes.within, self._nodes.between) if comm.size > 1]
-        reduction = QuantizedReduction(self._gradients, hops, full, own, unit, stamp)
-        return self._hops.launch(*[reduction.send] * len(hops), finish=reduction.finish)
+        reduction = QuantizedReduction(self._reductions, full, own, unit, stamp, self._errors_of(unit, full))
+        return self._hops.launch(*[reduction.send] * len(self._reductions), finish=reduction.finish)
+
+    def _errors_of(self, unit: str, full: torch.Tensor) -> torch.Tensor | None:
+        """Returns the errors of the last hop for a unit, (peers, payload_bytes) uint8, at first of zeros."""
+        if not self._policy.feedback:
+            return None
+        if unit not in self._errors:
+            hop, codec = self._reductions[-1]
+            numel = full.numel() // (self.size if len(self._reductions) > 1 else hop.size)
+            errors = full.new_zeros(hop.size - 1, codec.of_errors.payload_bytes(numel), dtype=torch.uint8)
+            self._errors[unit] = labels.label(errors, labels.COMMUNICATION, f"{unit} errors")
+        return self._errors[unit]
 
 
 class QuantizedReduction:
     """qgZ's reduce-scatter of `full`, hop by hop. [Note: two hops]
 
-    `rows`   the input of the current hop, (n, m): row j goes to rank j of the hop, in int4, the own row stays
-    `here`   received payloads, (n, payload_bytes)
+    `rows`     the input of the current hop, (n, m): row j goes to rank j of the hop, quantized, the own row stays
+    `here`     received payloads, (n, payload_bytes)
+    `errors`   of the last hop's quantization of the other rows, None without feedback
     """
 
     def __init__(
-        self, codec: Codec, hops: list[Comm], full: torch.Tensor, into: torch.Tensor, unit: str, stamp: Stamp | None
-    ) -> None:
-        self._codec, self._unit, self._stamp = codec, unit, stamp
+        self, hops: list[tuple[Comm, Codec]], full: torch.Tensor, into: torch.Tensor, unit: str, stamp: Stamp | None,
+        errors: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        self._unit, self._stamp, self._errors = unit, stamp, errors
         self._to_come = list(hops)
         self._into = into
         self._sum = full
@@ -115,12 +172,15 @@ class QuantizedReduction:
     def send(self) -> Handle:
         """Sums the payloads of the previous hop, then launches the next one."""
         self._take_in()
-        self._hop = hop = self._to_come.pop(0)
+        self._hop, self._codec = hop, codec = self._to_come.pop(0)
         self._rows = self._sum.view(hop.size, -1)
-        self._to, self._here = (new_payloads(self._codec, self._rows, self._unit) for _ in range(2))
-        for peer in range(hop.size):
-            if peer != hop.rank:
-                self._codec.encode(self._rows[peer : peer + 1], self._to[peer : peer + 1])
+        self._to, self._here = (new_payloads(codec, self._rows, self._unit) for _ in range(2))
+        for place, peer in enumerate(peer for peer in range(hop.size) if peer != hop.rank):
+            row, payload = self._rows[peer : peer + 1], self._to[peer : peer + 1]
+            if self._errors is None or self._to_come:
+                codec.encode(row, payload)
+            else:
+                _encode_with_feedback(codec, row, payload, self._errors[place : place + 1])
         return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
 
     def finish(self) -> None:
@@ -148,12 +208,27 @@ class QuantizedReduction:
         drop(self._here)
 
 
+def _encode_with_feedback(codec: Codec, row: torch.Tensor, payload: torch.Tensor, errors: torch.Tensor) -> None:
+    """Quantizes `row`, (1, m), plus the kept errors, and keeps the errors of this quantization. [Note: feedback]"""
+    wanted = torch.empty_like(row, dtype=torch.float32)
+    codec.of_errors.decode(errors, wanted)
+    wanted += row
+    codec.encode(wanted, payload)
+    sent = torch.empty_like(wanted)
+    codec.decode(payload, sent)
+    codec.of_errors.encode(wanted.sub_(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0), errors)
+
+
 class SecondaryShard:
     """hpZ for one unit: 1/L of its full parameters, (numel / L,) in their dtype, kept from the first release on."""
 
     def __init__(self, comm: Comm, within: Comm) -> None:
         self._comm, self._within = comm, within
         self._shard: torch.Tensor | None = None
+
+    def updated(self) -> None:
+        """Drops the copy, as for any other change."""
+        self.stale()
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
         """Gathers from the node's secondary shards where they exist, else from all ranks."""
@@ -175,6 +250,46 @@ class SecondaryShard:
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:
         return full.view(self._within.size, -1)[self._within.rank]
+
+
+class DifferenceShard(SecondaryShard):
+    """Secondary shards that stay for good: after an update, differences from them go to other nodes, in int4.
+
+    All ranks that hold a block add the same decoded differences to it, the owner of a slice too, so that they stay
+    equal, and the next difference contains the error of this one.
+    """
+
+    def __init__(self, comm: Comm, nodes: Nodes, hops: Hops, codec: Codec) -> None:
+        super().__init__(comm, nodes.within)
+        self._between, self._hops, self._codec = nodes.between, hops, codec
+        self._is_behind = False
+
+    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+        """Brings the secondary shards up to date, if they exist, and gathers from them; else from all ranks."""
+        is_behind, self._is_behind = self._is_behind, False
+        if self._shard is None or not is_behind:
+            return super().launch(full, unit, stamp)
+        between, slices = self._between, self._shard.view(self._between.size, -1)
+        payloads = new_payloads(self._codec, slices, unit)
+        own = slice(between.rank, between.rank + 1)
+        difference = self._block(full).view(between.size, -1)[own].float().sub_(slices[own])
+        self._codec.encode(difference, payloads[own])
+
+        def gather_within() -> Handle:
+            for row in range(between.size):
+                self._codec.decode(payloads[row : row + 1], difference)
+                slices[row] += difference[0]
+            drop(payloads)
+            self._block(full).copy_(slices.view(-1))
+            return self._within.all_gather(full, unit, stamp)
+
+        return self._hops.launch(lambda: between.all_gather(payloads.view(-1), unit, stamp), gather_within)
+
+    def updated(self) -> None:
+        """Keeps the copy: the next gather brings what has changed. A dtype that is not quantized has none to keep."""
+        self._is_behind = True
+        if self._shard is not None and self._shard.dtype not in DTYPES:
+            self.stale()
 
 
 def new_payloads(codec: Codec, slices: torch.Tensor, unit: str) -> torch.Tensor:
@@ -209,10 +324,10 @@ def connect_zeropp(
     if shard_group is not None:
         raise ValueError("shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out")
     codes = policy.quantize_weights or policy.quantize_gradients
-    if not codes and (node_size or below.size) == below.size:
+    if (not codes or policy.differences) and (node_size or below.size) == below.size:
+        what = "differences have no other node to go to" if policy.differences else "secondary shards change nothing"
         raise ValueError(
-            f"zeropp: all {below.size} ranks are one node, so that secondary shards alone change nothing; let node_size"
-            " be a smaller divisor"
+            f"zeropp: all {below.size} ranks are one node, so that {what}; let node_size be a smaller divisor"
         )
     nodes = below.nodes if isinstance(below, Hierarchical) else nodes_of(below, device, node_size or below.size)
     return ZeroppComm(below, nodes, policy)

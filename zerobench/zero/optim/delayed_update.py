@@ -9,12 +9,15 @@ So a forward's parameters are one update older than without delay. The first `de
 early training takes staleness badly. Learning rate and other options are those of the step that gave the gradients.
 
 Between a step and the next forward the update has not begun: a checkpoint holds masters, states and pending gradients.
+
+With `on_time` this fraction of each gradient, the important one, is updated in its own step (optim/important.py).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +29,8 @@ from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share, shaped_as
 from . import segments as facts
-from .segments import OptimizerSegment
+from .important import others_alone, update_important
+from .segments import ELEMENTWISE, OptimizerSegment
 from .step_by_tiles import stand_in, step_without_update, update_silently
 from .update import Update
 
@@ -52,12 +56,15 @@ class PendingShare(Share):
 
 @dataclass
 class Pending:
-    """An update that is still to be made. `optimizer`: one that has the options of then; `before`: its facts then."""
+    """An update that is still to be made. `optimizer`: one that has the options of then; `before`: its facts then;
+    `is_marked`: gradients that are NaN are of elements that have been updated.
+    """
 
     tiles: Sequence[Sequence[PendingShare]]
     coefficient: torch.Tensor | float | None
     optimizer: optim.Optimizer
     before: facts.Facts
+    is_marked: bool = False
     thread: threading.Thread | None = None
     error: BaseException | None = None
 
@@ -66,9 +73,12 @@ class Pending:
         try:
             with torch.no_grad():
                 begin()
-                update_silently(self.optimizer, self.tiles, self.coefficient)
+                update_silently(self.optimizer, self.tiles, self.coefficient, self._around)
         except BaseException as error:
             self.error = error
+
+    def _around(self, tile: Sequence[Share]) -> AbstractContextManager[None]:
+        return others_alone(self.optimizer, tile) if self.is_marked else nullcontext()
 
     @property
     def options(self) -> list[dict[str, Any]]:
@@ -78,14 +88,21 @@ class Pending:
 
 class UpdateSchedule:
     """When an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None: never late.
+    `on_time`: the fraction that is not late even then.
 
     `pending`   the update that is still to be made; None where there is none
     """
 
-    def __init__(self, update: Update, placement: Placement, delayed_after: int | None) -> None:
+    def __init__(self, update: Update, placement: Placement, delayed_after: int | None, on_time: float = 0.0) -> None:
+        if on_time and type(update.optimizer) not in ELEMENTWISE:
+            raise ValueError(
+                f"offload.on_time: {type(update.optimizer).__name__} is not one of torch's optimizers, whose states are"
+                " known well enough to update a part of them; leave on_time out"
+            )
         self._update = update
         self._placement = placement
         self._delayed_after = delayed_after
+        self._on_time = on_time
         self._steps = 0
         self.pending: Pending | None = None
 
@@ -98,11 +115,14 @@ class UpdateSchedule:
             return self._update.run()
         self._update.prepare()
         # 1 the masters are to be those of the step before, as checkpoints and hooks of this step will see them
-        finished = self.finish()
+        finished = self._complete()
         # 2 in the place of the update, so that the caller's hooks run in their step and schedulers see its options
         with self._update.running():
             step_without_update(self._update.optimizer, self._put_aside)
-        return finished
+        # 3 the parameters follow
+        if finished or self._on_time:
+            self._placement.round_masters()
+        return finished or self._on_time > 0
 
     def launch(self) -> None:
         """A training forward begins, and with it the pending update."""
@@ -114,6 +134,13 @@ class UpdateSchedule:
 
     def finish(self) -> bool:
         """No update is pending: masters and parameters are as if there were no delay. Returns whether one was."""
+        finished = self._complete()
+        if finished:
+            self._placement.round_masters()
+        return finished
+
+    def _complete(self) -> bool:
+        """Makes the pending update, if there is one, or waits for it; parameters are still to follow the masters."""
         pending, self.pending = self.pending, None
         if pending is None:
             return False
@@ -124,7 +151,6 @@ class UpdateSchedule:
         if pending.error is not None:
             raise pending.error
         facts.follow(self._update.optimizer, pending.before, facts.read(pending.optimizer))
-        self._placement.round_masters()
         return True
 
     def forget(self) -> None:
@@ -148,7 +174,7 @@ class UpdateSchedule:
         self._placement.wait()
 
     def _put_aside(self) -> None:
-        """The present gradients become pending."""
+        """The present gradients become pending, less the important part, which is used now."""
         assert isinstance(self._placement, HostPlacement)
         self._placement.settle_gradients()
         tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self._update.tiles]
@@ -157,16 +183,22 @@ class UpdateSchedule:
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)
         options = [_options(group) for group in self._update.optimizer.param_groups]
-        self.pending = self._new_pending(tiles, coefficient, options)
+        if self._on_time:
+            self._begin()
+            with labels.on_tier(labels.HOST):
+                for tile in tiles:
+                    update_important(self._update.optimizer, tile, coefficient, self._on_time)
+        self.pending = self._new_pending(tiles, coefficient, options, self._on_time > 0)
 
     def _new_pending(
-        self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]]
-    ) -> Pending:
+        self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]],
+        is_marked: bool,
+    ) -> Pending:  # fmt: skip
         """With the options of then, on the optimizer's states: what a scheduler does from now on is for the next."""
         optimizer = self._update.optimizer
         groups = [{**group, **one} for group, one in zip(optimizer.param_groups, options, strict=True)]
         then = stand_in(optimizer, groups)
-        return Pending(tiles, coefficient, then, facts.read(then))
+        return Pending(tiles, coefficient, then, facts.read(then), is_marked)
 
     # -- writes and checkpoints ----------------------------------------------------------------------------------
 
@@ -197,7 +229,8 @@ class UpdateSchedule:
         if self.pending is None:
             return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
-        pending = {"coefficient": coefficient, "options": [_plain(one) for one in self.pending.options]}
+        options = [_plain(one) for one in self.pending.options]
+        pending = {"coefficient": coefficient, "options": options, "is_marked": self.pending.is_marked}
         return {"steps": self._steps, "pending": pending}
 
     def restart(self, steps: int) -> None:
@@ -209,20 +242,24 @@ class UpdateSchedule:
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
         """An update of these gradients is pending; where updates are never late it is made now."""
+        is_marked = bool(described.get("is_marked"))
         if self._delayed_after is None:
-            self._make(gradients, described["coefficient"])
+            self._make(gradients, described["coefficient"], is_marked)
             return
         self._steps = max(self._steps, self._delayed_after)  # a step that was delayed has been taken
         tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self._update.tiles]
         options = [_tuples(one) for one in described["options"]]
-        self.pending = self._new_pending(tiles, described["coefficient"], options)
+        self.pending = self._new_pending(tiles, described["coefficient"], options, is_marked)
 
-    def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
+    def _make(
+        self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None, is_marked: bool
+    ) -> None:
         for segment, gradient in gradients.items():
             segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
             if coefficient is not None:
                 segment.tensor.grad.mul_(coefficient)
-        with self._update.running():
+        around = others_alone(self._update.optimizer, list(gradients)) if is_marked else nullcontext()
+        with self._update.running(), around:
             self._update.optimizer.step()
         for segment in gradients:
             segment.tensor.grad = None

@@ -60,13 +60,16 @@ def update_tiles(
 
 
 def update_silently(
-    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
-) -> None:
-    """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
+    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
+    around: Visit = lambda _: nullcontext(),
+) -> None:  # fmt: skip
+    """Runs update_tiles without hooks: in a thread, after the step that they belonged to. `around`: of each tile's
+    update, when its gradients are in place.
+    """
     facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
     facts.begin()
     for tile, _ in zip(tiles, _each_ready(tiles, coefficient, lambda _: nullcontext()), strict=True):
-        with groups.of(tile):
+        with groups.of(tile), around(tile):
             raw_step(optimizer)
         facts.end_part()
     facts.end()

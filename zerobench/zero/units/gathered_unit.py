@@ -234,7 +234,7 @@ class GatheredUnit(Unit):
 
     def refresh(self) -> None:
         """The parameters have changed. A unit that stays gets everyone's: in full, for its shard is a view of them."""
-        self.source.stale()
+        self.source.updated()
         if self.stays:
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
 
