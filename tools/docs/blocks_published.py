@@ -14,9 +14,7 @@ def published(root: Path) -> str:
     return path.read_text().rstrip() if path.is_file() else "No table is on record yet; `make published` makes one."
 
 
-def memory_questions(root: Path) -> str:
-    """The questions, with the output of each command."""
-    return questions.page()
-
-
-BLOCKS: dict[str, Callable[[Path], str]] = {"published": published, "memory_questions": memory_questions}
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "published": published,
+    **{block: lambda _root, block=block: questions.page(block) for block in questions.SECTIONS},  # type: ignore[misc]
+}

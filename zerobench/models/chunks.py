@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 class LossHead(nn.Linear):
     """A head that returns the mean cross-entropy, fp32, of predicting (T,) `targets` from (T, H), in `chunks` parts.
 
-    One module and one node of the graph however many parts there are: its weight is gathered once, and has one gradient.
+    One module and one node of the graph however many parts there are: its weight is gathered once, has one gradient.
     """
 
     def __init__(self, chunks: int, *of_linear: Any, **more: Any) -> None:
@@ -65,7 +65,10 @@ class _ChunkedLoss(torch.autograd.Function):
         x, weight, bias, targets, lse = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         of_x = torch.empty_like(x) if to_x else None
-        of_weight, of_bias = torch.zeros_like(weight) if to_weight else None, torch.zeros_like(bias) if to_bias else None
+        of_weight, of_bias = (
+            torch.zeros_like(weight) if to_weight else None,
+            torch.zeros_like(bias) if to_bias else None,
+        )
         rows = -(-len(x) // ctx.chunks)  # as Tensor.chunk has them
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
@@ -73,7 +76,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if of_x is not None:
                 torch.mm(error, weight, out=of_x[part])
             if of_weight is not None:
-                of_weight.addmm_(error.t(), x[part])
+                torch.addmm(of_weight, error.t(), x[part], out=of_weight)
             if of_bias is not None:
                 of_bias.add_(error.sum(0))
             del error  # before the next part's is made
@@ -81,7 +84,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _error(logits: torch.Tensor, targets: torch.Tensor, lse: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of `logits`, in their dtype, (softmax(logits) - one_hot(targets)) · scale; overwrites them."""
+    """Returns the gradient of `logits` in their dtype, (softmax - one_hot(targets)) · scale; may overwrite them."""
     values = logits.float().sub_(lse[:, None]).exp_()
     values.scatter_add_(1, targets[:, None], values.new_full((len(targets), 1), -1.0))
     return values.mul_(scale).to(logits.dtype)

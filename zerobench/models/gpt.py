@@ -58,8 +58,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are computed again in backward.
 
-    `lora`: rank of the adapters, which alone are trained; 0: there are none. `loss_chunks`: parts of the tokens in which
-    the head and the loss are computed.
+    `lora`: rank of the adapters, which alone are trained; 0: there are none. `loss_chunks`: parts of the tokens in
+    which the head and the loss are computed.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """LoRA (Hu et al., arXiv 2106.09685): beside each frozen Linear a trained product of two thin matrices.
 
-    y = W x + b + B (A x)    W (out, in), b (out,) frozen; A (rank, in) drawn as nn.Linear draws a weight; B (out, rank) 0
+    y = W x + b + B (A x)    W (out, in), b (out,) frozen; A (rank, in) drawn as nn.Linear's weight is; B (out, rank) 0
 
 B = 0 makes the model start as the frozen one. The paper's scale, alpha / rank, is 1. Adapters stand where QLoRA and
 peft's "all-linear" put them: at every Linear of the blocks, not at the head. All else is frozen.
