@@ -160,9 +160,9 @@ QUESTIONS = (
     Question(
         "l1", "What do adapters save?",
         f"zerobench estimate model=gpt_medium {EIGHT_OF} sequence=512 strategy=zero2,zero3 model.lora=0,8 --tensors 0",
-        "Gradients, masters and optimizer states are those of the adapters alone; parameters are those of the whole"
-        "model, whole under ZeRO-2 and partitioned under ZeRO-3. The volume counts in ψ, which is now the adapters: ZeRO-3 "
-        "gathers the frozen model for them, *sent a step* says how much that is.",
+        "Gradients, masters and optimizer states are those of the adapters alone; parameters are those of the whole "
+        "model, whole under ZeRO-2 and partitioned under ZeRO-3. The volume counts in ψ, which is now the adapters: "
+        "ZeRO-3 gathers the frozen model for them, *sent a step* says how much that is.",
     ),
     Question(
         "l2", "Which stage for a frozen base of 33B?",
@@ -172,9 +172,9 @@ QUESTIONS = (
     ),
     Question(
         "l3", "Which stage does a plan choose for it?",
-        f'zerobench plan --device-memory "80 GiB" --gpus 8 {FROZEN_33B} strategy=zero2,zero3 offload=none '
-        "--goal largest_batch --format table",
-        "ZeRO-2 sends next to nothing; ZeRO-3 has room for more sequences.",
+        f'zerobench plan --device-memory "40 GiB" --gpus 8 {FROZEN_33B} strategy=zero2,zero3 offload=none',
+        "On 40 GiB ZeRO-2 needs no execution to be refused: the base alone is larger. Where both fit, ZeRO-2 sends "
+        "next to nothing, and ZeRO-3 has room for more sequences: `--goal largest_batch`.",
     ),
     Question(
         "l4", "What does FSDP2 hold beyond ours?",
