@@ -39,7 +39,7 @@ FROZEN_33B = (
 )
 """The sizes of OpenTau's pull request 446: 33B frozen parameters beside 0.9B trained ones."""
 
-LONG = f"model=gpt_7b model.positions=131072 {EIGHT_OF} activation=checkpoint strategy=zero3"
+LONG = f"model=gpt_7b model.layers=2 model.positions=131072 {EIGHT_OF} activation=checkpoint strategy=zero3"
 IN_PARTS = "model.loss_chunks=64 model.mlp_chunks=16"
 
 SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -166,7 +166,8 @@ QUESTIONS = (
     ),
     Question(
         "l2", "Which stage for a frozen base of 33B?",
-        f"zerobench estimate {FROZEN_33B} world_size=8 micro_batch=1 strategy=zero2,zero3 --tensors 0",
+        f"zerobench -m {FROZEN_33B} backend=simulated strategy=zero2,zero3 world_size=8 micro_batch=1 "
+        "launch.check_memory=false --dry-run",
         "The base is replicated by ZeRO-2, 2 bytes per parameter, and divided by N by ZeRO-3. "
         "[OpenTau](https://github.com/TensorAuto/OpenTau/pull/446) saw 66 GB and 8 GB for it on eight GPUs.",
     ),

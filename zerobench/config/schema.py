@@ -50,7 +50,7 @@ POSITIONS = Key("longest sequence; null: as sequence", unit="tokens", rule="at l
 
 LORA = Key(
     "rank of the adapters at the Linears of the blocks, which alone are trained; 0: no adapters", unit="features",
-    limits=(0, 1e6), omitted=True, transformers="peft's `LoraConfig(r, target_modules='all-linear')`",
+    limits=(0, 1e6), omitted=True,
 )(0)  # fmt: skip
 LOSS_CHUNKS = Key(
     "parts of the tokens in which head and loss are computed, and again in backward", unit="parts", limits=(1, 1e6),

@@ -57,7 +57,9 @@ def add_adapters_of_peft(model: nn.Module, rank: int) -> None:
     """Does the same to a model of transformers, in place, by peft, at the same scale."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules="all-linear"), model)
+    transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())  # GPT-2's own Linear
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", fan_in_fan_out=transposed)
+    inject_adapter_in_model(config, model)
 
 
 def problems_of(rank: int, hidden: int, where: str, by_peft: bool) -> list[str]:
