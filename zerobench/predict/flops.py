@@ -74,7 +74,7 @@ def step_flops(config: CellConfig) -> StepFlops | None:
     """Counts a cell's FLOPs. None for a model that cannot run without memory, because its code reads values."""
     plain = replace(config, activation=Activation())
     again = {name: usual for name, usual in RECOMPUTING.items() if hasattr(config.model, name)}
-    plain = replace(plain, model=replace(config.model, **again))
+    plain = replace(plain, model=replace(config.model, **again))  # type: ignore[arg-type]
     model = _count(plain)
     if model is None:
         return None
