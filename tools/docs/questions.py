@@ -172,10 +172,11 @@ QUESTIONS = (
         "[OpenTau](https://github.com/TensorAuto/OpenTau/pull/446) saw 66 GB and 8 GB for it on eight GPUs.",
     ),
     Question(
-        "l3", "Which stage does a plan choose for it?",
-        f'zerobench plan --device-memory "40 GiB" --gpus 8 {FROZEN_33B} strategy=zero2,zero3 offload=none',
-        "On 40 GiB ZeRO-2 needs no execution to be refused: the base alone is larger. Where both fit, ZeRO-2 sends "
-        "next to nothing, and ZeRO-3 has room for more sequences: `--goal largest_batch`.",
+        "l3", "Which stage does a plan choose for a frozen base?",
+        'zerobench plan --device-memory "256 MiB" --gpus 8 model=gpt_medium model.lora=8 sequence=512 '
+        "strategy=zero2,zero3 offload=none activation=none",
+        "A base of 50 M on devices that are as small beside it as those of 40 GiB beside 33B. Where both stages fit, "
+        "ZeRO-2 is chosen, which sends next to nothing; `--goal largest_batch` asks which one has room for more.",
     ),
     Question(
         "l4", "What does FSDP2 hold beyond ours?",
