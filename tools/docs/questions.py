@@ -1,9 +1,10 @@
-"""PyTorch's list of questions on memory, pull request 125323 of pytorch/pytorch: a command for each, and its output.
+"""Questions of users, a command for each, and its output: PyTorch's list of questions on memory, pull request 125323 of
+pytorch/pytorch, in our words; questions on adapters and on long sequences.
 
-    python tools/docs/questions.py [--again]
+    python tools/docs/questions.py [--again] [--only t1,l2]
 
-Runs every command that has no output on record yet (--again: all), and writes what it printed to RECORDED. The page
-docs/how-to/memory-questions.md shows these. The questions are in our words.
+Runs every command that has no output on record yet (--again: all), and writes what it printed to RECORDED. The pages
+docs/how-to/memory-questions.md, lora.md and long-sequences.md show these.
 """
 
 from __future__ import annotations
@@ -31,10 +32,27 @@ COLUMNS = "120"
 SIZE = "model=gpt_small precision=bf16 sequence=512"
 EIGHT = f"{SIZE} world_size=8"
 
+EIGHT_OF = "precision=bf16 world_size=8 micro_batch=1"
+FROZEN_33B = (
+    "model=gpt model.layers=105 model.hidden=5120 model.heads=40 model.vocabulary=151936 model.lora=96 sequence=512 "
+    "precision=bf16 activation=checkpoint"
+)
+"""The sizes of OpenTau's pull request 446: 33B frozen parameters beside 0.9B trained ones."""
+
+LONG = f"model=gpt_7b model.layers=2 model.positions=131072 {EIGHT_OF} activation=checkpoint strategy=zero3"
+IN_PARTS = "model.loss_chunks=64 model.mlp_chunks=16"
+
+SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
+    "memory_questions": (("t", "## Tuning"), ("d", "## Debugging")),
+    "lora_questions": (("l", ""),),
+    "long_sequences": (("s", ""),),
+}
+"""Block of a page -> letter and heading of its sections."""
+
 
 @dataclass(frozen=True)
 class Question:
-    """`number`: the list's own, t for tuning, d for debugging. `reading`: how to read the answer off the output."""
+    """`number`: in its list, after a section's letter in SECTIONS. `reading`: how to read the answer off the output."""
 
     number: str
     text: str
@@ -139,6 +157,58 @@ QUESTIONS = (
         f"zerobench estimate {EIGHT} strategy=fsdp2 activation=none,checkpoint --tensors 4",
         "Activations at the peak with and without; were blocks still kept, their tensors would be in the second list.",
     ),
+    Question(
+        "l1", "What do adapters save?",
+        f"zerobench estimate model=gpt_medium {EIGHT_OF} sequence=512 strategy=zero2,zero3 model.lora=0,8 --tensors 0",
+        "Gradients, masters and optimizer states are those of the adapters alone; parameters are those of the whole "
+        "model, whole under ZeRO-2 and partitioned under ZeRO-3. The volume counts in ψ, which is now the adapters: "
+        "ZeRO-3 gathers the frozen model for them, *sent a step* says how much that is.",
+    ),
+    Question(
+        "l2", "Which stage for a frozen base of 33B?",
+        f"zerobench -m {FROZEN_33B} backend=simulated strategy=zero2,zero3 world_size=8 micro_batch=1 "
+        "launch.check_memory=false --dry-run",
+        "The base is replicated by ZeRO-2, 2 bytes per parameter, and divided by N by ZeRO-3. "
+        "[OpenTau](https://github.com/TensorAuto/OpenTau/pull/446) saw 66 GB and 8 GB for it on eight GPUs.",
+    ),
+    Question(
+        "l3", "Which stage does a plan choose for a frozen base?",
+        'zerobench plan --device-memory "256 MiB" --gpus 8 model=gpt_medium model.lora=8 sequence=512 '
+        "strategy=zero2,zero3 offload=none activation=none",
+        "A base of 50 M on devices that are as small beside it as those of 40 GiB beside 33B. Where both stages fit, "
+        "ZeRO-2 is chosen, which sends next to nothing; `--goal largest_batch` asks which one has room for more.",
+    ),
+    Question(
+        "l4", "What does FSDP2 hold beyond ours?",
+        f"zerobench estimate model=gpt_medium {EIGHT_OF} sequence=512 strategy=fsdp2 strategy.upcast_frozen=true,false "
+        "model.lora=8 --tensors 0",
+        "With `upcast_frozen` the frozen shards are fp32, 2 bytes more per parameter and shard: accelerate's "
+        "[#3844](https://github.com/huggingface/accelerate/issues/3844), which its "
+        "[#3848](https://github.com/huggingface/accelerate/pull/3848) ended.",
+    ),
+    Question(
+        "s1", "What binds from 16k to 128k tokens?",
+        f"zerobench estimate {LONG} sequence=16384,32768,65536,131072 --tensors 1",
+        "Blocks are recomputed, so that each keeps its input alone. Logits and the loss, 12·s·b·V bytes in fp32, are "
+        "most of it and grow with the sequence.",
+    ),
+    Question(
+        "s2", "And with the loss in parts?",
+        f"zerobench estimate {LONG} sequence=16384,32768,65536,131072 model.loss_chunks=64 --tensors 1",
+        "No tensor is as wide as the vocabulary and as long as the sequence. What binds next is the MLP of the block "
+        "that is computed again, and the inputs of all blocks.",
+    ),
+    Question(
+        "s3", "And with the MLP in parts as well?",
+        f"zerobench estimate {LONG} sequence=16384,32768,65536,131072 {IN_PARTS} --tensors 1",
+        "Inputs of the blocks, 2·s·b·h bytes each, and queries, keys and values of one block are left.",
+    ),
+    Question(
+        "s4", "And with the blocks' inputs in host memory?",
+        f"zerobench estimate {LONG.replace('=checkpoint', '=checkpoint_offload')} sequence=131072 {IN_PARTS} "
+        "--tensors 3",
+        "One block's attention binds; beyond it a sequence has to be divided among ranks.",
+    ),
 )  # fmt: skip
 
 
@@ -194,13 +264,13 @@ def recorded(question: Question) -> str:
     return said.rstrip("\n") if first == f"$ {question.command}" else ""
 
 
-def page() -> str:
-    """A section per question: the command, what it printed, and how to read it."""
+def page(block: str) -> str:
+    """A section per question of a page's block: the command, what it printed, and how to read it."""
     sections = []
-    for kind, title in (("t", "Tuning"), ("d", "Debugging")):
-        sections.append(f"## {title}")
+    for letter, title in SECTIONS[block]:
+        sections += [title] * bool(title)
         for question in QUESTIONS:
-            if question.number.startswith(kind):
+            if question.number.startswith(letter):
                 said = recorded(question) or "not on record yet; python tools/docs/questions.py runs it"
                 heading = f"### {question.number[1:]}. {question.text}"
                 sections.append(

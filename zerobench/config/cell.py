@@ -114,7 +114,7 @@ class CellConfig(Config):
 
     @property
     def model_options(self) -> dict[str, Any]:
-        return self.model.options if self.huggingface is None else self.huggingface.values()
+        return self.model.options | ({} if self.huggingface is None else self.huggingface.values())
 
     @property
     def optimizer_label(self) -> str:

@@ -12,14 +12,14 @@ from omegaconf import OmegaConf
 
 from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
-from ..models import huggingface, huggingface_config
+from ..models import huggingface, huggingface_config, lora
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
 from . import combinations, keys, world
 from .cell import Cell, CellConfig
-from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Synthetic, Text
+from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 
 BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
@@ -168,7 +168,7 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
         if shape.positions < draft.sequence:
             problems.append(f"sequence={draft.sequence}: the model has only {shape.positions} positions")
     if model.kind in MODELS.own:
-        problems += _problems_of_shape(where, shape)
+        problems += _problems_of_shape(where, shape) + _problems_of_parts(model, where, shape, draft.sequence)
     elif getattr(model, "sequence", 0) is None:
         shape.sequence = draft.sequence
 
@@ -184,6 +184,21 @@ def _problems_of_shape(where: str, shape: Any) -> list[str]:
         problems.append(f"model.tiles={shape.tiles}: a matrix of {shape.hidden} rows has no more tiles than that")
     if isinstance(shape, Huggingface):
         problems += huggingface.problems_of(shape.architecture, shape.options)
+    return problems
+
+
+def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> list[str]:
+    """Returns the error messages for adapters and parts of a sequence that the model cannot have."""
+    values, by_peft = model.options, isinstance(shape, Huggingface)
+    problems = lora.problems_of(values.get("lora", 0), getattr(shape, "hidden", 0), where, by_peft)
+    for key in ("loss_chunks", "mlp_chunks"):
+        if (parts := values.get(key, 1)) > sequence:
+            problems.append(f"model.{key}={parts}: a sequence of {sequence} tokens has no more parts than that")
+    if values.get("mlp_chunks", 1) > 1 and shape.tiles > 1:
+        words = "each tile would be gathered once per part; leave one of the two out"
+        problems.append(f"model.mlp_chunks={shape.mlp_chunks}: with model.tiles={shape.tiles} {words}")
+    if isinstance(shape, Huggingface):
+        problems += huggingface.problems_of_chunks(values["loss_chunks"], shape.architecture, shape.loss)
     return problems
 
 

@@ -48,6 +48,15 @@ HEADS = Key("attention heads; must divide hidden", unit="heads", rule="a divisor
 VOCABULARY = Key("how many different ones; null: as the data has", unit="tokens", rule="at least that of the data")
 POSITIONS = Key("longest sequence; null: as sequence", unit="tokens", rule="at least `sequence`")
 
+LORA = Key(
+    "rank of the adapters at the Linears of the blocks, which alone are trained; 0: no adapters", unit="features",
+    limits=(0, 1e6), omitted=True,
+)(0)  # fmt: skip
+LOSS_CHUNKS = Key(
+    "parts of the tokens in which head and loss are computed, and again in backward", unit="parts", limits=(1, 1e6),
+    omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledFusedLogitsLoss`",
+)(1)  # fmt: skip
+
 
 @dataclass
 class Gpt(Model):
@@ -71,6 +80,12 @@ class Gpt(Model):
         "what each matrix of the MLP is cut into; zero3 gathers each apart", unit="tiles", limits=(1, 1e6),
         omitted=True, deepspeed="`deepspeed.zero.TiledLinear`",
     )(1)  # fmt: skip
+    lora: int = LORA
+    loss_chunks: int = LOSS_CHUNKS
+    mlp_chunks: int = Key(
+        "parts of the sequence in which each MLP is computed, and again in backward", unit="parts", limits=(1, 1e6),
+        omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledMLP`",
+    )(1)  # fmt: skip
 
 
 @dataclass
@@ -88,6 +103,8 @@ class HuggingfaceModel(Model):
     """A transformers architecture; its shape stands in `huggingface`."""
 
     kind: str = "huggingface"
+    lora: int = LORA
+    loss_chunks: int = LOSS_CHUNKS
 
 
 @dataclass

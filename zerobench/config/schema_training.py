@@ -493,14 +493,18 @@ class Precision(Axis):
             problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
         return problems
 
-    def cast(self, model: nn.Module, strategy: str) -> nn.Module:
+    def cast(self, model: nn.Module, strategy: str, upcast_frozen: bool = True) -> nn.Module:
         """Returns the model, built in fp32 whatever the precision, in the dtype that `strategy` wants it in: buffers
-        too. Raises ValueError for a model in another dtype.
+        too. `upcast_frozen`: where that is fp32, of frozen parameters as well. Raises ValueError for a model in another
+        dtype.
         """
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32:
                 raise ValueError(f"{name} is {parameter.dtype}: build the model in float32; precision casts it")
         keeps = self.name == "fp32" or (spec_of(strategy).half == "casts" and self.masters)
+        for parameter in model.parameters():
+            if keeps and not upcast_frozen and not parameter.requires_grad:
+                parameter.data = parameter.data.to(self.dtype)
         return model if keeps else model.to(self.dtype)
 
     @property

@@ -15,17 +15,20 @@ from torch.nn import functional as F
 
 from ..zero.activations import policies
 from ..zero.modules import tiled_linear
+from . import lora as adapters
+from .chunks import LossHead, in_chunks
 
 
 class Block(nn.Module):
     """Attention, then a four times wider MLP, each on the normalized residual stream.
 
-    With `tiles` above 1 the MLP's matrices are cut into as many, along their outputs.
+    With `tiles` above 1 the MLP's matrices are cut into as many, along their outputs; with `mlp_chunks` above 1 the MLP
+    runs on as many parts of the sequence, and again on each in backward.
     """
 
-    def __init__(self, hidden: int, heads: int, tiles: int = 1) -> None:
+    def __init__(self, hidden: int, heads: int, tiles: int = 1, mlp_chunks: int = 1) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.mlp_chunks = heads, mlp_chunks
         self.attention_norm = nn.LayerNorm(hidden)
         self.attention_in = nn.Linear(hidden, 3 * hidden)
         self.attention_out = nn.Linear(hidden, hidden)
@@ -37,7 +40,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps (B, S, H) to (B, S, H)."""
         x = x + self.attend(self.attention_norm(x))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))  # type: ignore[no-any-return]
+        return x + in_chunks(self.transform, self.mlp_norm(x), self.mlp_chunks)
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         """Causal self-attention, (B, S, H) -> (B, S, H)."""
@@ -47,9 +50,17 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.attention_out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))  # type: ignore[no-any-return]
 
+    def transform(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP, (B, S, H) -> (B, S, H)."""
+        return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))  # type: ignore[no-any-return]
+
 
 class GPT(nn.Module):
-    """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are computed again in backward."""
+    """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are computed again in backward.
+
+    `lora`: rank of the adapters, which alone are trained; 0: there are none. `loss_chunks`: parts of the tokens in
+    which the head and the loss are computed.
+    """
 
     def __init__(
         self,
@@ -61,13 +72,19 @@ class GPT(nn.Module):
         tied: bool,
         checkpointing: bool,
         tiles: int = 1,
+        lora: int = 0,
+        loss_chunks: int = 1,
+        mlp_chunks: int = 1,
     ) -> None:
         super().__init__()
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
-        self.blocks = nn.ModuleList([Block(hidden, heads, tiles) for _ in range(layers)])
+        self.blocks = nn.ModuleList([Block(hidden, heads, tiles, mlp_chunks) for _ in range(layers)])
         self.norm = nn.LayerNorm(hidden)
-        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        linear = nn.Linear if loss_chunks == 1 else partial(LossHead, loss_chunks)
+        self.head = linear(hidden, vocabulary, bias=False)
+        if lora:
+            adapters.add_adapters(self, self.blocks, lora)
         if not self.head.weight.is_meta:  # there are no values, and torch takes long to draw none
             for module, initialize in self.initializers():
                 initialize(module)
@@ -84,9 +101,11 @@ class GPT(nn.Module):
         smaller = partial(_initialize_projection, std=0.02 / (2 * len(self.blocks)) ** 0.5)
         for block in self.blocks:  # GPT-2: the deeper the model, the smaller its residual projections start
             assert isinstance(block, Block)
-            yield block.attention_out, smaller
-            for part in tiled_linear.parts_of(block.mlp_out):
+            yield adapters.base_of(block.attention_out), smaller
+            for part in tiled_linear.parts_of(adapters.base_of(block.mlp_out)):
                 yield part, smaller
+        for module in self.modules():  # last, so that a seed gives the frozen part of a model with and without adapters
+            yield module, adapters.initialize
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
@@ -94,7 +113,10 @@ class GPT(nn.Module):
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
+        x = self.norm(x)
+        if isinstance(self.head, LossHead):
+            return self.head(x.flatten(0, 1), targets.flatten())  # type: ignore[no-any-return]
+        logits = self.head(x)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .chunks import LossHead
 from .fused_loss import fused_cross_entropy
+from .lora import add_adapters_of_peft
 
 
 class CausalLM(nn.Module):
@@ -25,6 +27,10 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        if isinstance(head, LossHead):
+            hidden = self.model.base_model(input_ids=tokens, use_cache=False)[0]  # type: ignore[operator]
+            return head(hidden.flatten(0, 1), targets.flatten())  # type: ignore[no-any-return]
         logits = self.model(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
         if self.loss == "fused":
             return fused_cross_entropy(logits, targets.flatten())
@@ -36,6 +42,9 @@ class CausalLM(nn.Module):
 
 LOSSES = ("plain", "kept", "fused")
 """Values of `huggingface.loss`."""
+
+HEAD_ALONE = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "opt", "phi", "phi3", "qwen2", "qwen3")
+"""Architectures whose logits are what the head makes of the base model's output, which the loss in parts relies on."""
 
 
 SHAPE_KEYS = {
@@ -71,6 +80,16 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
     ]
 
 
+def problems_of_chunks(chunks: int, architecture: str, loss: str) -> list[str]:
+    """Returns the reasons why the loss of `architecture` cannot be computed in parts."""
+    if chunks > 1 and architecture not in HEAD_ALONE:
+        words = f"{architecture} may scale or cap what its head makes; known not to: {', '.join(HEAD_ALONE)}"
+        return [f"model.loss_chunks={chunks}: {words}"]
+    if chunks > 1 and loss != "plain":
+        return [f"model.loss_chunks={chunks}: the parts have a loss of their own; leave out huggingface.loss={loss}"]
+    return []
+
+
 def _nearest(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.4)
     return f"; did you mean {near[0]}?" if near else ""
@@ -86,6 +105,8 @@ def build(
     options: dict[str, Any],
     loss: str = "plain",
     config: str | None = None,
+    lora: int = 0,
+    loss_chunks: int = 1,
 ) -> nn.Module:
     """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts. Where its
     shape comes from a file, `config`, `options` are all of it (huggingface_config.py).
@@ -106,4 +127,9 @@ def build(
     }
     plain = CONFIG_MAPPING[architecture]()
     settings = options if config else {k: v for k, v in shape.items() if hasattr(plain, k)} | options
-    return CausalLM(AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings)), loss)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings))
+    if lora:
+        add_adapters_of_peft(model, lora)
+    if loss_chunks > 1:
+        model.set_output_embeddings(LossHead.of(model.get_output_embeddings(), loss_chunks))
+    return CausalLM(model, loss)

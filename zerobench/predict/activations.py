@@ -74,13 +74,14 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
 
 def moved_bytes(config: CellConfig) -> int | None:
     """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None where nothing
-    is predicted: for models other than our GPT. All layers but the last send what they keep: Korthikanti et al.,
-    Reducing Activation Recomputation, arXiv 2205.05198, section 4, without dropout and with fused attention.
+    is predicted: for models other than our GPT, with adapters, or with MLPs in parts. All layers but the last send what
+    they keep: Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4, without dropout and
+    with fused attention.
     """
     model, policy = config.model, activation_policy(config)
     if policy.keep != "host":
         return 0
-    if not isinstance(model, Gpt):
+    if not isinstance(model, Gpt) or model.lora or model.mlp_chunks > 1:
         return None
     tokens = config.sequence * config.micro_batch
     stream = config.precision.dtype.itemsize * tokens * model.hidden

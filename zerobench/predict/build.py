@@ -36,6 +36,11 @@ class ModelFacts:
         """Trainable parameters."""
         return sum(shape.numel for shape in self.shapes if shape.trainable)
 
+    @property
+    def frozen(self) -> int:
+        """Parameters that are not trained, φ."""
+        return sum(shape.numel for shape in self.shapes if not shape.trainable)
+
 
 def facts_of(config: CellConfig) -> ModelFacts:
     """Builds a resolved cell's model on the meta device. Errors of the model's own builder are passed on."""
@@ -79,7 +84,7 @@ def build_model(config: CellConfig) -> nn.Module:
     """
     model = models.build(config.model.kind, config.model_options)
     residual.apply(model, activation_policy(config))
-    return config.precision.cast(model, config.strategy.name)
+    return config.precision.cast(model, config.strategy.name, getattr(config.strategy, "upcast_frozen", True))
 
 
 def schedule_options(config: CellConfig) -> dict[str, Any]:

@@ -20,13 +20,15 @@ from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
 @dataclass(frozen=True)
 class Estimate:
-    """`psi` trainable parameters; bytes of the states on the fullest rank, on the device, in host memory, in files;
-    elements moved a step over psi; bytes that a rank sends to other nodes; bytes of a step between tiers, all ranks.
+    """`psi` trainable parameters, `frozen` others; bytes of the states on the fullest rank, on the device, in host
+    memory, in files; elements moved a step over psi; bytes that a rank sends to other nodes; bytes of a step between
+    tiers, all ranks.
 
-    All but psi are None for a strategy that theory has no schedule for.
+    All but these two are None for a strategy that theory has no schedule for.
     """
 
     psi: int
+    frozen: int = 0
     states_bytes: int | None = None
     volume_psi: float | None = None
     host_bytes: int | None = None
@@ -48,15 +50,16 @@ def estimate(config: CellConfig) -> Estimate:
     schedule = _schedule_of(config)
     shapes, ranks = schedule.shapes, config.world_size
     psi = sum(shape.numel for shape in shapes if shape.trainable)
+    frozen = sum(shape.numel for shape in shapes) - psi
     if not predicts(config.strategy.values()):
-        return Estimate(psi)
+        return Estimate(psi, frozen)
     strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
     trained, states = training_shapes(config), _states_of(config, schedule)
     moved, links = predict_traffic(strategy, schedule, ranks, groups, trained[1]), links_of(config, schedule)
     down, up = (links.down, links.up) if links is not None else (None, None)
     return Estimate(
-        psi, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes, down, up,
-        round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
+        psi, frozen, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes,
+        down, up, round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
     )  # fmt: skip
 
 

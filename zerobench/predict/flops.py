@@ -66,15 +66,19 @@ _COUNTED: dict[str, int | None] = {}
 """Computation of a micro-batch, as JSON -> its FLOPs: a model is counted once per process."""
 
 
+RECOMPUTING = {"checkpointing": False, "loss_chunks": 1, "mlp_chunks": 1}
+"""Options of models that compute something again in backward -> the values at which they do not."""
+
+
 def step_flops(config: CellConfig) -> StepFlops | None:
     """Counts a cell's FLOPs. None for a model that cannot run without memory, because its code reads values."""
     plain = replace(config, activation=Activation())
-    if config.model.can_checkpoint:
-        plain = replace(plain, model=replace(config.model, checkpointing=False))  # type: ignore[call-arg]
+    again = {name: usual for name, usual in RECOMPUTING.items() if hasattr(config.model, name)}
+    plain = replace(plain, model=replace(config.model, **again))  # type: ignore[arg-type]
     model = _count(plain)
     if model is None:
         return None
-    hardware = _count(config) if config.recomputes else model
+    hardware = model if plain == config else _count(config)
     micro_batches = config.accumulation
     return StepFlops(model * micro_batches, (hardware or model) * micro_batches)
 

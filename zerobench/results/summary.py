@@ -32,7 +32,7 @@ LEAST_LAUNCHES = 3
 SETTING = ("model", "shape", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
 """Columns of a comparison: cells that agree in these train the same thing and are compared."""
 
-NOT_SHAPE = ("name", "kind", "checkpointing", "tiles")
+NOT_SHAPE = ("name", "kind", "checkpointing", "tiles", "loss_chunks", "mlp_chunks")
 """A model's options that change the cost of a step and not its result."""
 
 

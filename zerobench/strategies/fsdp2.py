@@ -6,7 +6,8 @@ whole into buffers that exist while the unit's module runs (`fsdp2`: in forward 
 micro-batch. As by its own default the root stays whole between forward and backward.
 
 In bf16 the module stays in fp32, and with it the shards, which are the master weights, and what the optimizer sees:
-4ψ/N + 4ψ/N gradients + 8ψ/N Adam states. A gather casts to bf16 on its way out; whole gradients are bf16.
+4ψ/N + 4ψ/N gradients + 8ψ/N Adam states. A gather casts to bf16 on its way out; whole gradients are bf16. φ frozen
+parameters have 4φ/N, too; with strategy.upcast_frozen=false, as accelerate casts them since its #3848, 2φ/N.
 
 A step moves 3ψ with resharding, less the root, and 2ψ without; gloo, whose reduce-scatter is an all-reduce, sends
 half as much again for the gradients.

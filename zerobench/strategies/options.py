@@ -205,6 +205,10 @@ class Fsdp2(StrategyOptions):
     sum_gradients: bool | None = Key(
         "gradients are summed and then divided, not averaged on the way", torch="`set_force_sum_reduction_for_comms`"
     )(None)
+    upcast_frozen: bool = Key(
+        "below fp32 frozen parameters have fp32 shards as trained ones do; false: shards of the dtype that is computed"
+        " in", omitted=True,
+    )(True)  # fmt: skip
 
 
 @dataclass

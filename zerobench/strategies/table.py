@@ -83,11 +83,13 @@ register_strategy(
     "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=options.Fsdp2, label="FSDP2",
     look=Look(SKY, ">", (0, (1, 1))), half="casts", tuning=options.FSDP2,
     partitions_as="zero3", settles_after=1, refused_optimizers=options.WITHOUT_RULE,
+    read_by_harness=("accumulate", "upcast_frozen"),
 )  # fmt: skip
 register_strategy(
     "fsdp2_no_reshard", _peer("fsdp2", "Fsdp2Engine", reshard=False), options=options.Fsdp2NoReshard,
     label="FSDP2, no reshard", look=Look(PURPLE, "v", (0, (3, 1, 1, 1))), half="casts", tuning=options.FSDP2,
     partitions_as="zero3", settles_after=1, refused_optimizers=options.WITHOUT_RULE,
+    read_by_harness=("accumulate", "upcast_frozen"),
 )  # fmt: skip
 register_strategy(
     "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=options.ZeroRedundancy,

@@ -42,7 +42,13 @@ SAME = ("model", "huggingface", "data", "seed", "deterministic", "draw_on", "dev
         "micro_batch", "accumulation", "sequence", "clip", "clip_norm")  # fmt: skip
 """Sections and keys of a resolved config that determine the training."""
 
-LEAVE_ROUNDING = ("model.checkpointing", "optimizer.implementation", "data.path")
+LEAVE_ROUNDING = (
+    "model.checkpointing",
+    "model.loss_chunks",
+    "model.mlp_chunks",
+    "optimizer.implementation",
+    "data.path",
+)
 """Keys below them that change rounding only, or are compared elsewhere."""
 
 SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_scale")

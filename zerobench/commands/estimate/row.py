@@ -78,6 +78,8 @@ class EstimateRow:
     """The rank that was executed, the fullest."""
     psi: int | None = None
     """Trainable parameters."""
+    frozen: int | None = None
+    """Parameters that are not trained."""
     peak_bytes: int | None = None
     """Largest sum of live bytes on the device in a step."""
     parts_bytes: dict[str, int] = field(default_factory=dict)
@@ -142,7 +144,8 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
     psi, formula = (facts.psi, closed_form(execution.config, facts)) if facts else (None, None)
     reserved = execution.reserved_bytes or (None, None)
     return EstimateRow(
-        **setting, rank=execution.rank, psi=psi, peak_bytes=execution.peak_bytes,
+        **setting, rank=execution.rank, psi=psi, frozen=facts.frozen if facts else None,
+        peak_bytes=execution.peak_bytes,
         parts_bytes=parts.at_peak(), states_bytes=states, formula_bytes=formula,
         in_flight_bytes=None if formula is None else states - formula, host_bytes=execution.host_bytes,
         file_bytes=execution.file_bytes, volume_elements=execution.volume_elements,

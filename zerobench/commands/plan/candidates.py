@@ -181,7 +181,8 @@ class Used:
 
     `peak_bytes`: as the device's allocator counts it, on a GPU in blocks of 512 bytes and with cuBLAS's workspaces.
     `at_peak`: category -> bytes of tensors at the peak instant. `largest`: the largest storage then. `psi`: number of
-    trainable parameters. `reserved_bytes`: most that a GPU's caching allocator takes for the step, None for a CPU.
+    trainable parameters, `frozen`: of others. `reserved_bytes`: most that a GPU's caching allocator takes for the step,
+    None for a CPU.
     """
 
     psi: int
@@ -193,6 +194,12 @@ class Used:
     volume_psi: float
     wire_bytes: float
     reserved_bytes: int | None = None
+    frozen: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Parameters of the model, trained or not."""
+        return self.psi + self.frozen
 
     def bytes_in(self, tier: str) -> int:
         """Returns the peak of a tier."""
@@ -204,14 +211,14 @@ class Used:
         return max(self.at_peak, key=lambda category: self.at_peak[category])
 
 
-def used_of(execution: Execution, psi: int) -> Used:
+def used_of(execution: Execution, psi: int, frozen: int = 0) -> Used:
     """Returns what an execution used."""
     record = execution.record
     assert record is not None
     tensors = [row for row in execution.tensors if row.tier == "device"]
     allocated, reserved = execution.allocated_bytes, execution.reserved_bytes
     return Used(
-        psi=psi, peak_bytes=allocated or execution.peak_bytes,
+        psi=psi, frozen=frozen, peak_bytes=allocated or execution.peak_bytes,
         host_bytes=execution.host_bytes, file_bytes=execution.file_bytes,
         at_peak=execution.at_peak, largest=max(tensors, key=lambda row: row.bytes, default=None),
         volume_psi=execution.volume_elements / psi if psi else 0.0, wire_bytes=execution.wire_bytes,

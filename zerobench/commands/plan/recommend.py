@@ -48,7 +48,7 @@ def shape_words(config: CellConfig) -> str:
 
 
 def _model_words(probe: ExecutedCell) -> str:
-    return f"{probe.used.psi / 1e9:.2f}B parameters, {shape_words(probe.cell.config)}"
+    return f"{probe.used.numel / 1e9:.2f}B parameters, {shape_words(probe.cell.config)}"
 
 
 GOALS = {
@@ -59,8 +59,8 @@ GOALS = {
             lambda probe: f"{probe.used.volume_psi:.2f} ψ a step between GPUs", "moves the least of what fits",
         ),
         Goal(
-            "largest_model", lambda _: layers_axis(), lambda probe: float(probe.used.psi), _model_words,
-            "holds the largest model", lambda probe: f"{probe.used.psi / 1e9:.3g}B, {shape_words(probe.cell.config)}",
+            "largest_model", lambda _: layers_axis(), lambda probe: float(probe.used.numel), _model_words,
+            "holds the largest model", lambda probe: f"{probe.used.numel / 1e9:.3g}B, {shape_words(probe.cell.config)}",
         ),
         Goal(
             "largest_batch", lambda _: micro_batch_axis(), lambda probe: float(probe.value),
@@ -143,8 +143,8 @@ NAME_WIDTH = 44
 """Characters of a tensor's name in the table; JSON has all of them."""
 
 HELPS = {
-    "activations": "activation=checkpoint, a smaller micro_batch or sequence",
-    "temporary": "a smaller micro_batch, sequence or vocabulary (logits and the loss), or model.tiles=4 under zero3",
+    "activations": "activation=checkpoint, a smaller micro_batch or sequence, model.mlp_chunks=8",
+    "temporary": "model.loss_chunks=8 (logits and the loss), a smaller micro_batch, model.tiles=4 under zero3",
     "parameters": "model.tiles=4 under zero3 (each matrix is gathered in parts), offload=cpu, more --gpus",
     "gradients": "zero2 or zero3, model.tiles=4 under zero3, offload=cpu, more --gpus",
     "master": "zero1 or beyond, offload=cpu or nvme, more --gpus",
@@ -269,7 +269,8 @@ def _probe_as_json(probe: ExecutedCell | None) -> dict[str, Any] | None:
         return None
     used, config = probe.used, probe.cell.config
     return {
-        "psi": used.psi, "shape": shape_words(config), "gpus": config.world_size, "micro_batch": config.micro_batch,
+        "psi": used.psi, "frozen": used.frozen, "shape": shape_words(config), "gpus": config.world_size,
+        "micro_batch": config.micro_batch,
         "peak_bytes": used.peak_bytes, "reserved_bytes": used.reserved_bytes,
         "host_bytes": used.host_bytes, "file_bytes": used.file_bytes,
         "at_peak": used.at_peak, "binds": used.binding, "largest_tensor": name_of(used.largest),

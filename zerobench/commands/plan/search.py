@@ -367,7 +367,7 @@ def _used(cell: Cell, execution: Execution) -> Used | str:
     if execution.problem:
         return execution.problem
     predicted = states_of(cell)
-    return used_of(execution, predicted.psi if predicted is not None else 0)
+    return used_of(execution, *((predicted.psi, predicted.frozen) if predicted is not None else (0,)))
 
 
 @contextmanager

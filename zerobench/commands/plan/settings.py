@@ -213,7 +213,8 @@ def _bucket_numel(config: CellConfig) -> int:
 def _unit_numel(config: CellConfig) -> int:
     """Returns the elements that may be gathered at once: two units, one that runs and one ahead."""
     layers = getattr(config.model, "layers", None) or getattr(config.huggingface, "layers", None) or 1
-    return 2 * -(-estimate(config).psi // int(layers))
+    found = estimate(config)
+    return 2 * -(-(found.psi + found.frozen) // int(layers))
 
 
 def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
@@ -291,6 +292,7 @@ def _notes_megatron(config: CellConfig) -> list[str]:
         (config.strategy.name not in ("megatron", "ddp"), f"{config.strategy.name}: {own}"),
         (config.offload.name == "nvme", "offload=nvme: Megatron's optimizer goes to host memory, not to files"),
         (not isinstance(config.model, Gpt), f"model={config.model_name}: its shape is yours to add"),
+        (bool(config.model.options.get("lora")), "model.lora: pretrain_gpt.py has no adapters; all would be trained"),
     )
 
 

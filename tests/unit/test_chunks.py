@@ -1,0 +1,161 @@
+"""The loss and MLPs in parts: equal values, less memory, error messages."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cells import MODELS, cell
+from zerobench import models
+from zerobench.config.schema import Gpt, Huggingface, HuggingfaceModel
+from zerobench.fake import world_of_tensors
+from zerobench.models import huggingface
+from zerobench.models.chunks import LossHead
+from zerobench.predict.flops import step_flops
+from zerobench.probes.fake_ledger import ShapesOnly
+
+SHAPE: dict[str, Any] = {
+    "layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16, "checkpointing": False
+}  # fmt: skip
+PARTS = [{"loss_chunks": 3}, {"mlp_chunks": 5}, {"loss_chunks": 16, "mlp_chunks": 2, "checkpointing": True}]
+
+
+def gpt(**more: Any) -> nn.Module:
+    torch.manual_seed(3)
+    return models.build("gpt", {**SHAPE, "tied": True, **more})
+
+
+@pytest.mark.parametrize(("parts", "tied"), [*product(PARTS, [True, False])])
+def test_loss_and_gradients_are_those_of_the_whole(parts: dict[str, Any], tied: bool) -> None:
+    """To rounding: sums over parts have another order."""
+    tokens, targets = torch.randint(0, 50, (2, 3, 16))
+    whole, in_parts = gpt(tied=tied), gpt(tied=tied, **parts)
+    expected, found = whole(tokens, targets), in_parts(tokens, targets)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    expected.backward()
+    found.backward()
+    for one, other in zip(whole.parameters(), in_parts.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_to_fp32_as_the_whole(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, targets = torch.randn(30, 16), torch.randint(0, 40, (30,))
+    exact = LossHead(1, 16, 40)
+
+    def gradients(chunks: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        head = LossHead(chunks, 16, 40).to(dtype)
+        head.load_state_dict(exact.state_dict())
+        inputs = x.to(dtype).requires_grad_()
+        loss = head(inputs, targets) if chunks else nn.functional.cross_entropy(
+            nn.functional.linear(inputs, head.weight, head.bias).float(), targets
+        )  # fmt: skip
+        return loss.detach(), *(one.float() for one in torch.autograd.grad(loss, [inputs, head.weight, head.bias]))
+
+    truth, whole, parts = gradients(0, torch.float32), gradients(0, dtype), gradients(4, dtype)
+    for true, one, other in zip(truth, whole, parts, strict=True):
+        assert (other - true).norm() <= 2 * (one - true).norm() + 1e-7
+
+
+def test_a_frozen_head_has_no_gradient() -> None:
+    head = LossHead(2, 4, 9).requires_grad_(False)
+    x = torch.randn(6, 4, requires_grad=True)
+    head(x, torch.randint(0, 9, (6,))).backward()
+    assert x.grad is not None
+    assert head.weight.grad is None
+
+
+def peak_bytes(**options: Any) -> int:
+    """The peak of one forward and backward of a GPT, all categories, as if on a CPU."""
+    with world_of_tensors(fake=True) as world:
+        with world.building():
+            model = models.build("gpt", {**SHAPE, "layers": 1, "positions": 1024, "tied": True, **options})
+        tokens = torch.zeros(2, 1024, dtype=torch.int64)
+        with ShapesOnly("cpu") as ledger:
+            ledger.begin()
+            ledger.enter_phase("forward")
+            loss = model(tokens, tokens)
+            ledger.enter_phase("backward")
+            loss.backward()
+            ledger.end("step")
+    return ledger.sums.extremes["step"].peak
+
+
+def test_the_loss_needs_an_nth_of_a_third() -> None:
+    """12·s·b·V in fp32, of logits, log-probabilities and gradient, become 4·s·b·V/n."""
+    unit = 2 * 1024 * 16384
+    size = {"hidden": 8, "heads": 1, "vocabulary": 16384}
+    whole, found = peak_bytes(**size), {n: peak_bytes(**size, loss_chunks=n) for n in (2, 4, 8)}
+    assert whole == pytest.approx(12 * unit, rel=0.05)
+    assert found[2] - found[4] == pytest.approx(unit, rel=0.01)
+    assert found[4] - found[8] == pytest.approx(unit / 2, rel=0.01)
+
+
+def test_the_mlp_keeps_its_input_alone_and_works_on_a_part() -> None:
+    """Of a block 8·s·b·h elements less are kept, both inner layers; while a part runs 1/n of them come back."""
+    size, unit = {"hidden": 64, "vocabulary": 2, "heads": 1, "layers": 6}, 4 * 2 * 1024 * 64
+    whole, parts = peak_bytes(**size), peak_bytes(**size, mlp_chunks=8)
+    assert whole - parts >= 8 * unit * 5
+
+
+def test_what_is_computed_again_is_no_model_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "whole", Gpt(layers=2, hidden=48, heads=4))
+    monkeypatch.setitem(MODELS, "parts", Gpt(layers=2, hidden=48, heads=4, loss_chunks=4, mlp_chunks=2))
+    whole, parts = (step_flops(cell("zero3", 2, name).config) for name in ("whole", "parts"))
+    assert whole is not None
+    assert parts is not None
+    assert parts.model == whole.model == whole.hardware
+    tokens = 4 * 32
+    assert parts.hardware - parts.model == 2 * tokens * 48 * 256 + 2 * 2 * tokens * 4 * 48**2  # the head, and mlp_in
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in ("gpt2", "llama") else pytest.param(name, marks=pytest.mark.thorough)
+        for name in huggingface.HEAD_ALONE
+    ],
+)
+def test_transformers_losses_in_parts_are_those_of_the_whole(architecture: str) -> None:
+    pytest.importorskip("transformers")
+    shape = {"architecture": architecture, "layers": 1, "hidden": 32, "heads": 4, "vocabulary": 60, "positions": 16}
+    tokens, targets = torch.randint(0, 60, (2, 3, 16))
+    losses, gradients = [], []
+    for chunks in (1, 4):
+        torch.manual_seed(0)
+        model = models.build("huggingface", {**shape, "options": {}, "loss_chunks": chunks}).eval()
+        loss = model(tokens, targets)
+        loss.backward()
+        losses.append(loss)
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+TINY = {"layers": 1, "hidden": 12, "heads": 2}
+HUGGINGFACE = HuggingfaceModel(loss_chunks=4)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [
+        (Gpt(**TINY, loss_chunks=33), {}, "model.loss_chunks=33: a sequence of 32 tokens has no more parts"),
+        (Gpt(**TINY, mlp_chunks=0), {}, "model.mlp_chunks=0: must be at least 1"),
+        (Gpt(**TINY, mlp_chunks=2, tiles=3), {}, "model.mlp_chunks=2: with model.tiles=3 each tile would be gathered"),
+        (HUGGINGFACE, {"architecture": "gemma2"}, "model.loss_chunks=4: gemma2 may scale or cap what its head makes"),
+        (HUGGINGFACE, {"loss": "kept"}, "model.loss_chunks=4: the parts have a loss of their own"),
+    ],
+)
+def test_what_does_not_compose_has_one_error_message(
+    monkeypatch: pytest.MonkeyPatch, model: Any, shape: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setitem(MODELS, "bad", model)
+    problems = cell("zero3", 2, "bad", **({"huggingface": Huggingface(**shape)} if shape else {})).problems
+    assert len(problems) == 1
+    assert message in problems[0]

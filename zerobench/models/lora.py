@@ -1,0 +1,72 @@
+"""LoRA (Hu et al., arXiv 2106.09685): beside each frozen Linear a trained product of two thin matrices.
+
+    y = W x + b + B (A x)    W (out, in), b (out,) frozen; A (rank, in) drawn as nn.Linear's weight is; B (out, rank) 0
+
+B = 0 makes the model start as the frozen one. The paper's scale, alpha / rank, is 1. Adapters stand where QLoRA and
+peft's "all-linear" put them: at every Linear of the blocks, not at the head. All else is frozen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..host.installed import installed_version
+from ..zero.modules.tiled_linear import TiledLinear
+
+
+class LoRALinear(nn.Module):
+    """A frozen Linear, in tiles or not, with its adapter: (..., in) -> (..., out). The adapter has no values yet."""
+
+    def __init__(self, base: nn.Linear | TiledLinear, rank: int) -> None:
+        super().__init__()
+        self.lora_a = nn.Parameter(torch.empty(rank, base.in_features))
+        self.lora_b = nn.Parameter(torch.empty(base.out_features, rank))
+        self.base = base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps (..., in) to (..., out)."""
+        return self.base(x) + F.linear(F.linear(x, self.lora_a), self.lora_b)  # type: ignore[no-any-return]
+
+
+def initialize(module: nn.Module) -> None:
+    """Gives the adapter of `module` its values; a module without one is left as it is."""
+    if isinstance(module, LoRALinear):
+        nn.init.kaiming_uniform_(module.lora_a, a=math.sqrt(5))
+        nn.init.zeros_(module.lora_b)
+
+
+def base_of(linear: nn.Module) -> nn.Module:
+    """Returns the frozen part of a LoRALinear; of another module, the module itself."""
+    return linear.base if isinstance(linear, LoRALinear) else linear
+
+
+def add_adapters(model: nn.Module, blocks: nn.Module, rank: int) -> None:
+    """Freezes `model`, and puts an adapter beside every Linear in its `blocks`."""
+    model.requires_grad_(False)
+    for parent in list(blocks.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear | TiledLinear):
+                setattr(parent, name, LoRALinear(child, rank))
+
+
+def add_adapters_of_peft(model: nn.Module, rank: int) -> None:
+    """Does the same to a model of transformers, in place, by peft, at the same scale."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())  # GPT-2's own Linear
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", fan_in_fan_out=transposed)
+    inject_adapter_in_model(config, model)
+
+
+def problems_of(rank: int, hidden: int, where: str, by_peft: bool) -> list[str]:
+    """Returns the error message for a rank that no adapter of a model of width `hidden` can have, or without peft."""
+    if rank > hidden:
+        words = f"an adapter's rank is at most the width, {where}.hidden={hidden}; use 1 to {hidden}, or 0 for none"
+        return [f"model.lora={rank}: {words}"]
+    if rank > 0 and by_peft and installed_version("peft") is None:
+        return [f"model.lora={rank}: with model=huggingface it needs peft, which is not installed; pip install peft"]
+    return []
