@@ -13,6 +13,7 @@ all strategies run the same graphs.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ class CompiledForward(Wrapped):
 def _compiled(forward: Forward) -> Forward:
     import torch._dynamo  # takes seconds: only for a model that is compiled
     import torch._inductor.config
+    from torch.hub import tqdm  # torch's bars of progress, which are off: their lock is one of processes, and would stay
 
+    tqdm.set_lock(threading.RLock())
     torch._dynamo.config.optimize_ddp = False
     torch._inductor.config.compile_threads = 1  # compile here: worker processes would outlive the compilation
     if graphs.modes_active():
