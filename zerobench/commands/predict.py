@@ -176,6 +176,8 @@ def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
     """Returns why the rates do not cover a cell, an error message, or nothing."""
     if config.offload.name != "none":
         return f"offload={config.offload.name}: no rate of an update on the host is known here; leave offload out"
+    if config.compile != "none":
+        return f"compile={config.compile}: times of fused kernels are not predicted; use compile=none"
     if isinstance(costs, GpuCosts) and config.node_size not in (None, costs.cluster.devices_per_node):
         return f"node_size={config.node_size}: a node of this cluster has {costs.cluster.devices_per_node} devices"
     if isinstance(costs, CpuCosts) and config.world_size != costs.ranks:

@@ -128,8 +128,9 @@ class CellConfig(Config):
     def systems_label(self) -> str:
         """All axes that are not at their defaults, as on a command line: "offload=cpu activation=checkpoint"."""
         arena, rank = "arena=true" * self.arena, f"rank={self.rank}" if self.rank is not None else ""
+        compiled = f"compile={self.compile}" * (self.compile != "none")
         axes = (self.offload, self.activation, self.buffers, self.zeropp)
-        return " ".join(filter(None, [*(axis.label for axis in axes), arena, self.topology.label, rank]))
+        return " ".join(filter(None, [*(axis.label for axis in axes), arena, compiled, self.topology.label, rank]))
 
 
 @dataclass(frozen=True)

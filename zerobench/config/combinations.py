@@ -4,12 +4,15 @@ arena) with the model and the strategy.
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .. import models
+from ..host.environment import FAKE
 from ..strategies import names_with, spec_of
 from ..zero.activations.policies import ActivationPolicy
 from ..zero.modules.wrapping import blocks
@@ -20,7 +23,7 @@ from .schema_training import Optimizer
 
 def validate(cell: CellConfig) -> list[str]:
     """Returns sentences on what of a cell's axes makes no sense, alone or together."""
-    problems = cell.activation.validate(cell) + problems_of_arena(cell) + cell.buffers.validate(cell)
+    problems = cell.activation.validate(cell) + problems_of_arena(cell) + problems_of_compile(cell) + cell.buffers.validate(cell)
     problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 
@@ -51,12 +54,33 @@ def problems_of_arena(cell: CellConfig) -> list[str]:
     return []
 
 
+def problems_of_compile(cell: CellConfig) -> list[str]:
+    """Returns an error message if something is to happen inside of a block that is one graph, or no compiler exists."""
+    if cell.compile == "none":
+        return []
+    strategy, compiler = cell.strategy.name, os.environ.get("CXX", "g++")
+    no_compiler = cell.device == "cpu" and cell.tensors != FAKE and shutil.which(compiler) is None
+    refused = (
+        (not spec_of(strategy).composes.compiles, f"strategy={strategy} compiles by a call of its own"),
+        (
+            cell.activation.policy().keep != "device",
+            f"activation={cell.activation.name} moves what a graph keeps; use none, checkpoint or selective",
+        ),
+        (cell.arena, "arena=true has no slots for what a graph keeps; leave it out"),
+        (getattr(cell.model, "tiles", 1) > 1, "model.tiles are gathered apart, inside of a graph; use model.tiles=1"),
+        (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
+    )
+    return [f"compile={cell.compile}: {words}, or use compile=none" for is_so, words in refused if is_so]
+
+
 def problems_of_units(cell: CellConfig) -> list[str]:
-    """Returns a sentence where a model has no blocks that its activation policy could be for. The model is built
+    """Returns a sentence where a model has no blocks that its activation policy, or a compiler, could be for. The model is built
     without memory to see that; one that cannot be built so is left to the ranks.
     """
     kind = cell.model.kind
-    if cell.activation.name == "none" or kind in HAVE_BLOCKS:
+    chosen = {"activation": cell.activation.name, "compile": cell.compile}
+    key = next((key for key, choice in chosen.items() if choice != "none"), None)
+    if key is None or kind in HAVE_BLOCKS:
         return []
     try:
         with torch.device("meta"):
@@ -66,7 +90,7 @@ def problems_of_units(cell: CellConfig) -> list[str]:
     if blocks(model):
         return []
     words = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
-    return [f"activation={cell.activation.name}: {words}, or use activation=none"]
+    return [f"{key}={chosen[key]}: {words}, or use {key}=none"]
 
 
 def problems_of_parameters(cell: CellConfig) -> list[str]:

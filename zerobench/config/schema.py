@@ -297,6 +297,10 @@ class Config(Section):
         "activations kept for backward, and gradients, in slots that are allocated once", omitted=True,
         deepspeed="`activation_checkpointing.contiguous_memory_optimization`",
     )(False)  # fmt: skip
+    compile: str = Key(
+        "none, or blocks: torch.compile makes one graph of each block, before the strategy wraps the model",
+        words=("none", "blocks"), omitted=True, torch="`torch.compile`", transformers="`torch_compile`",
+    )("none")  # fmt: skip
     device: str = Key(
         "auto, cpu or cuda; auto: cuda where each rank has a GPU of its own", words=("auto", "cpu", "cuda")
     )("auto")

@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .graphs import GraphMode
 from .shortcuts import SETS, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
@@ -54,7 +54,7 @@ class ValueNeededError(RuntimeError):
     """A model's forward or backward depends on values, which fake tensors do not have."""
 
 
-class HostValues(TorchDispatchMode):
+class HostValues(GraphMode):
     """A mode between the probes and `fake`. `of_model`: set while a model's own code runs."""
 
     def __init__(self, fake: FakeTensorMode) -> None:

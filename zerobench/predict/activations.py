@@ -42,7 +42,7 @@ def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module
 def depends_on(config: CellConfig) -> str:
     """Returns what `of` depends on, as text: cells of one text have one prediction."""
     cast = None if config.precision.name == "fp32" else (config.precision, config.strategy.name)
-    model = config.model_options, config.model.kind, config.data, config.micro_batch, config.sequence
+    model = config.model_options, config.model.kind, config.data, config.micro_batch, config.sequence, config.compile
     return repr((model, cast, config.activation, config.arena, config.device, config.tensors, config.deterministic))
 
 

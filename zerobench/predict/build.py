@@ -14,6 +14,7 @@ from .. import models
 from ..config.cell import CellConfig
 from ..config.combinations import activation_policy
 from ..fake.world import Undrawn
+from ..models.compiled import compile_blocks
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules import meta_init
@@ -65,10 +66,18 @@ def place_model(config: CellConfig, device: torch.device) -> nn.Module:
     """Returns the model on its device; with strategy.construct=meta as placeholders, which the engine fills."""
     if not config.strategy.is_meta:
         with device if config.draw_on == "device" else nullcontext():
-            return build_model(config).to(device)
+            return build_as_run(config).to(device)
     with torch.device("meta"):
-        model = build_model(config)
+        model = build_as_run(config)
     meta_init.use_placeholders(model, device)
+    return model
+
+
+def build_as_run(config: CellConfig) -> nn.Module:
+    """Builds the model with its blocks compiled if the cell says so, which happens at their first call."""
+    model = build_model(config)
+    if config.compile == "blocks":
+        compile_blocks(model)
     return model
 
 
@@ -89,7 +98,7 @@ def build_model(config: CellConfig) -> nn.Module:
 
 def schedule_options(config: CellConfig) -> dict[str, Any]:
     """Fields of theory's Schedule that follow from the cell alone."""
-    return {"recomputes": config.recomputes, "arena": config.arena}
+    return {"recomputes": config.recomputes, "arena": config.arena, "by_block": config.compile == "blocks"}
 
 
 def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = (), block_numel: int = 1) -> list[ParameterShape]:

@@ -24,8 +24,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..fake.graphs import GraphMode
 from ..records import STATES
 from ..zero import labels
 from .collective_operators import NAMESPACES
@@ -45,7 +45,7 @@ COPIES = {torch.ops.aten.clone.default}
 """Operators whose result has the category of their first argument."""
 
 
-class Ledger(TorchDispatchMode, labels.Observer):
+class Ledger(GraphMode, labels.Observer):
     """Records operators, storages and labels. `begin` and `end` bound an interval. `device`: its type of device."""
 
     def __init__(self, device: str = "cpu") -> None:

@@ -88,6 +88,14 @@ class ModelListener:
         self._arrivals.append(number)
         labels.label(gradient, labels.GRADIENTS, name)
 
+    def _label_parameters(self, module: nn.Module) -> None:
+        for own, parameter in module.named_parameters(recurse=False):
+            if (module, own) in self._places and not contains_others(parameter):
+                number, name = self._places[module, own]
+                labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
+                if torch.is_grad_enabled():
+                    self._listen_to(parameter, number, name)
+
     def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
         if parameter.requires_grad and parameter not in self._hooked:
             self._hooked[parameter] = name
@@ -96,6 +104,8 @@ class ModelListener:
             self._stack.callback(parameter.register_hook(partial(self._gradient_arrived, number, name)).remove)
 
     def _enter_module(self, module: nn.Module, _inputs: object) -> None:
+        if torch.compiler.is_compiling():  # traced, inside of a graph that will call no module
+            return
         name = self._names.get(module, type(module).__name__)
         place = len(self._modules_run) if self._ledger.phase == "forward" else None
         self._running.append((name, place))
@@ -109,12 +119,11 @@ class ModelListener:
         """Labels the full parameters of a module that runs, including those that a strategy has put
         there temporarily.
         """
-        for own, parameter in module.named_parameters(recurse=False):
-            if (module, own) in self._places and not contains_others(parameter):
-                number, name = self._places[module, own]
-                labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
-                if torch.is_grad_enabled():
-                    self._listen_to(parameter, number, name)
+        if torch.compiler.is_compiling():
+            return
+        is_graph = getattr(module.forward, "is_one_graph", False)
+        for one in module.modules() if is_graph else (module,):
+            self._label_parameters(one)
         name, place = self._running.pop()
         self._ledger.module = self._running[-1][0] if self._running else ""
         # Reentrant recomputation runs it without gradients, and backward returns to it too.

@@ -21,10 +21,10 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..fake.as_gpu.stand_in import NullStream
+from ..fake.graphs import GraphMode
 from ..records.event_row import COMPUTE, ORDER
 from ..zero import labels
 from .event_log import EventLog
@@ -59,7 +59,7 @@ GATHERS = {ATEN.embedding: 0, ATEN.index_select: 0, ATEN.gather: 0, ATEN.nll_los
 """Operators that read a part of one argument, at this place: as much as they write."""
 
 
-class OperatorStream(TorchDispatchMode):
+class OperatorStream(GraphMode):
     """Notes each operator of a step in an event log."""
 
     def __init__(self, log: EventLog) -> None:

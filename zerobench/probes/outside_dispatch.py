@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..fake.graphs import GraphMode
 from ..zero import labels
 from .collective_operators import RULES
 
@@ -29,7 +30,7 @@ RAW = {name.removesuffix("_"): name for name in RULES if name.endswith("_") or n
 Note = Callable[[str, tuple[Any, ...], int], None]
 
 
-class Relay(TorchDispatchMode):
+class Relay(GraphMode):
     """Passes another thread's operators to a mode, which was entered in its own thread, as long as it is in `modes`."""
 
     def __init__(self, modes: list[TorchDispatchMode], place: int) -> None:

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..fake.graphs import GraphMode
 from ..records import COLLECTIVES
 from ..zero import labels
 from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
@@ -86,7 +86,7 @@ def is_of_step(operation: Operation) -> bool:
     return operation.phase != ASIDE or operation.kind == labels.WRITE
 
 
-class TrafficMeter(TorchDispatchMode, labels.Observer):
+class TrafficMeter(GraphMode, labels.Observer):
     """Records (operation, number) in `operations`; the reader empties the list. `tier_of`, `name_of`: of a tensor, from
     the ledger. `node_size`: ranks per node; None: all are one node.
     """

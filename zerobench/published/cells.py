@@ -86,13 +86,15 @@ class _Notes:
 def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     """Returns the plan of a run. Raises NotGivenError, with the reason, if it cannot be estimated.
 
-    `flash`: a model whose code in transformers has no flash attention is built as our GPT, which has the same blocks.
+    `flash`: for predictions of time, which are of eager operators: nothing is compiled, and a model whose code in
+    transformers has no flash attention is built as our GPT, which has the same blocks.
     """
     notes = _Notes()
     _refuse(run)
     on_cpu = "cpu" in run.gpu.lower()
     strategy = _strategy(run, notes)
     shape = shape_of(run)
+    compiles = run.compile == "1" and not flash
     as_gpt = flash and shape.architecture in WITHOUT_FLASH
     if as_gpt:
         notes.assume("model", f"our GPT, with flash attention, in place of {shape.architecture}, without biases")
@@ -105,14 +107,16 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
         activation=_activation(run, notes),
         huggingface=shape,
         world_size=run.gpus, micro_batch=run.micro_batch, accumulation=_accumulation(run, notes), sequence=run.seq or 1,
-        device="cpu", backend=SIMULATED, tensors=FAKE,
+        device="cpu", backend=SIMULATED, tensors=FAKE, compile="blocks" if compiles else "none",
     )  # fmt: skip
     cell = resolve(config, "gpt" if as_gpt else "huggingface", [])
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
     if not as_gpt:
         _compare_sizes(run, shape, notes)
-    if run.compile not in ("", "0"):
+    if compiles:
+        notes.assume("compile", "blocks compiled, the loss not")
+    elif run.compile not in ("", "0"):
         notes.assume("compile", f"executed eagerly, where the source compiles ({run.compile})")
     target = _target(cell.config, on_cpu, notes)
     if flash and target.kind == "cuda" and (run.system in FUSES_NORMS or run.compile not in ("", "0")):

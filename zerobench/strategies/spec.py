@@ -47,6 +47,8 @@ class Composition:
     fused_buffers: bool = False
     arena: bool = False
     clip: bool = True
+    compiles: bool = True
+    """Blocks that torch.compile has made graphs of."""
     gradient_dtypes: bool = False
     """Gradients in another dtype than the model's, on a rank or on the wire."""
     owned: bool = False

@@ -100,7 +100,8 @@ class Schedule:
     `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. `returns`: of each
     use, whether backward comes to it: not where nothing up to there is trained. All in one micro-batch, of which a step
     has `micro_batches`. `recomputes`: backward runs a unit's forward again when it comes to it. `arena`: gradients that
-    come and go have memory that stays.
+    come and go have memory that stays. `by_block`: the backward of a block is one graph, of torch.compile, which makes
+    all gradients of the block before the first is handed over.
     """
 
     shapes: tuple[ParameterShape, ...]
@@ -110,6 +111,7 @@ class Schedule:
     returns: tuple[bool, ...] = ()
     recomputes: bool = False
     arena: bool = False
+    by_block: bool = False
 
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:

@@ -154,7 +154,11 @@ def _row_scratch(query: torch.Size, device: torch.device) -> list[torch.Tensor]:
 
 
 def _beside_backward(output: torch.Tensor, allocate: Callable[[], list[torch.Tensor]]) -> None:
-    """Allocates scratch memory for as long as the backward of the operator that made `output` runs."""
+    """Allocates scratch memory for as long as the backward of the operator that made `output` runs; none in a graph of
+    torch.compile, in which operators have no such nodes.
+    """
+    if torch.compiler.is_compiling():
+        return
     node, held = output.grad_fn, []
     if node is not None:
         node.register_prehook(lambda _: held.extend(allocate()))
@@ -227,8 +231,8 @@ _dropout, _layer_norm, _rms_norm = F.dropout, F.layer_norm, F.rms_norm
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Stands for dropout; in place CUDA runs plain operators, too."""
-    if inplace or not training or not 0 < p < 1:
+    """Stands for dropout; in place CUDA runs plain operators, too. A graph has the same operators on all devices."""
+    if torch.compiler.is_compiling() or inplace or not training or not 0 < p < 1:
         return _dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
 
@@ -260,7 +264,7 @@ def layer_norm(
     bias: torch.Tensor | None = None, eps: float = 1e-5,
 ) -> torch.Tensor:  # fmt: skip
     """Stands for layer_norm; in fp32 the devices are alike."""
-    if input.dtype not in HALVES:
+    if torch.compiler.is_compiling() or input.dtype not in HALVES:
         return _layer_norm(input, list(normalized_shape), weight, bias, eps)
     return _Norm.apply(input.contiguous(), weight, bias, len(normalized_shape), 2)
 
@@ -269,6 +273,6 @@ def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
     """Stands for rms_norm; where dtypes differ CUDA runs plain operators, too."""
-    if weight is not None and weight.dtype != input.dtype:
+    if torch.compiler.is_compiling() or (weight is not None and weight.dtype != input.dtype):
         return _rms_norm(input, list(normalized_shape), weight, eps)
     return _Norm.apply(input.contiguous(), weight, None, len(normalized_shape), 1)

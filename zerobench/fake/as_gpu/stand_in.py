@@ -85,11 +85,15 @@ def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]
     None: torch's own choice. `workspace_bytes`: of a handle of cuBLAS.
     """
     allocations = Allocations(workspace_bytes)
+
+    def attention_here(*arguments: Any, **named: Any) -> torch.Tensor:  # torch.compile traces functions, no partial
+        return attend(attention, *arguments, **named)
+
     with ExitStack() as stack:
         stack.enter_context(listening(allocations.hear))
         for row in ROWS.values():
             stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
         for module, name, replacement in NAMES.values():
             stack.enter_context(mock.patch.object(module, name, replacement))
-        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", partial(attend, attention)))
+        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention_here))
         yield allocations

@@ -56,7 +56,7 @@ def replay_ddp(
         hold_waiting(replay, shapes)
         arrivals = list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]  # autograd hands over the sum of all uses
         for place, i in enumerate(arrivals):
-            hold_beside(replay, shapes, arrivals[place : place + 2])
+            hold_beside(replay, schedule, arrivals[place:])
             hold_fresh(replay, shapes[i])
             replay.drop("gradients", "fresh")
             if last or not last_only:  # what no_sync kept is copied into the bucket

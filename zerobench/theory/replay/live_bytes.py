@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from ..shapes import ParameterShape, Schedule, bytes_of
+from ..shapes import ROOT, ParameterShape, Schedule, bytes_of
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
@@ -118,15 +119,20 @@ def hand_over(
     """
     for place, i in enumerate(schedule.arrivals):
         before(i)
-        hold_beside(replay, schedule.shapes, schedule.arrivals[place : place + 2])
+        hold_beside(replay, schedule, schedule.arrivals[place:])
         replay.hold("gradients", "fresh", bytes_of(schedule.shapes[i]))
         yield i
         replay.drop("gradients", "fresh")
 
 
-def hold_beside(replay: Replay, shapes: Sequence[ParameterShape], arrivals: Sequence[int]) -> None:
-    """Holds the gradient of a bias, made with its weight's, while the first of `arrivals` is handed over."""
-    waits = [i for i in arrivals[1:] if shapes[arrivals[0]].beside == i]
+def hold_beside(replay: Replay, schedule: Schedule, arrivals: Sequence[int]) -> None:
+    """Holds the gradients that are made with the first of `arrivals`, while that is handed over: of a weight its
+    bias's, or all of its block that are still to come.
+    """
+    shapes, first = schedule.shapes, schedule.shapes[arrivals[0]]
+    waits = [i for i in arrivals[1:2] if first.beside == i]
+    if schedule.by_block and first.unit != ROOT:
+        waits = list(takewhile(lambda i: shapes[i].unit == first.unit, arrivals[1:]))
     replay.hold("gradients", "beside", sum(bytes_of(shapes[i]) for i in waits))
 
 

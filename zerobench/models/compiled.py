@@ -1,0 +1,69 @@
+"""Blocks compiled by torch.compile: the forward of each is one graph, made by inductor, before a strategy wraps the model.
+
+forward      of a block, under its activation policy: a graph, whose backward is a second one
+hooks        of the block run before and after the graph, so that a strategy gathers and reduces around it; modules
+             inside of it are no longer called
+kept         between the two: the tensors that AOTAutograd's partitioner chooses, by a minimum cut through both
+             (min_cut_rematerialization_partition); it computes cheap operators again
+
+Blocks of one class share a graph. A block that breaks into several graphs, or needs a new one for each of its kind,
+ends the run in an error message: the rest would run eagerly. DDP's own splitting of graphs at buckets is off, so that
+all strategies run the same graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..fake import graphs
+from ..zero.activations.policies import Forward, Wrapped
+from ..zero.modules.wrapping import blocks
+
+
+class CompiledForward(Wrapped):
+    """A forward that is one graph, compiled at its first call. `name`: of its module."""
+
+    is_one_graph = True
+    """The modules inside are not called."""
+
+    def __init__(self, forward: Forward, name: str) -> None:
+        super().__init__(forward)
+        self._name = name
+        self._graph: Forward | None = None
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """Runs the graph. Raises RuntimeError, with torch's reason, for a forward that is not one."""
+        if self._graph is None:
+            self._graph = _compiled(self.forward)
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            return self._graph(*inputs, **named_inputs)
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).split("\n\n")[0].split())
+            words = "torch.compile cannot make one graph of this block; use compile=none"
+            raise RuntimeError(f"compile=blocks: {self._name}: {words} ({reason})") from error
+
+
+def _compiled(forward: Forward) -> Forward:
+    import torch._dynamo  # takes seconds: only for a model that is compiled
+    import torch._inductor.config
+    from torch.hub import tqdm  # torch's bars of progress, which are off: their lock is one of processes, and would stay
+
+    tqdm.set_lock(threading.RLock())
+    torch._dynamo.config.optimize_ddp = False
+    torch._inductor.config.compile_threads = 1  # compile here: worker processes would outlive the compilation
+    if graphs.modes_active():
+        graphs.dispatch_buffers()
+    compiled: Forward = torch.compile(forward, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compiles the forward of each block of `model`, which has some."""
+    for name, block in blocks(model):
+        block.forward = CompiledForward(block.forward, name)
