@@ -19,7 +19,7 @@ from torch import nn, optim
 from ..sections import Key, known
 from ..strategies import spec_of, specs
 from ..theory.shapes import OptimizerShape, PrecisionShape
-from ..zero.optim.low_bit import AdamW8bit, AdamWBf16, block_numel
+from ..zero.low_bit import AdamW8bit, AdamWBf16, block_numel
 from ..zero.options import TILE_BYTES
 from ..zero.precision import DTYPES, LossScaling
 from .axis import Axis
@@ -308,7 +308,7 @@ class Asgd(Decaying):
 
 
 @dataclass
-class LowBitAdamW(Betas):
+class LowBitStates(Betas):
     """AdamW, ours, with states of fewer bits than those of torch. The strategies are ddp and our stages, which cut no
     block of states (docs/how-to/low-bit-states.md).
     """
@@ -328,14 +328,14 @@ class LowBitAdamW(Betas):
 
 
 @dataclass
-class Adamw8bit(LowBitAdamW):
+class Adamw8bit(LowBitStates):
     """Our AdamW8bit: 8-bit states, 2.03 bytes per parameter instead of 8."""
 
     name: str = "adamw8bit"
 
 
 @dataclass
-class AdamwBf16(LowBitAdamW):
+class AdamwBf16(LowBitStates):
     """Our AdamWBf16: bf16 states, rounded stochastically, 4 bytes per parameter instead of 8."""
 
     name: str = "adamw_bf16"
