@@ -33,7 +33,7 @@ LAYERS = {
         {"__main__"},
     ],
     "zerobench.zero": [
-        {"labels", "layout", "precision"},
+        {"labels", "layout", "low_bit", "precision"},
         {"comm", "arena"},
         {"modules"},
         {"parameters", "activations"},

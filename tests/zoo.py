@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from zerobench.zero.optim.low_bit import AdamW8bit, AdamWBf16
+from zerobench.zero.low_bit import AdamW8bit, AdamWBf16
 
 WIDTH, WORDS = 19, 37
 

@@ -16,7 +16,7 @@ from zerobench import cli
 from zerobench.config import schema_memory
 from zerobench.config.schema_training import Adamw8bit, AdamwBf16
 from zerobench.zero import NvmeOffload
-from zerobench.zero.optim.low_bit import LEVELS, MOMENTS, AdamW8bit, AdamWBf16, round_stochastically
+from zerobench.zero.low_bit import LEVELS, MOMENTS, AdamW8bit, AdamWBf16, round_stochastically
 
 
 def dynamic_map(signed: bool) -> list[float]:

@@ -20,7 +20,7 @@ from torch import nn, optim
 from ..sections import Key, known
 from ..strategies import names_with, spec_of, specs
 from ..theory.shapes import OptimizerShape, PrecisionShape
-from ..zero.optim.low_bit import AdamW8bit, AdamWBf16, block_numel
+from ..zero.low_bit import AdamW8bit, AdamWBf16, block_numel
 from ..zero.optim.muon import REST, MuonWithAdamW, split
 from ..zero.optim.owned import OWNED
 from ..zero.options import TILE_BYTES
@@ -374,7 +374,7 @@ class Muon(Betas):
 
 
 @dataclass
-class LowBitAdamW(Betas):
+class LowBitStates(Betas):
     """AdamW, ours, with states of fewer bits than those of torch. The strategies are ddp and our stages, which cut no
     block of states (docs/how-to/low-bit-states.md).
     """
@@ -394,14 +394,14 @@ class LowBitAdamW(Betas):
 
 
 @dataclass
-class Adamw8bit(LowBitAdamW):
+class Adamw8bit(LowBitStates):
     """Our AdamW8bit: 8-bit states, 2.03 bytes per parameter instead of 8."""
 
     name: str = "adamw8bit"
 
 
 @dataclass
-class AdamwBf16(LowBitAdamW):
+class AdamwBf16(LowBitStates):
     """Our AdamWBf16: bf16 states, rounded stochastically, 4 bytes per parameter instead of 8."""
 
     name: str = "adamw_bf16"

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from .. import labels
-from ..optim.low_bit import block_of
+from ..low_bit import block_of
 from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
 from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order

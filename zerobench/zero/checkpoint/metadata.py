@@ -26,7 +26,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ..layout import MemoryOrder
-from ..optim.low_bit import block_numel, block_of
+from ..low_bit import block_numel, block_of
 from ..optim.segments import OptimizerSegment
 from .safetensors import DTYPES
 

@@ -31,7 +31,7 @@ import torch
 from torch import optim
 
 from .. import labels
-from ..optim.low_bit import block_numel
+from ..low_bit import block_numel
 from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
 from .placement import GradientSink, ShardRange

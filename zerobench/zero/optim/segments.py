@@ -25,9 +25,9 @@ from torch import nn, optim
 
 from ..gradients.bucket_base import GradientBucket
 from ..layout import MemoryOrder, Segment
+from ..low_bit import AdamW8bit, AdamWBf16, block_of
 from ..offload.placement import ShardRange
 from ..precision import Share
-from .low_bit import AdamW8bit, AdamWBf16, block_of
 from .owned import says_who_owns
 
 ELEMENTWISE = (

@@ -32,8 +32,8 @@ from ..arena import Heap
 from ..comm.base import Comm
 from ..gradients.bucket_base import GradientBucket
 from ..layout import Layout
+from ..low_bit import block_numel
 from ..offload.placement import Placement
-from ..optim.low_bit import block_numel
 from ..parameters.versions import Versions
 from ..precision import Dtypes
 
@@ -43,7 +43,7 @@ ALIGN_BYTES = 64
 
 def align_numel(optimizer: optim.Optimizer, element_bytes: int) -> int:
     """Elements at whose multiples parameters start, and shards and tiles end: a vector's, and the optimizer's whole
-    blocks, if it quantizes its states in blocks (optim/low_bit.py).
+    blocks, if it quantizes its states in blocks (low_bit.py).
     """
     return math.lcm(ALIGN_BYTES // element_bytes, block_numel(optimizer))
 

@@ -29,7 +29,7 @@ import torch
 from torch import optim
 from torch.nn.functional import pad
 
-from ..layout import MemoryOrder
+from .layout import MemoryOrder
 
 BLOCK_NUMEL = 256
 CHUNK_NUMEL = 2**20
@@ -70,7 +70,7 @@ class LowBitAdamW(optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss."""
         loss = None
         if closure is not None:
@@ -79,10 +79,10 @@ class LowBitAdamW(optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update(parameter, parameter.grad, group)
         return loss
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         order, numel = MemoryOrder.of(parameter), parameter.numel()
         kept = self.state[parameter]
         if not kept:
@@ -92,7 +92,7 @@ class LowBitAdamW(optim.Optimizer):
                 key: torch.zeros(sizes[key], dtype=dtype, device=parameter.device) for key, dtype in self.dtypes.items()
             }
         kept["step"] += 1
-        flat, gradient = order.flatten(parameter), order.flatten(parameter.grad)
+        flat, gradient = order.flatten(parameter), order.flatten(gradient)
         for start in range(0, numel, CHUNK_NUMEL):
             part = {
                 key: value[start // block_of(self, key) : -(-(start + CHUNK_NUMEL) // block_of(self, key))]
