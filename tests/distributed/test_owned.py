@@ -17,15 +17,21 @@ by a share of what Muon moves it in all steps, 3 · 0.02 of a matrix of norm abo
 
 CASES = [
     *(Case(strategy) for strategy in ("ddp", *STRATEGIES)),
-    *(Case(strategy, micro_batches=2) for strategy in ("ddp", *STRATEGIES)),
-    *(Case(strategy, clip=0.1) for strategy in ("ddp", *STRATEGIES)),
-    Case("zero1", options=HOST), Case("zero2", options=HOST), Case("zero3", options=HOST), Case("zero2", options=LATE),
-    Case("zero2", meta=True), Case("zero3", meta=True),
-    *(Case(strategy, dtype=torch.bfloat16) for strategy in ("ddp", *STRATEGIES[:3])),
-    *(Case(strategy, kind="own") for strategy in ("ddp", *STRATEGIES)),
-    Case("zero2", options=(("reduce_with", "all_reduce"),)), Case("zero2", options=(("arena", True),)),
+    *(Case(strategy, micro_batches=2) for strategy in ("ddp", "zero1", "zero2", "zero3")),
+    *(Case(strategy, clip=0.1) for strategy in ("ddp", "zero1", "zero3")),
+    Case("zero2", options=HOST), Case("zero2", options=LATE), Case("zero3", meta=True),
     Case("zero3", options=(("persistence_numel", 300),)),
+    *(Case(strategy, dtype=torch.bfloat16) for strategy in ("ddp", "zero1", "zero3")),
+    *(Case(strategy, kind="own") for strategy in ("ddp", "zero1", "zero3")),
 ]  # fmt: skip
+
+MORE = [
+    Case("megatron", micro_batches=2), Case("zero2", clip=0.1), Case("megatron", clip=0.1),
+    Case("zero1", options=HOST), Case("zero3", options=HOST), Case("zero2", meta=True),
+    Case("zero2", dtype=torch.bfloat16), Case("zero2", kind="own"), Case("megatron", kind="own"),
+    Case("zero2", options=(("reduce_with", "all_reduce"),)), Case("zero2", options=(("arena", True),)),
+]  # fmt: skip
+"""Of thorough tests."""
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.thorough)])
@@ -34,9 +40,10 @@ def ranks(request) -> int:
 
 
 @pytest.fixture(scope="module")
-def found(ranks: int) -> dict[Case, list[Outcome]]:
+def found(ranks: int, request) -> dict[Case, list[Outcome]]:
     """Case -> what each rank found."""
-    return dict(zip(CASES, zip(*run_ranks(ranks, owned.train_all, CASES), strict=True), strict=True))
+    cases = CASES + MORE * request.config.getoption("--thorough")
+    return dict(zip(cases, zip(*run_ranks(ranks, owned.train_all, cases), strict=True), strict=True))
 
 
 def check_equal(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], of: object = "") -> None:
@@ -90,11 +97,10 @@ def test_matrices_have_a_momentum_on_their_owner_and_no_state_of_adamw(found, ra
 def test_uneven_and_empty_shards_and_checkpoints_at_another_number_of_ranks(tmp_path) -> None:
     """Four matrices on five ranks: one owns none."""
     saved = run_ranks(2, owned.save, "zero2", str(tmp_path))[0]
-    for strategy, n in (("zero3", 5),):
-        loaded = run_ranks(n, owned.load, strategy, str(tmp_path))
-        for state, _ in loaded:
-            check_equal(state, saved)
-        assert sorted(len(kept) for _, kept in loaded) == [0, 1, 1, 1, 1]
+    loaded = run_ranks(5, owned.load, "zero3", str(tmp_path))
+    for state, _ in loaded:
+        check_equal(state, saved)
+    assert sorted(len(kept) for _, kept in loaded) == [0, 1, 1, 1, 1]
     alone, whole = owned.load(0, 1, "zero1", str(tmp_path))
     check_equal(alone, saved)
     check_equal({name: m for _, kept in loaded for name, m in kept.items()}, whole)

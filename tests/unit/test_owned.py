@@ -143,6 +143,11 @@ def test_what_owned_matrices_do_not_go_with_is_refused_in_one_message(name: str,
     assert [one.startswith(words) for one in problems] == [True], problems
 
 
+def test_unknown_factors_of_the_learning_rate_are_refused() -> None:
+    problems = cell("zero2", 2, optimizer=Muon(adjust_lr="mine")).problems
+    assert problems == ("optimizer.adjust_lr=mine: use original or match_rms_adamw",)
+
+
 def test_an_optimizer_that_is_neither_elementwise_nor_owned_is_refused() -> None:
     model = Tiny()
     with pytest.raises(ValueError, match=r"Adafactor cannot be sharded: .* give each of its groups owned=True, or"):

@@ -319,6 +319,10 @@ class Asgd(Decaying):
     t0: float = Key("after which ASGD averages weights", unit="steps", limits=(1, 1e12))(1e6)
 
 
+ADJUSTMENTS = ("original", "match_rms_adamw")
+"""Muon's factors of a learning rate."""
+
+
 @dataclass
 class Muon(Betas):
     """torch.optim.Muon for hidden matrices, AdamW for what `adamw` lists: words and names of parameters. Momentum is a
@@ -337,8 +341,13 @@ class Muon(Betas):
     ns_steps: int = Key("Newton-Schulz iterations of an update", unit="iterations", limits=(1, 99))(5)
     adjust_lr: str = Key(
         "factor of a matrix's learning rate: original, by its shape, or match_rms_adamw, to use AdamW's",
-        words=("original", "match_rms_adamw"),
+        rule="`original` or `match_rms_adamw`",
     )("original")
+
+    def problems(self) -> list[str]:
+        if self.adjust_lr in ADJUSTMENTS:
+            return super().problems()
+        return [*super().problems(), f"optimizer.adjust_lr={self.adjust_lr}: use {' or '.join(ADJUSTMENTS)}"]
 
     def build_for(self, model: nn.Module) -> optim.Optimizer:
         matrices, rest = split(model, self.adamw)

@@ -313,7 +313,8 @@ def join_theory(
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
-    prediction = predict_states(strategy, schedule, row.world_size, *shapes, groups, tiers)
+    one = record.rank if row.backend == SIMULATED and tiers.place is None else None
+    prediction = predict_states(strategy, schedule, row.world_size, *shapes, groups, tiers, one)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes

@@ -119,6 +119,11 @@ def fullest_rank(
     another tier, the lowest of these. Without a partition all ranks are alike.
     """
     n = groups.shard_ranks
+    if n <= MOST_OWNERS and strategy.theory.optimizer and any(shape.matrix for shape in shapes):
+        # an owner of less may receive more of what another owns in the same bucket
+        schedule = Schedule.sequential(shapes)
+        played = [_play(strategy, schedule, optimizer, precision, groups, tiers, None, owner) for owner in range(n)]
+        return max(range(n), key=lambda owner: (played[owner].states_bytes, -owner))
     laid_out = buffers_of(settle(strategy, shapes, n), shapes, n)
     buffers = Counter(one.pattern for _, one in laid_out if shapes[one.spans[0].parameter].trainable)
     shards = [(Shards([one], n, optimizer, precision, tiers), count) for one, count in buffers.items()]

@@ -71,7 +71,7 @@ class OverlappedParamGathers:
     def launch(self, unit: Unit) -> None:
         """Starts sending the own slice of the unit's parameters to everyone."""
         self.wait(unit)
-        self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name, sizes=unit.layout.sizes)
+        self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name, None, unit.layout.sizes)
         if self._overlap and self._engine.comm.size > 1:
             for parameter in self._engine.parameters_of(unit):
                 # reads other than by its own module's forward must wait, too: a NaN in its place is seen to be read
