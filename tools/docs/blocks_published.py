@@ -45,5 +45,5 @@ def lora(root: Path) -> str:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "lora": lora,
     "published": published,
-    **{block: lambda _root, block=block: questions.page(block) for block in questions.SECTIONS},  # type: ignore[misc]
+    **{block: lambda _root, block=block: questions.page(block) for block in questions.SECTIONS},
 }

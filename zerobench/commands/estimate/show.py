@@ -62,7 +62,7 @@ def heading(rows: Sequence[EstimateRow]) -> str:
     first = rows[0]
     said = {
         "model": first.model, "psi": f"{first.psi:,} parameters" * bool(first.psi),
-        "frozen": f"{first.frozen:,} frozen ones" * bool(first.frozen),
+        "frozen": f"{first.frozen or 0:,} frozen ones" * bool(first.frozen),
         "world_size": f"N = {first.world_size}",
         "micro_batch": f"{first.micro_batch} × {first.sequence} tokens a rank",
         "accumulation": f"{first.accumulation} micro-batches a step" * (first.accumulation != 1),
