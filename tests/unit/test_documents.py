@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from analysis.common import FIGURES
-from tools.docs import commands, excerpts, keys, where
+from tools.docs import api, excerpts, where
 from tools.docs.pages import pages
 from zerobench.cli import VERBS
 from zerobench.config.compose import compose_cells
 from zerobench.config.keys import GROUPS, KEYS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+PAGES = [*pages(), ROOT / "SECURITY.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -80,7 +80,6 @@ def test_python_on_a_page_compiles_and_its_names_of_ours_exist(page: Path) -> No
     named |= {
         n for language, b in FENCE.findall(text) if language == "python" for n in re.findall(r"\bzerobench\.[\w.]+", b)
     }
-    named |= set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
     assert [one for one in sorted(named) if not exists(one)] == []
 
 
@@ -108,22 +107,22 @@ def test_every_path_on_a_page_exists(page: Path) -> None:
     assert [one for one in sorted(named) if not (ROOT / one).exists() and not one.startswith(MADE)] == []
 
 
-def test_every_excerpt_quotes_code_that_is_there(page: Path) -> None:
-    text = page.read_text()
-    assert len(excerpts.MARK.findall(text)) == text.count("<!-- source: ")
-    assert "<!-- source: " not in excerpts.expanded(text)
-
-
 def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
-    pytest.importorskip("griffe")
-    from tools.docs.docstrings import listed
+    text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\nd  three\n\nLast.\n`e`: four,\nlonger"
+    items = "- `a`: one and more\n- `b`, `c`: two\n- `d`: three"
+    assert api.listed(text) == f"Said first.\n\n{items}\n\nLast.\n\n- `e`: four, longer"
 
-    text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\n\nLast."
-    assert listed(text) == "Said first.\n\n- `a`: one and more\n- `b`, `c`: two\n\nLast."
+
+def test_an_entry_of_the_api_has_signature_docstring_and_members() -> None:
+    entry = api.entry("zerobench.watch", "stop,problem")
+    assert "### zerobench.watch\n\n```python\nwatch(\n    model: Any,\n    optimizer: Any = None,\n    *,\n" in entry
+    assert "#### watch.problem\n\n```python\nproblem\n```" in entry
+    with pytest.raises(ValueError, match="does not exist"):
+        api.entry("zerobench.wtach")
 
 
 @pytest.mark.parametrize(("path", "what"), [("zerobench/gone.py", "x"), ("zerobench/worker.py", "gone")])
-def test_an_excerpt_of_what_is_gone_is_a_sentence(path: str, what: str) -> None:
+def test_an_excerpt_of_a_name_that_is_gone_is_refused(path: str, what: str) -> None:
     with pytest.raises(ValueError, match=r"a page quotes"):
         excerpts.excerpt(path, what)
 
@@ -140,9 +139,9 @@ def test_every_figure_is_explained() -> None:
     assert set(re.findall(r"^\| \[(\w+)\]", page, re.MULTILINE)) == set(FIGURES)
 
 
-@pytest.mark.slow
 def test_every_key_has_a_row_with_a_default_and_a_range() -> None:
-    rows = [line.split(" | ") for line in keys.page().splitlines() if re.match(r"\| `[\w.]+` \|", line)]
+    page = (ROOT / "docs/reference/keys.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| `[\w.]+` \|", line)]
     assert sorted(row[0].strip("| `") for row in rows) == sorted(KEYS)
     assert [row[0] for row in rows if not row[1] or not row[2].strip()] == []
 
@@ -171,15 +170,14 @@ def test_words_of_a_key_are_what_its_sentence_lists(strategy: str) -> None:
 
 
 def test_every_command_has_a_section() -> None:
-    page = commands.page()
+    page = (ROOT / "docs/reference/commands.md").read_text()
     for verb in VERBS:
         assert f"\n## zerobench {verb}\n" in page
         assert f"usage: zerobench {verb}" in page
 
 
-@pytest.mark.slow
 def test_every_package_and_module_says_what_it_is() -> None:
-    page = where.everything()
+    page = (ROOT / "docs/reference/what-is-where.md").read_text()
     for path in (ROOT / "zerobench").rglob("*.py"):
         if not path.name.startswith("__"):
             assert f"](../../{name(path)}) | " in page, path

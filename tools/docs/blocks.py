@@ -1,7 +1,7 @@
 """Blocks of the pages on the stages, the memory cap and tiers, and the table of all blocks.
 
 Each block is a function of the folder of folders of committed tables, and returns Markdown. Those on groups, ZeRO++
-and ZeRO-R are in blocks_systems.py, those on times of tiers in blocks_times.py.
+and ZeRO-R are in blocks_systems.py, those on times of tiers in blocks_times.py, references in blocks_reference.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tools.docs import (
     blocks_fire,
     blocks_predicted,
     blocks_published,
+    blocks_reference,
     blocks_stages,
     blocks_systems,
     blocks_table1,
     blocks_validated,
     blocks_versions,
-    where,
 )
 from tools.docs.blocks_systems import MIB, pipes
 from tools.docs.blocks_times import disk, offload_time, step_costs
@@ -185,7 +185,7 @@ UNDATED = (
     "disk",
     "step_costs",
     "versions",
-    "packages",
+    *blocks_reference.BLOCKS,
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
     *blocks_fire.BLOCKS,
@@ -215,7 +215,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_fire.BLOCKS,
     **blocks_published.BLOCKS,
     **blocks_predicted.BLOCKS,
-    "packages": where.packages,
+    **blocks_reference.BLOCKS,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}
 """Block -> what makes it, with its date."""

@@ -141,6 +141,13 @@ QUESTIONS = (
     ),
 )  # fmt: skip
 
+ESTIMATE = Question(
+    "estimate", "Which strategy, will it fit, what is the largest part?",
+    "zerobench estimate model=gpt2_124m precision=bf16 sequence=1024 strategy=ddp,zero1,zero2,zero3,fsdp2 --tensors 2",
+    "",
+)  # fmt: skip
+"""The example of docs/how-to/estimate.md."""
+
 
 def record(question: Question) -> int:
     """Runs the command and writes its output. Returns the exit code; nothing is written where it failed."""
@@ -178,7 +185,7 @@ def main() -> int:
     chosen = parser.parse_args()
     os.environ["COLUMNS"] = COLUMNS
     codes = []
-    for question in QUESTIONS:
+    for question in (*QUESTIONS, ESTIMATE):
         if chosen.only is not None and question.number not in chosen.only.split(","):
             continue
         if not recorded(question) or chosen.again:
