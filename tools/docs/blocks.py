@@ -21,6 +21,7 @@ from tools.docs import (
     blocks_published,
     blocks_reference,
     blocks_stages,
+    blocks_strategies,
     blocks_systems,
     blocks_table1,
     blocks_validated,
@@ -180,12 +181,12 @@ UNDATED = (
     "compare",
     "peer_bytes",
     "peer_volume",
-    "peer_traffic",
     "codes",
     "disk",
     "step_costs",
     "versions",
     *blocks_reference.BLOCKS,
+    *blocks_strategies.BLOCKS,
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
     *blocks_fire.BLOCKS,
@@ -216,6 +217,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_published.BLOCKS,
     **blocks_predicted.BLOCKS,
     **blocks_reference.BLOCKS,
+    **blocks_strategies.BLOCKS,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}
 """Block -> what makes it, with its date."""
