@@ -30,8 +30,7 @@ from zerobench.strategies import find
 FOLDER = Path("results/largest_model")
 
 CAPTION = (
-    "The largest model that fits, simulated on fake tensors: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, "
-    "sequence 1,024. Logarithmic axis. The family of shapes ends at 1,008 billion."
+    "The largest model that fits, simulated: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024."
 )
 
 ORDER = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")

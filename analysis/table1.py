@@ -48,7 +48,7 @@ def draw_table(cells: pd.DataFrame) -> Figure:
     sizes = list(dict.fromkeys(mine["size"]))
     ranks, abreast = sorted(set(mine["ranks"])), 3 if room_for(2.3) >= 3 else 1
     rows = len(sizes) * 3 // abreast
-    words = "Left bars: the formula at the model's own ψ. Right bars: simulated on fake tensors, buffers in flight included."
+    words = "Left bars: the formula at the model's own ψ. Right bars: simulated, with buffers in flight."
     figure = Sheet(rows, 1.6, words)
     places = figure.subplots(rows, abreast, squeeze=False).reshape(len(sizes), 3)
     for size, row in zip(sizes, places, strict=True):
@@ -68,7 +68,7 @@ def draw_figure_1(cells: pd.DataFrame) -> Figure:
     mine = cells[(cells["variant"] == "") & (cells["size"] == "7.5B") & (cells["ranks"] == 64)]
     mine = mine.sort_values("strategy")
     figure = Sheet(
-        1, 2.6, "Figure 1 of the ZeRO paper: 7.5B, N = 64, K = 12. Left bars: formula; right: simulated on fake tensors."
+        1, 2.6, "Figure 1 of the ZeRO paper: 7.5B, N = 64, K = 12. Left bars: formula. Right bars: simulated."
     )
     axes = figure.subplots()
     _bars(axes, mine, [STAGES[name] for name in mine["strategy"]])
@@ -82,7 +82,7 @@ def draw_in_flight(cells: pd.DataFrame) -> Figure:
     most = cells["ranks"].max()
     mine = cells[(cells["size"] == "7.5B") & (cells["ranks"] == most) & cells["strategy"].isin(["zero2", "zero3"])]
     abreast = min(2, room_for(3.2))
-    figure = Sheet(2 // abreast, 2.4, "Left bars: the formula. Right bars: simulated on fake tensors, buffers in flight included.")
+    figure = Sheet(2 // abreast, 2.4, "Left bars: the formula. Right bars: simulated, with buffers in flight.")
     places = figure.subplots(2 // abreast, abreast, squeeze=False).flat
     for axes, stage in zip(places, ("zero3", "zero2"), strict=True):
         here = mine[mine["strategy"] == stage]

@@ -45,7 +45,9 @@ def attribute(kind: type, name: str) -> str:
     body = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__))).body[0].body  # type: ignore[attr-defined, misc]
     for node, after in pairwise(body):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if getattr(target, "attr", "") == name and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if getattr(target, "attr", "") != name or not isinstance(after, ast.Expr):
+            continue
+        if isinstance(after.value, ast.Constant):
             kind_of = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else ""
             return f"```python\n{name}{kind_of}\n```\n\n{inspect.cleandoc(str(after.value.value))}"
     raise ValueError(f"a page documents {kind.__name__}.{name}, which has no docstring")
@@ -96,7 +98,8 @@ def listed(text: str) -> str:
     inside = False
     for line in text.splitlines():
         if found := ITEM.match(line):
-            lines += [""] * (not inside and bool(lines) and bool(lines[-1])) + [f"- {found[1] or f'`{found[2]}`'}: {found[3]}"]
+            name = found[1] or f"`{found[2]}`"
+            lines += [""] * (not inside and bool(lines) and bool(lines[-1])) + [f"- {name}: {found[3]}"]
             inside = True
         elif inside and line:
             lines[-1] += f" {line.strip()}"

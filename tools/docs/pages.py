@@ -1,4 +1,4 @@
-"""Writes the generated parts of README, CONTRIBUTING and docs/ into the files: tables of figures, references, excerpts of the code.
+"""Writes the generated parts of README, CONTRIBUTING and docs/ into the files: tables, references, excerpts of code.
 
     python tools/docs/pages.py [ROOT] [--check]
 
