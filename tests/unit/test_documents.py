@@ -115,8 +115,8 @@ def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
 
 def test_an_entry_of_the_api_has_signature_docstring_and_members() -> None:
     entry = api.entry("zerobench.watch", "stop,problem")
-    assert "### zerobench.watch\n\n```python\nwatch(\n    model: Any,\n    optimizer: Any = None,\n    *,\n" in entry
-    assert "#### watch.problem\n\n```python\nproblem\n```" in entry
+    assert "### zerobench.watch\n\n```text\nwatch(\n    model: Any,\n    optimizer: Any = None,\n    *,\n" in entry
+    assert "#### watch.problem\n\n```text\nproblem\n```" in entry
     with pytest.raises(ValueError, match="does not exist"):
         api.entry("zerobench.wtach")
 

@@ -49,7 +49,7 @@ def attribute(kind: type, name: str) -> str:
             continue
         if isinstance(after.value, ast.Constant):
             kind_of = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else ""
-            return f"```python\n{name}{kind_of}\n```\n\n{inspect.cleandoc(str(after.value.value))}"
+            return f"```text\n{name}{kind_of}\n```\n\n{inspect.cleandoc(str(after.value.value))}"
     raise ValueError(f"a page documents {kind.__name__}.{name}, which has no docstring")
 
 
@@ -57,7 +57,7 @@ def described(found: Any, name: str) -> str:
     """Signature, docstring, and of a dataclass whose fields have docstrings a table of these."""
     if isinstance(found, classmethod | staticmethod):
         found = found.__func__
-    code = f"```python\n{signature(found, name)}\n```"
+    code = f"```text\n{signature(found, name)}\n```"
     fields = meanings_of(found) if isinstance(found, type) else {}
     rows = [f"| `{field}` | {meaning.replace('|', chr(92) + '|')} |" for field, meaning in fields.items() if meaning]
     table = "\n".join(["| field | meaning |", "| --- | --- |", *rows]) if rows else ""

@@ -61,7 +61,9 @@ def _step_times(root: Path) -> list[str]:
         "",
     ]
     for setting, mine in ratios.groupby("setting", sort=False):
-        times = (f"{spec_of(one.ours).label} {one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})" for one in mine.itertuples())
+        times = (
+            f"{spec_of(one.ours).label} {one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})" for one in mine.itertuples()
+        )
         lines.append(f"- {setting}: {', '.join(times)}")
     return lines
 

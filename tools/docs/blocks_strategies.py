@@ -30,16 +30,14 @@ def strategies(root: Path) -> str:
     cells = cells[(cells["size"] == SIZE) & (cells["ranks"] == RANKS) & (cells["variant"] == "")].set_index("strategy")
     plans = {one.strategy: one for one in read(root.parent.parent / "largest_model") if _is_shown(one)}
     lines = [
-        f"| strategy | states per rank, {SIZE} on {RANKS}: the paper | simulated | sent per step | with m micro-batches "
-        f"| largest model on {GPUS} × {DEVICE_GIB} GiB |",
+        f"| strategy | states per rank, {SIZE} on {RANKS}: the paper | simulated | sent per step "
+        f"| with m micro-batches | largest model on {GPUS} × {DEVICE_GIB} GiB |",
         "| --- | --: | --: | --: | --: | --: |",
     ]
     for name in NAMES:
         cell, plan = cells.loc[name], plans[name]
         sizes = [f"{cell['printed_gb']} GB", f"{_three_digits(cell['executed_bytes'] / GB)} GB"]
-        lines.append(
-            pipes([spec_of(name).label, *sizes, volume(name, 1), volume(name, None), f"{plan.billions:.1f}B"])
-        )
+        lines.append(pipes([spec_of(name).label, *sizes, volume(name, 1), volume(name, None), f"{plan.billions:.1f}B"]))
     return "\n".join(lines)
 
 

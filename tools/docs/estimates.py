@@ -8,6 +8,7 @@ from tools.docs.questions import ESTIMATE, recorded
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
 from zerobench.records.describe import meanings_of
 
+
 def example() -> str:
     """The output of the first command of the page, as questions.py has recorded it."""
     return f"```text\n{recorded(ESTIMATE)}\n```"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
 
+
 def excerpt(path: str, name: str) -> str:
     """The lines of a class, function, method or module-level value, dedented; for __doc__ the module's docstring.
 
