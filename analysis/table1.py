@@ -2,8 +2,8 @@
 
     python analysis/table1.py [FOLDER] --out DIR
 
-table1      a panel for each size and stage: states per rank against N; bars by formula and simulated, and a mark for the
-            printed number
+table1      a panel for each size and stage: states per rank against N; bars by formula and simulated, and the printed
+            number
 figure1     the paper's figure: 7.5B on 64 ranks, without ZeRO and under each stage
 in_flight   the simulated states beyond the formula, and how they shrink with other options
 """
