@@ -42,7 +42,7 @@ def resolve(name: str) -> Any:
 
 def attribute(kind: type, name: str) -> str:
     """An attribute that `__init__` sets, and the docstring below it. Raises ValueError if there is none."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__))).body[0].body  # type: ignore[attr-defined, misc]
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__))).body[0].body
     for node, after in pairwise(body):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if getattr(target, "attr", "") != name or not isinstance(after, ast.Expr):
