@@ -78,7 +78,8 @@ def _under_limits(root: Path) -> list[str]:
             words.append(f"- {show_bytes(limit)}: nothing fits")
             continue
         best = [f"{spec_of(one.strategy).label} {one.tokens_per_s:.0f}" for one in found.itertuples()]
-        words.append(f"- {show_bytes(limit)}: {', '.join(best)}" + f"; of {' and '.join(out)} nothing fits" * bool(out))
+        rest = f"; not {' or '.join(out)}" * bool(out)
+        words.append(f"- {show_bytes(limit)}: {', '.join(best)}{rest}")
     first = searches.iloc[0]
     what = f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}"
     return [f"The fastest that fits under a memory limit per rank ({what}), tokens/s:", "", *words]

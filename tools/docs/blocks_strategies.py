@@ -30,7 +30,7 @@ def strategies(root: Path) -> str:
     cells = cells[(cells["size"] == SIZE) & (cells["ranks"] == RANKS) & (cells["variant"] == "")].set_index("strategy")
     plans = {one.strategy: one for one in read(root.parent.parent / "largest_model") if _is_shown(one)}
     lines = [
-        f"| strategy | states per rank, {SIZE} on {RANKS}: the paper | simulated | sent per step "
+        f"| strategy | states per rank, {SIZE} on {RANKS} ranks: the paper | simulated | sent per step "
         f"| with m micro-batches | largest model on {GPUS} × {DEVICE_GIB} GiB |",
         "| --- | --: | --: | --: | --: | --: |",
     ]
