@@ -48,7 +48,7 @@ PANELS = {
 """Title of a panel -> the metrics in it."""
 
 CAPTION = (
-    "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, where they can be seen."
+    "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, if wider than the mark."
 )
 GOAL, GOAL_WIDTH, SHIFT = PURPLE, 2.2, 0.16
 """Color and width of a goal's mark; how far two metrics of one pair lie from its row."""
@@ -70,7 +70,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             if not axes.get_subplotspec().is_first_col():  # else the panels stand below one another
                 axes.tick_params(left=False, labelleft=False)
     timed = rule("peak in the timed pass", "", marker="o", fillstyle="none", color=GRAY)
-    handles = [rule("as much", lw=0.8), rule("goal", color=GOAL, lw=GOAL_WIDTH), timed]
+    handles = [rule("as much as the peer", lw=0.8), rule("goal, set before the runs", color=GOAL, lw=GOAL_WIDTH), timed]
     key(figure, handles)
     return figure
 
@@ -87,6 +87,7 @@ def _draw_metrics(axes: Axes, parts: Sequence[pd.DataFrame]) -> None:
     lacking = [place for place in range(len(pairs)) if all(pd.isna(part["ratio"].iloc[place]) for part in parts)]
     if len(lacking) == len(pairs):
         words = "\n".join(sorted(set(mine["verdict"])))
+        axes.set_axis_off()
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", style="italic")
     else:
         axes.axvline(1, color="black", lw=0.8, zorder=1)

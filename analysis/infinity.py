@@ -26,7 +26,7 @@ from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
 MIB = 2**20
-CAPTION = "Where the states are as the model grows: files take what grows, host memory stays near the pool."
+CAPTION = "States by tier as the model grows: files take the growth, host memory stays near the pool. Logarithmic axes."
 LINES = {
     "nvme_bytes": ("in files", GREEN, "D"),
     "host_peak_bytes": ("host memory, peak", SKY, "s"),
@@ -52,7 +52,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
     for size in sorted({pool_bytes(config) for config in runs["config"]}):
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
-    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters", ylabel="MiB on the fullest rank")
+    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters (log)", ylabel="MiB on the fullest rank (log)")
     axes.set_xticks(list(psi), [f"{x:.3g}" for x in psi])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()

@@ -1,11 +1,11 @@
-"""Table 1 and figure 1 of the ZeRO paper: formula, executed and printed, from `make table1`.
+"""Table 1 and figure 1 of the ZeRO paper: formula, simulated on fake tensors and printed, from `make table1`.
 
     python analysis/table1.py [FOLDER] --out DIR
 
-table1      a panel for each size and stage: states per rank against N, the formula's bar beside the executed one, and a
-            mark for what the paper prints
+table1      a panel for each size and stage: states per rank against N; bars by formula and simulated, and the printed
+            number
 figure1     the paper's figure: 7.5B on 64 ranks, without ZeRO and under each stage
-in_flight   what the executed states consist of beyond the formula, and how it shrinks with other options
+in_flight   the simulated states beyond the formula, and how they shrink with other options
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import folder_script
-from zerobench.plots.marks import absent, show
+from zerobench.plots.marks import absent
 from zerobench.plots.page import Sheet, key, room_for
 from zerobench.plots.style import CATEGORIES, number, patches, rule, seen, stack
 
 FOLDER = Path("results/table1")
-STAGES = {"ddp": "no ZeRO", "zero1": "$P_{os}$", "zero2": "$P_{os+g}$", "zero3": "$P_{os+g+p}$"}
+STAGES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 FILLS = {name: CATEGORIES[name] for name in STATES}
 GB = 1e9
@@ -48,7 +48,7 @@ def draw_table(cells: pd.DataFrame) -> Figure:
     sizes = list(dict.fromkeys(mine["size"]))
     ranks, abreast = sorted(set(mine["ranks"])), 3 if room_for(2.3) >= 3 else 1
     rows = len(sizes) * 3 // abreast
-    words = "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight."
+    words = "Left bars: the formula at the model's own ψ. Right bars: simulated, with buffers in flight."
     figure = Sheet(rows, 1.6, words)
     places = figure.subplots(rows, abreast, squeeze=False).reshape(len(sizes), 3)
     for size, row in zip(sizes, places, strict=True):
@@ -68,7 +68,7 @@ def draw_figure_1(cells: pd.DataFrame) -> Figure:
     mine = cells[(cells["variant"] == "") & (cells["size"] == "7.5B") & (cells["ranks"] == 64)]
     mine = mine.sort_values("strategy")
     figure = Sheet(
-        1, 2.6, "Figure 1 of the ZeRO paper, executed: 7.5B, N = 64, K = 12. Left: formula; right: executed."
+        1, 2.6, "Figure 1 of the ZeRO paper: 7.5B, N = 64, K = 12. Left bars: formula. Right bars: simulated."
     )
     axes = figure.subplots()
     _bars(axes, mine, [STAGES[name] for name in mine["strategy"]])
@@ -78,11 +78,11 @@ def draw_figure_1(cells: pd.DataFrame) -> Figure:
 
 
 def draw_in_flight(cells: pd.DataFrame) -> Figure:
-    """The executed states at 7.5B on the most ranks, as it is and with each variant."""
+    """The simulated states at 7.5B on the most ranks, by default and with each variant."""
     most = cells["ranks"].max()
     mine = cells[(cells["size"] == "7.5B") & (cells["ranks"] == most) & cells["strategy"].isin(["zero2", "zero3"])]
     abreast = min(2, room_for(3.2))
-    figure = Sheet(2 // abreast, 2.4, "Left bars: the formula. Right bars: executed, with what is in flight.")
+    figure = Sheet(2 // abreast, 2.4, "Left bars: the formula. Right bars: simulated, with buffers in flight.")
     places = figure.subplots(2 // abreast, abreast, squeeze=False).flat
     for axes, stage in zip(places, ("zero3", "zero2"), strict=True):
         here = mine[mine["strategy"] == stage]
@@ -113,11 +113,11 @@ def _formula(cell: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _number(gigabytes: float) -> str:
-    return show(gigabytes) if gigabytes >= 10 else f"{gigabytes:.2f}"
+    return f"{gigabytes:.0f}" if gigabytes >= 100 else f"{gigabytes:.1f}" if gigabytes >= 10 else f"{gigabytes:.2f}"
 
 
 def _legend(figure: Figure) -> None:
-    handles = [*patches(seen(figure, FILLS)), rule("printed", lw=1.2)]
+    handles = [*patches(seen(figure, FILLS)), rule("printed in the paper", lw=1.2)]
     key(figure, handles)
 
 

@@ -3,7 +3,7 @@
     python analysis/zeropp.py [RUNS ...] --out DIR
 
 Left: bytes per parameter that a node sends to other nodes, by what they are for, of the accounted pass; the black mark
-is the formula's. Right: each cell's loss less that of the first, by step, as a mean over the ranks and a running mean
+is the formula's. Right: each cell's loss minus that of the first, by step, as a mean over the ranks and a running mean
 over 10 steps; what differs at no step is named, not drawn. A cell that failed, or was not run, is drawn as such.
 """
 
@@ -112,7 +112,7 @@ def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + ROOM * (high - low))
     axes.set_xlabel("step")
-    axes.set_ylabel(f"loss less that of {first}\n(nats per token)")
+    axes.set_ylabel(f"loss minus that of {first}\n(nats per token)")
     axes.legend(loc="upper left")
 
 

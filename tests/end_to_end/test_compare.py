@@ -134,7 +134,7 @@ def test_revisions_are_those_of_the_checkout_that_the_command_is_called_in(tmp_p
     [
         (["compare", "."], "compare: name two sides, A and B: runs or folders; or --interleave REV_A REV_B"),
         (["compare", "a", "b", "--", "strategy=ddp"], "compare: --: what is measured is for --interleave"),
-        (["compare", "--interleave", "HEAD", "."], "compare: --interleave: say behind -- what is measured"),
+        (["compare", "--interleave", "HEAD", "."], "compare: --interleave: give the cells after --"),
         (["compare", "--interleave", "HEAD", ".", "--", "measure.repeats=3"], "measure.repeats: --interleave sets it"),
         (["compare", "--interleave", "nowhere", ".", "--", "seed=1"], "--interleave: nowhere: git says: "),
         (

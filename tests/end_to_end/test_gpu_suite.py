@@ -47,7 +47,7 @@ def needed() -> set[str]:
 
 
 def test_the_documents_list_what_a_checkout_needs() -> None:
-    text = " ".join((ROOT / "docs/how-to/simulated-worlds.md").read_text().split())
+    text = " ".join((ROOT / "docs/how-to/gpu-suite.md").read_text().split())
     assert f"given {', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}" in text
 
 

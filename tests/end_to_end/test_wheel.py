@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from tests.end_to_end.command import ROOT, SMALL
 from zerobench.commands.plot import FIGURES
+from zerobench.host.installed import DISTRIBUTION
 
 DRAW = f"""
 import sys
@@ -34,14 +36,35 @@ def test_the_wheel_holds_what_a_command_needs_and_nothing_else(tmp_path: Path) -
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"zerobench", "zerobench_zero"}
 
 
+def commands_of_the_page(*beginnings: str) -> list[str]:
+    """The first command of docs/install.md with each beginning. Without a network a test adds what needs none."""
+    lines = (ROOT / "docs/install.md").read_text().splitlines()
+    return [next(line for line in lines if line.startswith(beginning)) for beginning in beginnings]
+
+
+def test_the_install_page_installs_only_what_is_ours() -> None:
+    """From a wheel in a folder or from an address: the bare name on the package index is another project."""
+    page = (ROOT / "docs/install.md").read_text()
+    installs = [line for line in page.splitlines() if line.startswith(("pip install", "pip download"))]
+    assert len(installs) == 4
+    assert all(
+        "dist/zerobench_zero-*.whl" in line or f'"{DISTRIBUTION}[hf] @ git+https://' in line for line in installs
+    )
+    target = page.partition("```bash\n")[2].split()[:2]
+    assert target == ["make", "setup"]
+
+
 @pytest.mark.thorough
 def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "wheels"), str(ROOT)]
-    subprocess.run(build, check=True, timeout=120)
-    (wheel,) = (tmp_path / "wheels").glob("*.whl")
     site = tmp_path / "a site"
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, timeout=120)
+    build, install, offline = commands_of_the_page("pip wheel", "pip install dist/", "pip install --no-index")
+    here = f"{shlex.quote(sys.executable)} -m pip --quiet --disable-pip-version-check"
+    more = f"--no-deps --target {shlex.quote(str(site))}"
+    build = build.replace("pip wheel", f"{here} wheel --no-build-isolation").replace(" .", f" {shlex.quote(str(ROOT))}")
+    installs = [line.replace("pip install", f"{here} install --upgrade {more}") for line in (install, offline)]
+    (tmp_path / "packages").mkdir()
+    for command in (build, *installs):
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=120)
     assert (site / "zerobench/conf/config.yaml").is_file()
     assert (site / "zerobench/commands/replay/page/step.html").is_file()
     assert not [name for name in ("validation", "tools", "tests") if (site / name).exists()]

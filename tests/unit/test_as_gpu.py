@@ -134,7 +134,7 @@ RANDOM_STATE = 2 * 8 + 8
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_layer_keeps_what_the_published_formula_says(dtype: torch.dtype) -> None:
-    """s b h (34 + 5 a s / h), arXiv 2205.05198, equation 2, for plain operators in half precision."""
+    """s b h (34 + 5 a s / h), arXiv 2205.05198, equation 1, for plain operators in half precision."""
     assert kept_bytes(spelled_out, None, dtype) == S * B * H * 34 + 5 * A * S * S * B + STATISTICS
 
 

@@ -151,7 +151,7 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     assert as_table([*rows, *lacking], None).count("transformers is not installed") == 1
     assert "ddp, zero1: transformers is not installed" in as_table([*rows, *lacking], None)
     text = as_table(rows, 2**31)
-    assert "gpt, 7 parameters, N = 8, 4 × 128 tokens a rank" in text
+    assert "gpt, 7 parameters, N = 8, micro-batch 4, sequence 128" in text
     assert all(words in text for words in ("2 × 1.00 GiB", "-2.00 GiB", "deepspeed_zero3: strategy="))
     assert (
         verdict(rows[0], 2**31) == "zero3: 2.00 GiB is 2.00 GiB too small; the largest part of its peak: loss, 3.00 GiB"
@@ -212,7 +212,9 @@ def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentenc
 def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
     from tools.docs import estimates
 
-    assert f"zerobench {estimates.EXAMPLE}\n" in (estimates.ROOT / "docs/how-to/estimate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/estimate.md").read_text()
+    assert f"{estimates.ESTIMATE.command}\n" in page
+    assert "GiB" in estimates.example(), "run `python tools/docs/questions.py`"
     assert all(f"| `{name}` | " in estimates.schema() for name in ("peak_bytes", "parts_bytes", "shape"))
 
 
@@ -220,5 +222,7 @@ def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
 def test_cells_side_by_side_are_named_by_what_tells_them_apart() -> None:
     names = name_strategies([cell(name, ranks).config for name in ("ddp", "zero3") for ranks in (4, 8)])
     assert names == ["ddp world_size=4", "ddp world_size=8", "zero3 world_size=4", "zero3 world_size=8"]
+    cells = ask(["model=gpt_tiny", "strategy=zero3", "micro_batch=1,2", "device=cpu"]).cells
+    assert name_strategies([one.config for one in cells]) == ["zero3 micro_batch=1", "zero3 micro_batch=2"]
     cells = ask(["model=gpt_tiny", "strategy=zero3", "offload=none,cpu", "device=cpu"]).cells
     assert name_strategies([one.config for one in cells]) == ["zero3 offload=none", "zero3 offload=cpu"]

@@ -34,6 +34,23 @@ PATTERNS: dict[str, str] = {
 }
 """Patterns that a native reader reads twice -> what to write instead."""
 
+ON_PAGES: dict[str, str] = {
+    r"\b(is|are|ends?|ended|refused|ends the \w+) (in|with) (a|one) sentence\b|\bin sentences\b": "an error message",
+    r"\bmended\b": "fixed",
+    r"\b(is|are) (not )?there\b(?! (a|an|no|any|for|to|already)\b)": "exists, is present",
+    r"\bheld against\b": "compared with",
+    r"\bless (the|a|half|its|those) \w+('s)?( \w+)?[,.;]": "minus",
+    r"\b(Hydra|Optuna)'s\b(?! (plugin|sweepers?|submitit))": "a Hydra sweeper, a Hydra launcher",
+    r"\bwhat (differs|binds|moved|fails|follows|belongs)\b": "the noun: the cells that fit, the difference",
+    r"\b(of|in|with) what (is|was|has|it|they) ": "the noun",
+    r"\bexecuted (cells?|states?|on fake)\b": "simulated on fake tensors",
+    r"\btells? (of|its|nothing|no|apart)\b|\btold (apart|of)\b": "report, distinguish",
+    r"\bpip install [\"']?zerobench(?![\w.-])": "zerobench on the package index is another project",
+}
+"""Patterns for README and docs/, outside of generated blocks -> what to write instead."""
+
+BLOCK = re.compile(r"<!-- ([^:\n]+): written by.*?<!-- end of \1 -->", re.DOTALL)
+
 BRITISH = re.compile(
     r"("
     r"(synchron|material|quant|initial|optim|normal|serial|recogn|organ|util|minim|maxim|summar|parallel|vector|random"
@@ -58,6 +75,20 @@ BRITISH_ON_PURPOSE = {
 def test_no_pattern_that_is_read_twice() -> None:
     found = [f"{_place(path)}:{line}: {text}" for path in _checked() for line, text in patterns(path.read_text())]
     assert not found, "\n".join(found)
+
+
+def test_no_pattern_that_is_read_twice_on_a_page() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [f"{_place(path)}:{line}: {text}" for path in pages for line, text in on_page(path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "planted", ["it ends in a sentence", "a bug that was mended", "a table of what moved", "pip install zerobench"]
+)
+def test_a_planted_pattern_on_a_page_is_seen(planted: str) -> None:
+    block = f"<!-- stages: written by `make pages` -->\n{planted}\n<!-- end of stages -->"
+    assert [line for line, _ in on_page(f"{block}\n{planted}\n")] == [4]
 
 
 @pytest.mark.slow
@@ -95,14 +126,19 @@ def test_the_british_name_of_a_models_initializers_is_still_read() -> None:
     assert (engine.full_state_dict()["weight"] == 3.0).all()
 
 
-def patterns(source: str) -> list[tuple[int, str]]:
-    """Lines of PATTERNS, each with what to write instead."""
+def patterns(source: str, wrong: dict[str, str] = PATTERNS) -> list[tuple[int, str]]:
+    """Lines with a pattern of `wrong`, each with what to write instead."""
     return [
         (number, f"{line} -> {instead}")
         for number, line in enumerate(source.splitlines(), 1)
-        for pattern, instead in PATTERNS.items()
+        for pattern, instead in wrong.items()
         if re.search(pattern, line)
     ]
+
+
+def on_page(text: str) -> list[tuple[int, str]]:
+    """Lines of ON_PAGES outside of generated blocks."""
+    return patterns(BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text), ON_PAGES)
 
 
 def british(source: str) -> list[tuple[int, str]]:

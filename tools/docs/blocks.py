@@ -1,7 +1,7 @@
 """Blocks of the pages on the stages, the memory cap and tiers, and the table of all blocks.
 
 Each block is a function of the folder of folders of committed tables, and returns Markdown. Those on groups, ZeRO++
-and ZeRO-R are in blocks_systems.py, those on times of tiers in blocks_times.py.
+and ZeRO-R are in blocks_systems.py, those on times of tiers in blocks_times.py, references in blocks_reference.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from tools.docs import (
     blocks_fire,
     blocks_predicted,
     blocks_published,
+    blocks_reference,
     blocks_stages,
+    blocks_strategies,
     blocks_systems,
     blocks_table1,
     blocks_validated,
     blocks_versions,
-    where,
 )
 from tools.docs.blocks_systems import MIB, pipes
 from tools.docs.blocks_times import disk, offload_time, step_costs, step_costs_link
@@ -39,19 +40,34 @@ from zerobench.strategies import spec_of
 
 
 def answer(root: Path) -> str:
-    """Which stage, in a paragraph: what each costs beside DDP, and what trains under each limit."""
+    """States, volume and step time of each stage compared with DDP, and the fastest that trains under each limit."""
     cells = _cells(root / "stages")
     ddp = cells["ddp"]
-    first = f"DDP: {ddp.states_bytes / MIB:.1f} MiB of model states per rank, {ddp.volume_psi:.2f} ψ per step"
-    costs = [f"{first}, {ddp.step_s * 1000:.0f} ms"]
+    costs = [f"DDP: {ddp.states_bytes / MIB:.1f} MiB of model states per rank, {ddp.volume_psi:.2f} ψ per step"]
     for name in ("zero1", "zero2", "zero3"):
         one = cells[name]
         size = f"{one.states_bytes / MIB:.1f} MiB ({_signed(one.states_bytes / ddp.states_bytes - 1)})"
-        costs.append(
-            f"{spec_of(name).label}: {size}, {one.volume_psi:.2f} ψ, {_signed(one.step_s / ddp.step_s - 1)} time"
+        costs.append(f"{spec_of(name).label}: {size}, {one.volume_psi:.2f} ψ")
+    setting = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores)"
+    said = [f"Measured on {setting}:", "", *(f"- {cost}" for cost in costs), "", *_step_times(root), ""]
+    return "\n".join([*said, *_under_limits(root)])
+
+
+def _step_times(root: Path) -> list[str]:
+    """Step times over DDP's, from interleaved launches: those of one launch each differ by chance."""
+    ratios = pd.read_parquet(root.parent.parent / "compare" / root.name / "ratios.parquet")
+    ratios = ratios[(ratios["metric"] == "step_s") & (ratios["peer"] == "ddp")]
+    lines = [
+        "Step time over DDP's, from interleaved launches with 95 % intervals, `make compare` (DDP with "
+        "`gradient_as_bucket_view=true`, which is not torch's default):",
+        "",
+    ]
+    for setting, mine in ratios.groupby("setting", sort=False):
+        times = (
+            f"{spec_of(one.ours).label} {one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})" for one in mine.itertuples()
         )
-    setting = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores, one launch each)"
-    return "\n".join([f"Measured on {setting}:", "", *(f"- {cost}" for cost in costs), "", *_under_limits(root)])
+        lines.append(f"- {setting}: {', '.join(times)}")
+    return lines
 
 
 def _under_limits(root: Path) -> list[str]:
@@ -64,7 +80,8 @@ def _under_limits(root: Path) -> list[str]:
             words.append(f"- {show_bytes(limit)}: nothing fits")
             continue
         best = [f"{spec_of(one.strategy).label} {one.tokens_per_s:.0f}" for one in found.itertuples()]
-        words.append(f"- {show_bytes(limit)}: {', '.join(best)}" + f"; of {' and '.join(out)} nothing fits" * bool(out))
+        rest = f"; not {' or '.join(out)}" * bool(out)
+        words.append(f"- {show_bytes(limit)}: {', '.join(best)}{rest}")
     first = searches.iloc[0]
     what = f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}"
     return [f"The fastest that fits under a memory limit per rank ({what}), tokens/s:", "", *words]
@@ -204,13 +221,13 @@ UNDATED = (
     "compare",
     "peer_bytes",
     "peer_volume",
-    "peer_traffic",
     "codes",
     "disk",
     "step_costs",
     "step_costs_link",
     "versions",
-    "packages",
+    *blocks_reference.BLOCKS,
+    *blocks_strategies.BLOCKS,
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
     *blocks_fire.BLOCKS,
@@ -242,7 +259,8 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_fire.BLOCKS,
     **blocks_published.BLOCKS,
     **blocks_predicted.BLOCKS,
-    "packages": where.packages,
+    **blocks_reference.BLOCKS,
+    **blocks_strategies.BLOCKS,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}
 """Block -> what makes it, with its date."""

@@ -80,11 +80,6 @@ def peer_volume(root: Path) -> str:
     return "\n".join([*lines, "", f"{_setting(cell)} *a ring sends*, *sent*: bytes per parameter and rank."])
 
 
-def peer_traffic(root: Path) -> str:
-    """The operators of a step, phase by phase."""
-    return _traffic(_compared(root))
-
-
 def _compared(root: Path) -> Results:
     return load(root.parent.parent / "compare" / root.name / "compare")
 
@@ -119,6 +114,5 @@ BLOCKS = {
     "stage_traffic": stage_traffic,
     "peer_bytes": peer_bytes,
     "peer_volume": peer_volume,
-    "peer_traffic": peer_traffic,
 }
 """Block -> what makes it."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
 
-MARK = re.compile(r"<!-- source: (\S+) (\S+) -->")
-"""`<!-- source: zerobench/zero/stage1.py Stage1.adopt -->` on a page becomes the lines of that definition."""
-
 
 def excerpt(path: str, name: str) -> str:
     """The lines of a class, function, method or module-level value, dedented; for __doc__ the module's docstring.
 
-    Raises ValueError, a sentence, where the file or the name does not exist.
+    Raises ValueError if the file or the name does not exist.
     """
     file = HERE / path
     if not file.is_file():
@@ -44,12 +40,7 @@ def _names_of(node: ast.AST) -> list[str]:
     return [one.id for one in targets if isinstance(one, ast.Name)]
 
 
-def expanded(text: str) -> str:
-    """A page with every mark in it replaced by the code that it names. Raises ValueError as `excerpt`."""
-    return MARK.sub(_fenced, text)
-
-
-def _fenced(mark: re.Match[str]) -> str:
-    path, name = mark.groups()
+def fenced(path: str, name: str) -> str:
+    """The block `source PATH NAME` of a page. Raises ValueError as `excerpt`."""
     language = "text" if name == "__doc__" else "python"
     return f'```{language} title="{path}"\n{excerpt(path, name)}\n```'

@@ -1,16 +1,13 @@
-"""Fills in pages while mkdocs builds the site; mkdocs.yml names this file.
+"""Files outside of docs/ that its pages link to, in the site that mkdocs builds; mkdocs.yml names this file.
 
-A page may hold `<!-- generated: NAME -->`, which becomes what GENERATED makes of today's schemas and docstrings, and
-marks of excerpts (excerpts.py). Links from a page to files outside of docs/ work on a forge as they are; in the site
-figures are copied, and each text file that is linked becomes a page under source/.
+These links work on a forge as they are. In the site figures are copied, and each text file that is linked becomes a
+page under source/.
 """
 
 from __future__ import annotations
 
 import os.path
 import re
-import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,37 +18,20 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_for_filename
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tools.docs import commands, estimates, excerpts, keys, where
-from zerobench.commands.columns import as_markdown
-from zerobench.records.describe import ROWS, columns_of
-
 HERE = Path(__file__).resolve().parents[2]
 
-GENERATED: dict[str, Callable[[], str]] = {
-    "keys": keys.page,
-    "columns": lambda: as_markdown([column for table in ROWS for column in columns_of(table)]),
-    "commands": commands.page,
-    "where": where.everything,
-    "estimate": estimates.example,
-    "estimates": estimates.schema,
-}
-
-MARK = re.compile(r"<!-- generated: (\w+) -->")
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
 STYLE = "body {font-family: sans-serif; margin: 2em} pre {line-height: 1.35}"
 
 
 @cache
 def markdown_of(uri: str) -> str:
-    """A page of docs/ with what is generated filled in; links are still those of the file."""
-    text = (HERE / "docs" / uri).read_text()
-    return excerpts.expanded(MARK.sub(lambda found: GENERATED[found[1]](), text))
+    """The text of a page of docs/."""
+    return (HERE / "docs" / uri).read_text()
 
 
 def outside(uri: str, link: str) -> str | None:
-    """The path below the repository's root of what `link` on the page `uri` means, if that is outside of docs/."""
+    """The path below the repository's root that `link` on the page `uri` leads to, if that is outside of docs/."""
     path = os.path.normpath(PurePosixPath("docs") / PurePosixPath(uri).parent / link)
     return None if path.startswith("docs/") else path
 

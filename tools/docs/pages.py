@@ -1,9 +1,10 @@
-"""Writes the figures in numbers of README and docs/ from the committed tables, so that none of them is typed by hand.
+"""Writes the generated parts of README, CONTRIBUTING and docs/ into the files: tables, references, excerpts of code.
 
     python tools/docs/pages.py [ROOT] [--check]
 
-A *block* of a page stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS in blocks.py makes each of
-them from the tables under ROOT, a folder for each experiment. A block may be on several pages, and is on one at least.
+A *block* of a page stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`. BLOCKS in blocks.py makes each of
+them from the tables under ROOT, a folder for each experiment, or from the package itself. A block may be on several
+pages, and is on one at least. A block whose name has arguments (`source FILE NAME`, `api NAME`) is made by QUOTED.
 """
 
 from __future__ import annotations
@@ -11,44 +12,50 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from analysis.common import REFERENCE
+from tools.docs import api, excerpts
 from tools.docs.blocks import BLOCKS
 
 HERE = Path(__file__).resolve().parents[2]
 
-BEGIN = re.compile(r"<!-- (\w+): written by `make pages` -->")
+BEGIN = re.compile(r"<!-- (\w+(?: [^\s:>]+)*): written by `make pages` -->")
+
+QUOTED: dict[str, Callable[..., str]] = {"source": excerpts.fenced, "api": api.entry}
+"""First word of a block's name -> what makes it from the other words."""
 
 
 def pages() -> list[Path]:
-    """README and every page of docs/."""
-    return [HERE / "README.md", *sorted((HERE / "docs").rglob("*.md"))]
+    """README, CONTRIBUTING and every page of docs/."""
+    return [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted((HERE / "docs").rglob("*.md"))]
 
 
 def rewritten(text: str, root: Path, made: dict[str, str], depth: int = 0) -> str:
     """`text`, a page that lies `depth` folders below the repository's root, with every block made again.
 
-    `made` keeps blocks from page to page. Raises ValueError, a sentence, for a block that is unknown or has no end.
+    `made` keeps blocks from page to page. Raises ValueError for a block that is unknown or has no end.
     """
     for name in BEGIN.findall(text):
-        if name not in BLOCKS:
-            raise ValueError(f"a page has a block {name}, which is none of {', '.join(BLOCKS)}")
+        word, *arguments = name.split()
+        if word not in BLOCKS and word not in QUOTED:
+            raise ValueError(f"a page has a block {word}, which is none of {', '.join([*BLOCKS, *QUOTED])}")
         begin, end = f"<!-- {name}: written by `make pages` -->", f"<!-- end of {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"a page must hold {begin} and {end} once each")
         if name not in made:
-            made[name] = BLOCKS[name](root)
-        links = made[name].replace("](results/", f"]({'../' * depth}results/")
+            made[name] = QUOTED[word](*arguments) if word in QUOTED else BLOCKS[word](root)
+        links = re.sub(r"\]\((results|zerobench|docs)/", lambda found: f"]({'../' * depth}{found[1]}/", made[name])
         block = f"{begin}\n\n{links}\n\n{end}"
         text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
     return text
 
 
 def outdated(root: Path) -> dict[Path, str]:
-    """Page -> what it should be, of the pages that are not. Raises ValueError where a block is on no page."""
+    """Page -> what it should be, of the pages that are not. Raises ValueError if a block is on no page."""
     made: dict[str, str] = {}
     new = {}
     for page in pages():

@@ -49,6 +49,9 @@ SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Block of a page -> letter and heading of its sections."""
 
+LISTED = "memory_questions"
+"""The block of PyTorch's list."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -63,13 +66,13 @@ class Question:
 QUESTIONS = (
     Question(
         "t1", "What peak is to be expected of this configuration?", f"zerobench estimate {EIGHT} strategy=fsdp2",
-        "The first row, and below it what it is made of at that instant; *reserved* is what a GPU shows as in use.",
+        "The first row; below it the parts of the peak at that instant. *reserved* is what a GPU shows as in use.",
     ),
     Question(
         "t2", "What does another wrapping into FSDP units do to the peak?",
         f"zerobench estimate {EIGHT} strategy=zero3 micro_batch=1 model.tiles=1,4 --tensors 0",
-        "Of ZeRO-3, whose units are FSDP2's: a unit is a block; with `model.tiles` each part of its MLP's matrices is "
-        "one, too. In flight is what the wrapping decides.",
+        "With ZeRO-3, whose units are those of FSDP2: a unit is a block; with `model.tiles` each tile of its MLP's "
+        "matrices is one too. The wrapping decides the bytes in flight.",
     ),
     Question(
         "t3", "Which batch size is best?",
@@ -81,8 +84,7 @@ QUESTIONS = (
         "t4", "How long can sequences be?",
         "zerobench estimate model=gpt_small precision=bf16 world_size=8 strategy=fsdp2 micro_batch=1 "
         'sequence=1024,2048,4096,8192 --device-memory "1 GiB" --tensors 0',
-        "Attention is fused, so that activations grow with the sequence and not with its square; with "
-        "`--attention math` they do.",
+        "Attention is fused: memory grows linearly with the sequence; with `--attention math`, quadratically.",
     ),
     Question(
         "t5", "What does the number of data-parallel ranks do to the peak?",
@@ -90,7 +92,7 @@ QUESTIONS = (
         "Parameters and optimizer states shrink with N; activations, and what is in flight, do not.",
     ),
     Question(
-        "t6", "What is saved by an optimizer on the CPU?",
+        "t6", "How much does an optimizer on the CPU save?",
         f"zerobench estimate {EIGHT} strategy=zero3 offload=none,cpu_optimizer --tensors 0",
         "The second column lacks masters and optimizer states; with `offload=cpu` gradients leave as well.",
     ),
@@ -98,20 +100,20 @@ QUESTIONS = (
         "t7", "Which activation policy should be used?",
         f"zerobench estimate {EIGHT} strategy=fsdp2 activation=none,selective,checkpoint "
         "--tensors 0",
-        "Each policy computes more again than the one before; `activation=offload` and "
+        "Each policy recomputes more than the one before; `activation=offload` and "
         "`activation=checkpoint_offload` wait for the bus instead.",
     ),
     Question(
         "t8", "How do selective policies compare?",
         f"zerobench estimate {EIGHT} strategy=fsdp2 activation=selective,checkpoint --tensors 4",
-        "One selective policy is built in, torchtitan's by operators; another one is written into a model of your "
-        "own, as in question 9.",
+        "One selective policy is built in, torchtitan's by operators; write another one into your own model, as in "
+        "question 9.",
     ),
     Question(
-        "t9", "What if units have different policies?",
+        "t9", "Can units have different policies?",
         "python examples/recompute_some_blocks.py estimate model=mixed model.recomputed=0,2 strategy=fsdp2 "
         "precision=bf16 sequence=512 world_size=8 --tensors 0",
-        "A model of your own decides block by block; here none and the first 2 of 4 blocks are recomputed.",
+        "Your own model decides block by block; here no block, or the first 2 of 4 blocks are recomputed.",
     ),
     Question(
         "t10", "What does a gradient reduction in fp32 cost?",
@@ -119,7 +121,7 @@ QUESTIONS = (
         "Communication at the peak, states in flight, and bytes sent a step.",
     ),
     Question(
-        "t11", "What does a mixed-precision policy of one's own do to the peak?",
+        "t11", "What does another mixed-precision policy do to the peak?",
         f"zerobench estimate {EIGHT} strategy=zero3 precision.gradient_dtype=bf16,fp32 --tensors 0",
         "Parameters, gradients and their reduction have a dtype each: `precision`, `precision.gradient_dtype`, "
         "`precision.wire_dtype`.",
@@ -150,12 +152,13 @@ QUESTIONS = (
         "d2", "Which unit holds much unsharded memory?",
         f"zerobench estimate {EIGHT} strategy=zero3 micro_batch=1 strategy.reshard_after_forward=true,false "
         "--tensors 6",
-        "Gathered parameters and unsharded gradients bear the name of their unit.",
+        "Gathered parameters and unsharded gradients have the name of their unit.",
     ),
     Question(
         "d3", "Is activation checkpointing releasing no memory?",
         f"zerobench estimate {EIGHT} strategy=fsdp2 activation=none,checkpoint --tensors 4",
-        "Activations at the peak with and without; were blocks still kept, their tensors would be in the second list.",
+        "Activations at the peak with and without checkpointing; if blocks were still kept, their tensors would be in "
+        "the second list.",
     ),
     Question(
         "l1", "What do adapters save?",
@@ -211,6 +214,13 @@ QUESTIONS = (
     ),
 )  # fmt: skip
 
+ESTIMATE = Question(
+    "estimate", "Which strategy, will it fit, what is the largest part?",
+    "zerobench estimate model=gpt2_124m precision=bf16 sequence=1024 strategy=ddp,zero1,zero2,zero3,fsdp2 --tensors 2",
+    "",
+)  # fmt: skip
+"""The example of docs/how-to/estimate.md."""
+
 
 def record(question: Question) -> int:
     """Runs the command and writes its output. Returns the exit code; nothing is written where it failed."""
@@ -248,7 +258,7 @@ def main() -> int:
     chosen = parser.parse_args()
     os.environ["COLUMNS"] = COLUMNS
     codes = []
-    for question in QUESTIONS:
+    for question in (*QUESTIONS, ESTIMATE):
         if chosen.only is not None and question.number not in chosen.only.split(","):
             continue
         if not recorded(question) or chosen.again:
@@ -265,7 +275,11 @@ def recorded(question: Question) -> str:
 
 
 def page(block: str) -> str:
-    """A section per question of a page's block: the command, what it printed, and how to read it."""
+    """The questions of a page's block: of PyTorch's list a table with links to the outputs, of others each output."""
+    return _table() if block == LISTED else _outputs(block)
+
+
+def _outputs(block: str) -> str:
     sections = []
     for letter, title in SECTIONS[block]:
         sections += [title] * bool(title)
@@ -277,6 +291,20 @@ def page(block: str) -> str:
                     f"{heading}\n\n```bash\n{question.command}\n```\n\n```text\n{said}\n```\n\n{question.reading}"
                 )
     return "\n\n".join(sections)
+
+
+def _table() -> str:
+    sections = []
+    for letter, title in SECTIONS[LISTED]:
+        lines = [title, "", "| | question | command | answer |", "| --: | --- | --- | --- |"]
+        for question in QUESTIONS:
+            if question.number.startswith(letter):
+                output = f"[output]({RECORDED}/{question.number}.txt)" if recorded(question) else "not recorded yet"
+                number = question.number[1:]
+                lines.append(f"| {number} | {question.text} | `{question.command}` | {question.reading} {output} |")
+        sections.append("\n".join(lines))
+    first = QUESTIONS[0]
+    return "\n\n".join([*sections, "## The first output", f"```text\n$ {first.command}\n\n{recorded(first)}\n```"])
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ def recorded(root: Path, experiment: str) -> str:
     others = other_defaults(runs, chosen)
     if not others:
         return f"Recorded on {when} (commit {commits})."
-    told = " and ".join(f"`strategy.{key}` was {_shown(key, then)}" for key, (then, _) in others.items())
-    now = " and ".join(dict.fromkeys(f"`{now}`" for _, now in others.values()))
+    told = ", ".join(
+        f"`strategy.{key}` was {_shown(key, then)} (now {_shown(key, now)})" for key, (then, now) in others.items()
+    )
     find = "` finds them" if experiment in SEARCHES else " --dry-run` predicts them"
-    what = f"Recorded on {when} by earlier code (commit {commits}), when by default {told}; now {now}."
+    what = f"Recorded on {when} by earlier code (commit {commits}), with other defaults: {told}."
     return f"{what} Today's states and peaks differ: `zerobench experiment={experiment}{find}."
 
 
@@ -59,4 +60,5 @@ def other_defaults(runs: pd.DataFrame, chosen: str) -> dict[str, tuple[Any, Any]
 
 
 def _shown(key: str, value: Any) -> str:
-    return show_bytes(value) if key.endswith("_bytes") else f"`{str(value).lower()}`"
+    sized = key.endswith("_bytes") and isinstance(value, int)
+    return show_bytes(value) if sized else f"`{str(value).lower()}`"

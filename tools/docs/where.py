@@ -30,8 +30,8 @@ def row(path: Path, cell: str) -> str:
     return f"| {cell} | {said_of(path).replace('|', chr(92) + '|')} |"
 
 
-def packages(root: Path) -> str:
-    """The block of README: sub-packages and modules of zerobench. `root`, where tables lie, is not needed."""
+def packages() -> str:
+    """The block of CONTRIBUTING: sub-packages and modules of zerobench."""
     cells = [f"[{path.relative_to(HERE)}]({path.relative_to(HERE)})" for path in entries(PACKAGE)]
     lines = [row(path, cell) for path, cell in zip(entries(PACKAGE), cells, strict=True)]
     return "\n".join(["| where | what |", "| --- | --- |", *lines])

@@ -64,7 +64,7 @@ def check_sides(a: str | None, b: str | None, interleave: list[str] | None, over
     if interleave and (a or b):
         raise ValueError(f"{a}: with --interleave the sides are {' and '.join(interleave)}; leave folders out")
     if interleave and overrides is None:
-        raise ValueError("--interleave: say behind -- what is measured, as in -- strategy=zero1 model=gpt_small")
+        raise ValueError("--interleave: give the cells after --, as in -- strategy=zero1 model=gpt_small")
     if not interleave and overrides is not None:
         raise ValueError("--: what is measured is for --interleave REV_A REV_B; folders hold it already")
     if not interleave and (a is None or b is None):

@@ -112,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench predict", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
-    add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
+    add(
+        "-m", "--multirun", action="store_true", help="accepted as in a sweep; several values always make several cells"
+    )
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
     add("--cluster", metavar="NAME", help="where it would run: a name below, or a yaml file like those")
     words = "this machine instead, or one like it: a folder of zerobench calibrate --compute; cells have its ranks"

@@ -23,7 +23,12 @@ from .schema_training import Optimizer
 
 def validate(cell: CellConfig) -> list[str]:
     """Returns sentences on what of a cell's axes makes no sense, alone or together."""
-    problems = cell.activation.validate(cell) + problems_of_arena(cell) + problems_of_compile(cell) + cell.buffers.validate(cell)
+    problems = (
+        cell.activation.validate(cell)
+        + problems_of_arena(cell)
+        + problems_of_compile(cell)
+        + cell.buffers.validate(cell)
+    )
     problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 

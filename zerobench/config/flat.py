@@ -129,4 +129,5 @@ def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
         | {key: one.get(key) for key in chosen}  # a choice says what its keys are
         for one in flat
     ]
-    return _told_apart(names, told)
+    names = _told_apart(names, told)
+    return _told_apart(names, [{"micro_batch": one.get("micro_batch")} for one in flat])

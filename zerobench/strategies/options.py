@@ -163,7 +163,7 @@ class Zero3(StrategyOptions):
     mode: str = MODE("own")
     persistence_numel: int | None = PERSISTENCE_NUMEL(None)
     keep_root: bool | str | None = Key(
-        "the root unit (embedding, head) stays from forward to backward; auto: goes in its middle",
+        "the root unit (embedding, head) stays from forward to backward; auto: freed while backward is in the blocks",
         words=("auto", "true", "false"), torch="`fully_shard(reshard_after_forward=None)` on the root",
     )(None)  # fmt: skip
     reshard_after_forward: bool | None = Key(

@@ -153,9 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench estimate", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
-    add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
+    add(
+        "-m", "--multirun", action="store_true", help="accepted as in a sweep; several values always make several cells"
+    )
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
-    add("--device", choices=KINDS, help=f"executed for it, whatever is here (default: {DEVICE})")
+    add("--device", choices=KINDS, help=f"device to estimate for; it need not be present (default: {DEVICE})")
     add("--attention", choices=ATTENTION_KERNELS, help="kernel on a GPU (default: torch's own choice)")
     add("--device-memory", metavar="SIZE", help='of a rank, as "80 GiB": what fits, and by how much')
     add("--tensors", type=int, default=LARGEST, metavar="K", help="largest at the peak, each (default: %(default)s)")

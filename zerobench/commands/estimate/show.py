@@ -58,19 +58,19 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
 
 
 def heading(rows: Sequence[EstimateRow]) -> str:
-    """Returns what all cells have in common, in words; what they differ in is in their names."""
+    """Returns the settings that all cells have in common, in words; the others are in the cells' names."""
     first = rows[0]
     said = {
         "model": first.model, "psi": f"{first.psi:,} parameters" * bool(first.psi),
         "frozen": f"{first.frozen or 0:,} frozen ones" * bool(first.frozen),
         "world_size": f"N = {first.world_size}",
-        "micro_batch": f"{first.micro_batch} × {first.sequence} tokens a rank",
-        "accumulation": f"{first.accumulation} micro-batches a step" * (first.accumulation != 1),
+        "micro_batch": f"micro-batch {first.micro_batch}", "sequence": f"sequence {first.sequence}",
+        "accumulation": f"{first.accumulation} micro-batches per step" * (first.accumulation != 1),
         "precision": first.precision, "optimizer": first.optimizer, "systems": first.systems,
         "device": f"for {first.device}", "attention": f"{first.attention} attention" * (first.attention is not None),
     }  # fmt: skip
     same = [words for key, words in said.items() if words and len({getattr(row, key) for row in rows}) == 1]
-    return ", ".join(same) + "; of the fullest rank:"
+    return ", ".join(same) + "; the fullest rank:"
 
 
 def verdict(row: EstimateRow, memory: int) -> str:

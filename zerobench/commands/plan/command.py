@@ -135,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the model and its training, as `zerobench` takes them")
     add("--device-memory", required=True, metavar="SIZE", help='of one GPU, as "80 GiB"')
-    add("--gpus", type=int, required=True, metavar="N", help="GPUs there are; data-parallel ranks, one each")
-    add("--goal", choices=GOALS, default=next(iter(GOALS)), help="what is looked for (default: %(default)s)")
+    add("--gpus", type=int, required=True, metavar="N", help="number of GPUs, one data-parallel rank each")
+    add("--goal", choices=GOALS, default=next(iter(GOALS)), help="quantity to optimize (default: %(default)s)")
     add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
         help="of the device, for CUDA's context, libraries, fragmentation (default: %(default)s)")  # fmt: skip
     add("--cluster", metavar="NAME", help="goal fastest: as zerobench predict has it")

@@ -1,0 +1,109 @@
+"""Entries of the Python API: signature and docstring of an object and its members, as Markdown.
+
+Docstrings of this project are written for a terminal. A line that begins with a name and two spaces or more, or with a
+name in backticks and a colon, begins an item; the lines up to the next item or an empty line continue it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+from zerobench.records.describe import meanings_of
+
+ITEM = re.compile(r"^(?:(`[^`]+`(?:, `[^`]+`)*)(?: {2,}|: )|(\w+) {2,})(\S.*)$")
+WIDTH = 100
+
+
+def entry(name: str, members: str = "") -> str:
+    """The block `api NAME MEMBER,MEMBER`: an object by its dotted name, with some of its members."""
+    found = resolve(name)
+    parts = [f"### {name}", described(found, name.rpartition(".")[2])]
+    for member in filter(None, members.split(",")):
+        one = inspect.getattr_static(found, member, None)
+        said = described(one, member) if one is not None else attribute(found, member)
+        parts += [f"#### {name.rpartition('.')[2]}.{member}", said]
+    return "\n\n".join(parts)
+
+
+def resolve(name: str) -> Any:
+    """The object that a dotted name means. Raises ValueError if it does not exist."""
+    module, _, rest = name.rpartition(".")
+    try:
+        return getattr(import_module(module), rest)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"a page documents {name}, which does not exist") from error
+
+
+def attribute(kind: type, name: str) -> str:
+    """An attribute that `__init__` sets, and the docstring below it. Raises ValueError if there is none."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__))).body[0].body
+    for node, after in pairwise(body):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if getattr(target, "attr", "") != name or not isinstance(after, ast.Expr):
+            continue
+        if isinstance(after.value, ast.Constant):
+            kind_of = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else ""
+            return f"```text\n{name}{kind_of}\n```\n\n{inspect.cleandoc(str(after.value.value))}"
+    raise ValueError(f"a page documents {kind.__name__}.{name}, which has no docstring")
+
+
+def described(found: Any, name: str) -> str:
+    """Signature, docstring, and of a dataclass whose fields have docstrings a table of these."""
+    if isinstance(found, classmethod | staticmethod):
+        found = found.__func__
+    code = f"```text\n{signature(found, name)}\n```"
+    fields = meanings_of(found) if isinstance(found, type) else {}
+    rows = [f"| `{field}` | {meaning.replace('|', chr(92) + '|')} |" for field, meaning in fields.items() if meaning]
+    table = "\n".join(["| field | meaning |", "| --- | --- |", *rows]) if rows else ""
+    return "\n\n".join(filter(None, [code, listed(inspect.getdoc(found) or ""), table]))
+
+
+def signature(found: Any, name: str) -> str:
+    """The signature on one line if it fits, else an argument per line; a property is its name and type."""
+    if isinstance(found, property) or not callable(found):
+        getter = getattr(found, "fget", None) or getattr(found, "func", None)
+        kind = getattr(getter, "__annotations__", {}).get("return", "")
+        return f"{name}: {kind}" if kind else name
+    shown = inspect.signature(found)
+    parameters = [one for one in shown.parameters.values() if one.name not in ("self", "cls")]
+    arguments = [argument(one) for one in parameters]
+    first = next((n for n, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
+    if first is not None and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        arguments.insert(first, "*")
+    plain = isinstance(found, type) or shown.return_annotation is inspect.Signature.empty
+    returned = "" if plain else f" -> {shown.return_annotation}"
+    line = f"{name}({', '.join(arguments)}){returned}"
+    return line if len(line) <= WIDTH else f"{name}(\n    {f',{chr(10)}    '.join(arguments)},\n){returned}"
+
+
+def argument(one: inspect.Parameter) -> str:
+    """An argument with its annotation, as the code has it, and its default."""
+    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    kind = "" if one.annotation is one.empty else f": {one.annotation}"
+    if one.default is one.empty:
+        return f"{stars}{one.name}{kind}"
+    default = "..." if " object at " in repr(one.default) or "<" in repr(one.default) else repr(one.default)
+    return f"{one.name}{kind} = {default}"
+
+
+def listed(text: str) -> str:
+    """A docstring with its aligned lists, and its paragraphs on one argument each, as lists of Markdown."""
+    lines: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if found := ITEM.match(line):
+            name = found[1] or f"`{found[2]}`"
+            lines += [""] * (not inside and bool(lines) and bool(lines[-1])) + [f"- {name}: {found[3]}"]
+            inside = True
+        elif inside and line:
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+            inside = False
+    return "\n".join(lines)
