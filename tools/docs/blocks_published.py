@@ -39,7 +39,9 @@ def lora(root: Path) -> str:
         lines.append(pipes([name, *shown, f"{run.volume_psi * run.psi / 1e6:.2f} M"]))
     first, said = runs.iloc[0], "moved: elements per step"
     setting = f"{first.model}, ψ = {first.psi:,}, N = {first.world_size}, {first.precision}, {first.optimizer}"
-    return "\n".join([*lines, "", f"{setting}; {said}. Recorded on {first.started[:10]} (commit `{first.commit[:7]}`)."])
+    return "\n".join(
+        [*lines, "", f"{setting}; {said}. Recorded on {first.started[:10]} (commit `{first.commit[:7]}`)."]
+    )
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
