@@ -210,7 +210,8 @@ QUESTIONS = (
         "s4", "And with the blocks' inputs in host memory?",
         f"zerobench estimate {LONG.replace('=checkpoint', '=checkpoint_offload')} sequence=131072 {IN_PARTS} "
         "--tensors 3",
-        "One block's attention binds; beyond it a sequence has to be divided among ranks.",
+        "The peak is in the last block, whose input stays; that of each other block, 1 GiB, is in host memory. What "
+        "binds is one block's attention: beyond it a sequence has to be divided among ranks.",
     ),
 )  # fmt: skip
 
