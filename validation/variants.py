@@ -108,6 +108,12 @@ VARIANTS: dict[str, Variant] = {
     "fsdp2 recomputed": _of("fsdp2", activation=schema_memory.CheckpointActivations()),
     "zero3 activations offloaded": _of("zero3", activation=schema_memory.OffloadActivations(least_bytes=4096)),
     "zero2 both": _of("zero2", activation=schema_memory.CheckpointOffloadActivations(least_bytes=1024)),
+    # blocks that are graphs of torch.compile
+    "ddp compiled": _of("ddp", compile="blocks"),
+    "zero2 compiled, meta": _of("zero2", compile="blocks", precision=BF16, strategy={"construct": "meta"}),
+    "zero3 compiled, recomputed": _of("zero3", compile="blocks", activation=schema_memory.CheckpointActivations()),
+    "zero3 compiled, selective": _of("zero3", compile="blocks", activation=schema_memory.SelectiveActivations()),
+    "fsdp2 compiled": _of("fsdp2", compile="blocks", accumulation=2),
     # groups and ZeRO++
     "zero2 groups of two": _of("zero2", sizes=FOUR, shard_group=2, node_size=2),
     "zero3 groups of two": _of("zero3", sizes=FOUR, shard_group=2),

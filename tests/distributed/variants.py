@@ -109,6 +109,11 @@ VARIANTS: dict[str, Variant] = {
     "zero2 arena": _of("zero2", None, 3, accumulation=2, precision=Bf16(), arena=True),
     "zero2 arena, last": _of("zero2", None, 2, accumulation=2, precision=WIDE, strategy=LATE, arena=True),
     "zero3 arena": _of("zero3", arena=True, activation=CheckpointActivations()),
+    # blocks that are graphs of torch.compile, whose gradients come together
+    "zero1 compiled": _of("zero1", None, 2, compile="blocks"),
+    "zero2 compiled": _of("zero2", None, 4, compile="blocks", accumulation=2, precision=Bf16()),
+    "zero3 compiled": _of("zero3", compile="blocks", activation=CheckpointActivations()),
+    "megatron compiled": _of("megatron", None, 2, compile="blocks"),
     # optimizers that are not fused go in tiles
     "zero2 rprop": _of("zero2", lambda n: 2 + 14 / n, 2, precision=SMALL_TILE, optimizer=Rprop()),
     "zero1 foreach": _of("zero1", lambda n: 8 + 8 / n, 2, optimizer=AdamW(implementation="foreach")),

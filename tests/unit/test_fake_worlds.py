@@ -152,6 +152,9 @@ PRIVATE: list[tuple[ModuleType | type, str]] = [
     (nn.Module, "_apply"),
     (torch.distributed, "_verify_params_across_processes"),
     (torch.UntypedStorage, "_cdata"),
+    *((torch._C._dynamo.guards, name) for name in ("_empty_strided_cpu", "_empty_strided_cuda")),
+    (torch._C._dynamo.guards, "_reinterpret_tensor"),
+    (_python_dispatch.TorchDispatchMode, "ignore_compile_internals"),
 ]
 """What fake worlds use of torch, or put something in the place of, and torch may move."""
 

@@ -68,7 +68,7 @@ def config_of(*arguments: Any, **more: Any) -> CellConfig:
 
 def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
     plain = config_of("zero2", 2)
-    assert not {"activation", "buffers", "arena", "draw_on", "deterministic"} & plain.as_dict().keys()
+    assert not {"activation", "buffers", "arena", "compile", "draw_on", "deterministic"} & plain.as_dict().keys()
     assert "tiles" not in plain.section("model")
     assert combinations.activation_policy(plain) == POLICIES["none"]
     assert combinations.engine_options(plain) == {}
@@ -111,6 +111,7 @@ def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
     assert config_of("zero3", 2, buffers=FUSED, precision=Bf16()).precision.tile_bytes is None
 
 
+GRAPHS = {"compile": "blocks"}
 SELECTIVE = schema_memory.SelectiveActivations()
 SEARCH = {"search": schemas.Search(memory_limit="9 MiB"), "batch": 4}
 
@@ -124,6 +125,11 @@ REFUSED = [
     ),
     (("zero2", 2), {"activation": OFFLOAD, **SEARCH}, "let that be [false]"),
     (("ddp", 2), {"arena": True}, "arena=true: strategy=ddp has memory of its own; use one of zero1, zero2, zero3"),
+    (("ddp", 2), {"compile": "model"}, "compile=model: use one of none, blocks"),
+    (("zero2", 2), GRAPHS | {"activation": OFFLOAD}, "compile=blocks: activation=offload moves what a graph keeps"),
+    (("zero2", 2), GRAPHS | {"arena": True}, "compile=blocks: arena=true has no slots for what a graph keeps"),
+    (("zero3", 2, "tiles"), GRAPHS, "compile=blocks: model.tiles are gathered apart, inside of a graph"),
+    (("deepspeed_zero1", 2), GRAPHS, "compile=blocks: strategy=deepspeed_zero1 compiles by a call of its own"),
     (("ddp", 2), {"buffers": FUSED}, "buffers=fused: strategy=ddp has buffers of its own"),
     (("fsdp2", 2), {"buffers": FUSED}, "buffers=fused: strategy=fsdp2 has buffers of its own"),
     (("zero3", 2), {"buffers": FUSED}, "there is nothing to fuse; use precision=bf16"),

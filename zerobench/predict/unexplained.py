@@ -42,6 +42,9 @@ HEAP_BYTES_ELSE = 16 * 2**20
 HEAP_SHARE = 0.05
 """Fraction of the peak: Python's own memory for a larger model's modules, units and graph."""
 
+COMPILER_HEAP_BYTES = 64 * 2**20
+"""Memory that torch.compile keeps in a rank: its graphs, its caches, and the modules that it imports."""
+
 OWN_DATA = ("text", "synthetic")
 """Data that keep nothing outside of torch; a user's may."""
 
@@ -166,6 +169,7 @@ def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
     halves = bool(row.newton_schulz_calls)  # which works in bf16
     fixed = HEAP_BYTES_ELSE if halves else HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)
+    fixed += COMPILER_HEAP_BYTES * ("compile=" in (row.systems or ""))
     most = fixed + HEAP_SHARE * (peak or 0)
     if ours and row.data in OWN_DATA and row.heap_bytes is not None and row.heap_bytes > most:
         yield f"not torch's: {row.heap_bytes:,} B of the heap, numpy's or a library's"

@@ -6,13 +6,16 @@ numbers its nodes in the order in which forward makes them, and backward says wh
 
     forward       line of each operator, kept under the number of the node that autograd has just made for it
     backward      number of the node that runs -> that line, marked BACKWARD_OF
+    graphs        code that inductor has written is no one's: the line that called the compiled block
     hooks         a frame that lies above the call of `backward` is a hook's, and counts as any other
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
+import tempfile
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -22,7 +25,12 @@ import torch
 BACKWARD_OF = "backward of "
 """Prefix of a forward's line where its gradient made the storage."""
 
-INSTRUMENTS = tuple(str(Path(__file__).parents[1] / name) for name in ("probes", "loops", "fake", "zero/labels.py"))
+INSTRUMENTS = tuple(
+    str(Path(__file__).parents[1] / name)
+    for name in ("probes", "loops", "fake", "zero/labels.py", "models/compiled.py")
+)
+GENERATED = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path(tempfile.gettempdir()) / "torchinductor_")
+"""The begin of the paths of inductor's code."""
 TORCH = str(Path(torch.__file__).parent)
 STANDARD = sysconfig.get_path("stdlib")
 PACKAGE = str(Path(__file__).parents[1])
@@ -80,7 +88,7 @@ def shown_path(filename: str) -> str | None:
     """
     if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
         return None
-    if filename.startswith((TORCH, *INSTRUMENTS)):
+    if filename.startswith((TORCH, GENERATED, *INSTRUMENTS)):
         return None
     path = Path(filename)
     if INSTALLED in path.parts:
