@@ -62,7 +62,7 @@ def update_important(
         old = optimizer.state.get(share.tensor, {})
         new = {key: value for key, value in states[few].items() if _is_elementwise(value, few)}
         if new.keys() <= old.keys():
-            for place, values in [(share.tensor.detach(), few), *((old[key], value) for key, value in new.items())]:
+            for place, values in [(_values(share.tensor), few), *((old[key], value) for key, value in new.items())]:
                 place.view(-1)[where] = values
             gradient[where] = torch.nan
 
@@ -77,11 +77,17 @@ def others_alone(optimizer: optim.Optimizer, tile: Sequence[Share]) -> Iterator[
             done = gradient.isnan()
             gradient.masked_fill_(done, 0)
             states = optimizer.state.get(share.tensor, {}).values()
-            places = [share.tensor.detach(), *(value for value in states if _is_elementwise(value, share.tensor))]
+            places = [_values(share.tensor), *(value for value in states if _is_elementwise(value, share.tensor))]
             kept += [(place, done, place.clone()) for place in places]
     yield
     for place, done, values in kept:
         place.copy_(torch.where(done, values, place))
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a view whose writes are not counted, as those of fused updates are not."""
+    view: torch.Tensor = torch.Tensor.data.__get__(tensor)  # type: ignore[attr-defined]
+    return view
 
 
 def _is_elementwise(value: Any, tensor: torch.Tensor) -> bool:
