@@ -24,7 +24,7 @@ KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
 
 COLUMNS = (
     "index", "kind", "phase", "name", "micro_batch", "operation", "bytes", "operator", "collective", "dtype", "tier",
-    "group_size", "group", "between_bytes", "wire_bytes", "flops", "sizes", "stream", "elements", "control",
+    "group_size", "group", "stride", "between_bytes", "wire_bytes", "flops", "sizes", "stream", "elements", "control",
 )  # fmt: skip
 
 LIMITS = Limits(seconds=1800.0)
