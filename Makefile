@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
-.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes step-costs clean
+.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes step-costs predicted-maps clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -38,6 +38,7 @@ help:
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
 	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (results/step_costs/)"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
+	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
@@ -231,6 +232,11 @@ PREDICTED_HERE ?= predict
 
 predicted-here: setup
 	$(VALIDATE) predicted-here $(PREDICTED_HERE)
+
+predicted-maps: setup
+	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
+	$(RUN) analysis/predicted_maps.py
+	$(RUN) tools/docs/pages.py
 
 predicted-runs: setup
 	$(VALIDATE) predicted-runs $(PREDICTED_RUNS)

@@ -22,7 +22,7 @@ from ...sizes import parse_bytes, printable, show_bytes, show_count
 from ..predict import costs_of
 from ..text_blocks import say
 from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
-from .fastest import RunCells, Search, batch_of, find
+from .fastest import FastestSearch, RunCells, batch_of, find
 from .fastest import as_json as fastest_as_json
 from .fastest import sentence as fastest_sentence
 from .fastest import table_of as fastest_table
@@ -117,7 +117,7 @@ def _fastest(
             executed += len(configs)
             return run(configs)
 
-        found = find(cells, Search(costs, capacity, batch, given, counted))
+        found = find(cells, FastestSearch(costs, capacity, batch, given, counted))
     none = "" if found.timed else nothing_fits(found.rows, capacity)
     if chosen.format == "json":
         told = fastest_as_json(found.timed, costs) if found.timed else {"recommended": None, "sentence": none}

@@ -92,7 +92,7 @@ def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
 
 
 @dataclass(frozen=True)
-class Probe:
+class TriedBatch:
     """An executed micro-batch of a row. `load`: how full the fullest tier is."""
 
     cell: Cell
@@ -102,7 +102,7 @@ class Probe:
 
 
 @dataclass
-class Row:
+class TriedRow:
     """The search of one row. `slope`: load per sequence, as another row of this activation policy has it; `held`: the
     load without any sequence."""
 
@@ -113,10 +113,10 @@ class Row:
     bound_bytes: int | None = None
     held: float = 0.0
     slope: float | None = None
-    probes: dict[int, Probe] = field(default_factory=dict)
+    probes: dict[int, TriedBatch] = field(default_factory=dict)
 
     @property
-    def best(self) -> Probe | None:
+    def best(self) -> TriedBatch | None:
         """The largest micro-batch that was executed and fits."""
         fitting = [size for size, probe in self.probes.items() if probe.load <= 1]
         return self.probes[max(fitting)] if fitting else None
@@ -126,30 +126,23 @@ class Row:
         if self.problem:
             return None
         if not self.probes:
-            return self._below(None, self.held) if self.slope is not None else self.sizes[0]
-        fitting = [size for size, probe in self.probes.items() if probe.load <= 1]
-        failing = [size for size in self.probes if size not in fitting]
-        slope = self._slope()
+            return self._on_line(self.sizes, self.held, self.slope) if self.slope is not None else self.sizes[0]
+        fitting = sorted(size for size, probe in self.probes.items() if probe.load <= 1)
+        first = min((size for size in self.probes if size not in fitting), default=WIDEST + 1)
+        below = [size for size in self.sizes if size < first]
         if not fitting:
-            first = min(failing)
-            return self._below(first, self.probes[first].load - slope * first) if first > self.sizes[0] else None
-        best = max(fitting)
-        higher = [size for size in self.sizes if size > best and size < min(failing, default=WIDEST + 1)]
-        reached = [size for size in higher if self.probes[best].load + slope * (size - best) <= 1]
+            return self._on_line(below, self.held, (self.probes[first].load - self.held) / first) if below else None
+        best = fitting[-1]
+        slope = self.slope or 0.0
+        if len(fitting) > 1:
+            slope = (self.probes[best].load - self.probes[fitting[-2]].load) / (best - fitting[-2])
+        reached = [size for size in below if size > best and self.probes[best].load + slope * (size - best) <= 1]
         return max(reached, default=None)
 
-    def _slope(self) -> float:
-        """Returns a load per sequence that is not too high: by the two largest that fit, else another row's."""
-        fitting = sorted(size for size, probe in self.probes.items() if probe.load <= 1)
-        if len(fitting) > 1:
-            low, high = fitting[-2:]
-            return max(0.0, (self.probes[high].load - self.probes[low].load) / (high - low))
-        return self.slope or 0.0
-
-    def _below(self, end: int | None, held: float) -> int:
-        """Returns the largest micro-batch below `end` that a line puts on the device; if there is none the smallest."""
-        there = [size for size in self.sizes if end is None or size < end]
-        return max((size for size in there if held + self._slope() * size <= 1), default=there[0])
+    @staticmethod
+    def _on_line(sizes: Sequence[int], held: float, slope: float) -> int:
+        """Returns the largest micro-batch that a line puts on the device; if there is none the smallest."""
+        return max((size for size in sizes if held + slope * size <= 1), default=sizes[0])
 
     def as_plan(self) -> PlanRow:
         """Returns the row as other goals have it."""
@@ -160,7 +153,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Search:
+class FastestSearch:
     """A search on a cluster. `batch`: sequences of a step over all GPUs, or None; `given`: keys that the user set."""
 
     costs: GpuCosts
@@ -169,7 +162,7 @@ class Search:
     given: frozenset[str]
     run: RunCells
 
-    def row(self, candidate: Candidate, cell: Cell) -> Row:
+    def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
         """Returns the search of a row, which is over if its states alone do not fit."""
         config = cell.config
         most = WIDEST if self.batch is None else self.batch // config.world_size
@@ -177,10 +170,10 @@ class Search:
         problem = next(iter(cell.problems), "")
         pruned = None if problem else pruned_by_states(candidate, cell, self.capacity)
         if pruned is not None:
-            return Row(candidate, cell, sizes, pruned.problem, pruned.bound_bytes)
-        return Row(candidate, cell, sizes, problem)
+            return TriedRow(candidate, cell, sizes, pruned.problem, pruned.bound_bytes)
+        return TriedRow(candidate, cell, sizes, problem)
 
-    def execute(self, work: Sequence[tuple[Row, int]]) -> None:
+    def execute(self, work: Sequence[tuple[TriedRow, int]]) -> None:
         """Executes rows, each with a micro-batch."""
         cells = [self._sized(row.cell, size) for row, size in work]
         small = [reduced(cell.config) for cell in cells]
@@ -192,7 +185,7 @@ class Search:
                 row.problem = schedule.problem
                 continue
             used = whole_used(one, [_used(cell, each) for each in mine])
-            row.probes[size] = Probe(cell, used, self.capacity.load(used), schedule)
+            row.probes[size] = TriedBatch(cell, used, self.capacity.load(used), schedule)
 
     def _sized(self, cell: Cell, size: int) -> Cell:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
@@ -201,12 +194,12 @@ class Search:
         accumulation = max(1, self.batch // (size * cell.config.world_size))
         return cell.changed(micro_batch=size, accumulation=accumulation, batch=self.batch)
 
-    def all_sizes(self, rows: Sequence[Row]) -> None:
+    def all_sizes(self, rows: Sequence[TriedRow]) -> None:
         """Executes rows until each has the largest micro-batch that fits."""
         while due := [(row, size) for row in rows if (size := row.wanted()) is not None and size not in row.probes]:
             self.execute(due)
 
-    def pilots(self, rows: Sequence[Row]) -> None:
+    def pilots(self, rows: Sequence[TriedRow]) -> None:
         """Executes one row of each activation policy twice, and tells the others its line."""
         states = {id(row): _states_load(row.cell, self.capacity) for row in rows if not row.problem}
         known = sorted((row for row in rows if id(row) in states), key=lambda row: states[id(row)] > 0)
@@ -221,7 +214,7 @@ class Search:
                 more = states[id(row)] - states[id(pilot)] if states[id(row)] else 0.0
                 row.held = max(0.0, low.load - one * row.slope + more)
 
-    def timed(self, row: Row) -> Timed | None:
+    def timed(self, row: TriedRow) -> Timed | None:
         """Returns a row that fits with its step."""
         best = row.best
         if best is None:
@@ -284,7 +277,7 @@ def whole_used(cell: Reduced, used: Sequence[Used]) -> Used:
 
 
 @dataclass(frozen=True)
-class Fastest:
+class FastestFound:
     """What was found, the fastest first. `notes`: what was not executed, and why."""
 
     rows: list[PlanRow]
@@ -292,7 +285,7 @@ class Fastest:
     notes: list[str]
 
 
-def find(cells: dict[Candidate, Cell], search: Search) -> Fastest:
+def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
     """Searches the rows, then variants of the leading strategies; the first is executed whole."""
     rows = [search.row(one, cell) for one, cell in cells.items()]
     search.pilots(rows)
@@ -300,7 +293,7 @@ def find(cells: dict[Candidate, Cell], search: Search) -> Fastest:
     ranked = _ranked(search, rows)
     leaders = list({one.candidate.strategy: one for one in reversed(ranked)}.values())[::-1]
     leaders = sorted(leaders, key=lambda one: -one.tokens_per_s)[:LEADERS]
-    more, notes = list[Row](), list[str]()
+    more, notes = list[TriedRow](), list[str]()
     for one in leaders:
         free = step_time(one.schedule, FreeCosts(search.costs)).step_s
         part = 1 - free / one.time.step_s
@@ -313,15 +306,15 @@ def find(cells: dict[Candidate, Cell], search: Search) -> Fastest:
         row.sizes, row.slope = tuple(size for size in row.sizes if size <= row.cell.config.micro_batch)[-2:], 0.0
     search.all_sizes(more)
     timed = _verified(_ranked(search, [*rows, *more]), search)
-    return Fastest([row.as_plan() for row in (*rows, *more)], timed, notes)
+    return FastestFound([row.as_plan() for row in (*rows, *more)], timed, notes)
 
 
-def _ranked(search: Search, rows: Sequence[Row]) -> list[Timed]:
+def _ranked(search: FastestSearch, rows: Sequence[TriedRow]) -> list[Timed]:
     found = [one for row in rows if (one := search.timed(row)) is not None]
     return sorted(found, key=lambda one: -one.tokens_per_s)
 
 
-def _verified(ranked: list[Timed], search: Search) -> list[Timed]:
+def _verified(ranked: list[Timed], search: FastestSearch) -> list[Timed]:
     """Executes the first with all its blocks, and drops it if it does not fit; then the next."""
     while ranked:
         first = ranked[0]
