@@ -7,8 +7,9 @@ RUN := .venv/bin/python
 export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
-.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs versions codes step-costs clean
+.PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
+.PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind fire table1
+.PHONY: published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -40,6 +41,7 @@ help:
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
 	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (results/step_costs/)"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
+	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
@@ -245,6 +247,11 @@ PREDICTED_HERE ?= predict
 
 predicted-here: setup
 	$(VALIDATE) predicted-here $(PREDICTED_HERE)
+
+predicted-maps: setup
+	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
+	$(RUN) analysis/predicted_maps.py
+	$(RUN) tools/docs/pages.py
 
 predicted-runs: setup
 	$(VALIDATE) predicted-runs $(PREDICTED_RUNS)

@@ -18,6 +18,10 @@ NAMES = {
     "published-runs": ("published_runs.command", "others' measured peaks beside our estimates"),
     "predicted-here": ("predicted_here", "steps of this machine beside predictions that were written before"),
     "predicted-runs": ("predicted_runs", "others' measured throughput beside our predictions; fits what is fitted"),
+    "predicted-maps": (
+        "predicted_maps",
+        "the fastest strategy over model and ranks, break-even networks, live options",
+    ),
     "versions": ("releases", "bytes and volume of DDP, FSDP2 and ZeRO under releases of torch"),
     "codes": ("quantization_error", "the error of ZeRO++'s quantization, tensor by tensor"),
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),

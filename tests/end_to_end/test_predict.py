@@ -89,7 +89,9 @@ def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device-memory", "2 GiB", "--gpus", "8", "--goal", "fastest", "--cluster", "h100-3200", *MODEL]
     assert plan([*words, "strategy=ddp,zero3", "activation=none", "batch=64", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {row["name"] for row in told["rows"]} == {"ddp", "zero3"}
+    names = {row["name"] for row in told["rows"]}
+    assert {"ddp", "zero3"} <= names
+    assert names - {"ddp", "zero3"} <= {f"zero3 strategy.prefetch={number}" for number in (0, 2, 4)}
     for row in told["rows"]:
         assert row["micro_batch"] * row["accumulation"] * 8 == 64
     rates = [row["tokens_per_s_gpu"] for row in told["rows"]]

@@ -12,6 +12,7 @@ from analysis import largest_model
 from tests.cells import cell
 from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
+from zerobench.commands.plan.fastest import TriedBatch, TriedRow, whole_used
 from zerobench.commands.plan.recommend import GOALS, nothing_fits, recommended, sentence
 from zerobench.commands.plan.search import (
     ExecutedCell,
@@ -29,6 +30,7 @@ from zerobench.commands.plan.search import (
 )
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import Execution, execute
+from zerobench.timing.prediction import Reduced
 
 MIB = 2**20
 
@@ -133,6 +135,35 @@ def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() ->
     rows = [row("ddp", 90, psi=2_000_000_000), row("zero3", 80, psi=9_000_000_000), row("zero2", 80, psi=8_990_000_000)]
     assert recommended(rows, goal) is rows[2]  # as large as zero3 within 2 %, and it moves less
     assert "ddp, which costs less, ends at 2.00B parameters" in sentence(rows, goal, 100)
+
+
+@pytest.mark.parametrize("guessed", [(0.0, 0.0), (0.3, 0.02), (0.5, 0.2)])
+@pytest.mark.parametrize("most", [0, 1, 2, 16, 64])
+def test_the_largest_micro_batch_is_found_in_few_executions(most: int, guessed: tuple[float, float]) -> None:
+    """`guessed`: the line of another row, too low, right, or too high; the load bends, as the peak moves to another
+    instant."""
+
+    def load(size: int) -> float:
+        return 0.3 + 0.69 * size / most + (0.001 * size if size > 4 else 0.0) if most else 1.1 + size
+
+    held, slope = guessed
+    row = TriedRow(
+        Candidate("zero3", "none", "none"), cell("zero3", 8), (1, 2, 4, 8, 16, 32, 64), held=held, slope=slope
+    )
+    while (size := row.wanted()) is not None and size not in row.probes:
+        row.probes[size] = TriedBatch(row.cell, None, load(size), None)  # type: ignore[arg-type]
+    fitting = [size for size in row.sizes if load(size) <= 1]
+    assert (row.best.load if row.best else None) == (load(max(fitting)) if fitting else None)
+    assert len(row.probes) <= 7
+    if guessed == (0.3, 0.02) and most == 16:
+        assert len(row.probes) <= 3
+
+
+def test_what_few_blocks_use_gives_what_all_use() -> None:
+    small = Reduced((cell("zero3", 8).config,) * 2, (4, 8), 32, 1)
+    found = whole_used(small, [used(300, host=4), used(500, host=8)])
+    assert (found.peak_bytes, found.host_bytes) == (500 + 6 * 200, 8 + 6 * 4)
+    assert sum(found.at_peak.values()) == pytest.approx(found.peak_bytes, abs=8)
 
 
 @pytest.mark.slow

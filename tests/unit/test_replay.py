@@ -16,6 +16,7 @@ import pytest
 
 import zerobench
 from zerobench import cli
+from zerobench.commands.predict import costs_of
 from zerobench.commands.replay import command, page
 from zerobench.commands.replay.clock import TICKS, ticks_of
 from zerobench.commands.replay.film import reels_of, write_film
@@ -214,6 +215,25 @@ def test_an_executed_step_is_the_recorded_one(world: ReplayWorld) -> None:
     forms = {name: form.value for name, form in panel.formulas.items()}
     assert forms == {name: form.value for name, form in stage3.formulas.items()}
     assert data_of([executed], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
+
+
+@pytest.mark.slow
+def test_a_step_can_be_shown_at_its_predicted_times(world: ReplayWorld) -> None:
+    """The last phase begins when `zerobench predict` says; operators, which no recorded step has, are left out."""
+    cluster = costs_of("h100-3200", None)
+    (made,) = executed_worlds([world.panels[3]], [4], jobs=1, costs=cluster)
+    ((_, events),) = made.panels[0].streams.items()
+    begins = events[events["kind"] == "phase"]["seconds"]
+    assert begins.is_monotonic_increasing
+    assert 0 < begins.iloc[-1] < 0.1, "a small model on an H100, in the time of neither this machine nor its instrument"
+    assert not {"compute", "order"} & set(events["kind"])
+    assert data_of([made], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
+
+
+def test_two_places_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--cluster", "h100-3200", "--calibration", "x", "--out", str(tmp_path / "step.html"), "--worlds", "none"]
+    assert command.replay([str(RECORDED), *words]) == 2
+    assert "--cluster, --calibration: each says where" in capsys.readouterr().err
 
 
 def test_numbers_of_ranks_are_parsed() -> None:

@@ -141,8 +141,23 @@ def test_a_slower_network_is_slower() -> None:
 def test_a_group_with_a_rank_on_each_node_shares_its_nodes_network() -> None:
     cluster = hardware.cluster("h100-3200")
     costs = GpuCosts(hardware.device(cluster.device), cluster)
-    inter = row("launch", collective="all_gather", bytes=2**30, group_size=8, between_bytes=2**30 * 7 / 8)
+    inter = row("launch", collective="all_gather", bytes=2**30, group_size=8, stride=8)
     assert costs.transfer(inter).wire_s > 8 * 2**30 * 7 / 8 / (3200e9 / 8), "its eight like it send at once"
+
+
+def test_a_collective_in_two_hops_is_priced_hop_by_hop() -> None:
+    """As in zero/comm/hierarchical.py: 1/8 of the tensor between 8 nodes, the whole inside; flat is as slow as both."""
+    cluster = hardware.cluster("h100-3200")
+    costs = GpuCosts(hardware.device(cluster.device), cluster)
+
+    def seconds(size: int, ranks: int, stride: int, kind: str = "all_gather") -> float:
+        return costs.transfer(row("launch", collective=kind, bytes=size, group_size=ranks, stride=stride)).wire_s
+
+    between, inside, flat = seconds(2**27, 8, 8), seconds(2**30, 8, 1), seconds(2**30, 64, 1)
+    assert flat == pytest.approx(max(between, inside), rel=0.01)
+    assert between > seconds(2**27, 8, 1), "the same size inside a node"
+    assert seconds(2**27, 4, 4) < between, "two of its ranks are on each node, so that four groups share a network"
+    assert seconds(2**27, 64, 1, "all_to_all") > 7 * seconds(2**27, 64, 1), "every rank sends each other one a part"
 
 
 def test_a_move_to_the_host_takes_the_bus() -> None:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import _foreach_supported_types
 import zerobench
 from zerobench.zero import STAGES, Offload
 from zerobench.zero.gradients.placeholders import StandIn
-from zerobench.zero.parameters.versions import CHUNK, Versions, fingerprint
+from zerobench.zero.parameters.versions import CHUNKS, Versions, fingerprint
 
 X = torch.ones(2, 4)
 
@@ -270,13 +270,13 @@ def test_writes_to_an_optimizers_tensors_are_counted() -> None:
 
 
 def test_a_fingerprint_is_of_every_bit_and_its_place() -> None:
-    values = torch.arange(1.0, 2 * CHUNK + 33.0, dtype=torch.float64)
+    values = torch.arange(1.0, 2 * CHUNKS["cpu"] + 33.0, dtype=torch.float64)
     before = fingerprint(values)
     assert torch.equal(before, fingerprint(values.clone()))
     one = values.clone()
     one[-1] += 1
     swapped = values.clone()
-    swapped[[0, CHUNK]] = values[[CHUNK, 0]]
+    swapped[[0, CHUNKS["cpu"]]] = values[[CHUNKS["cpu"], 0]]
     for other in (one, swapped, -values, values.flip(0), values * 2, values.roll(2048)):
         assert not torch.equal(before, fingerprint(other))
     assert not torch.equal(fingerprint(values.bfloat16()), fingerprint(-values.bfloat16()))

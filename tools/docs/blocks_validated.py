@@ -9,6 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from tools.docs.blocks_systems import pipes
+from validation.published_runs.command import OUT_OF_MEMORY
+from zerobench.commands.plan.candidates import RESERVE
+from zerobench.published.rows import read
 
 NONE_YET = "No comparison is on record yet; `make published-runs` makes one."
 
@@ -52,9 +55,34 @@ def not_compared(root: Path) -> str:
     return "\n".join(lines)
 
 
+def verdicts(root: Path) -> str:
+    """Whether a run fits its card, as estimated, next to what happened: precision and recall of "does not fit"."""
+    errors = _errors(root)
+    if errors is None:
+        return NONE_YET
+    cards = {run.id: run.gpu_mem_gib for run in read(root.parent.parent / "published_runs" / "training.csv")}
+    lines = [pipes(["run", "card GiB", "estimate, allocated GiB", "estimate", "source"])]
+    lines += ["| --- | --: | --: | --- | --- |"]
+    found: Counter[tuple[bool, bool]] = Counter()
+    for one in errors[errors["status"].isin(["compared", OUT_OF_MEMORY])].itertuples():
+        card, failed = cards[str(one.id)], one.status == OUT_OF_MEMORY
+        if card is None:
+            continue
+        refused = float(str(one.estimate_low_gib)) > card * (1 - RESERVE)
+        found[refused, failed] += 1
+        shown = ["does not fit" if no else "fits" for no in (refused, failed)]
+        lines.append(pipes([f"`{one.id}`", f"{card:g}", str(one.estimate_low_gib), *shown]))
+    right, refused_in_all = found[True, True], found[True, True] + found[True, False]
+    failed_in_all = right + found[False, True]
+    words = f"Of {refused_in_all} said not to fit {right} did not; of {failed_in_all} that did not fit {right} said so."
+    return "\n".join([*lines, "", words])
+
+
 def _errors(root: Path) -> pd.DataFrame | None:
     path = root.parent.parent / "published_runs" / "errors.csv"
     return pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else None
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"validated": validated, "not_compared": not_compared}
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "validated": validated, "not_compared": not_compared, "memory_verdicts": verdicts,
+}  # fmt: skip

@@ -56,7 +56,10 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of the errors file; those of a run are as in the file that was read."""
 
-LISTED = ("compared", "failed", "no estimate", "no peak")
+OUT_OF_MEMORY = "out of memory"
+"""Status of a run that did not fit, by its source."""
+
+LISTED = ("compared", OUT_OF_MEMORY, "failed", "no estimate", "no peak")
 """Every status, in the order of the summary."""
 
 
@@ -140,7 +143,7 @@ def compare(runs: Sequence[PublishedRun], cells: ExecutedCells) -> list[Judged]:
 
 
 def _planned(run: PublishedRun) -> tuple[Judged, RunPlan | None]:
-    if run.peak_mem_gib is None:
+    if run.peak_mem_gib is None and not run.ran_out_of_memory:
         return Judged(run, "no peak", "the source prints none"), None
     try:
         plan = plan_of(run)
@@ -153,6 +156,9 @@ def _judge(one: Judged, plan: RunPlan, cells: ExecutedCells) -> Judged:
     run, sizes = one.run, cells.of(plan)
     if sizes.problem:
         return replace(one, status="failed", reason=sizes.problem)
+    if run.ran_out_of_memory:
+        low, high = range_of(sizes, "?")
+        return replace(one, status=OUT_OF_MEMORY, low_bytes=low, high_bytes=high)
     assert run.peak_mem_gib is not None
     low, high = range_of(sizes, run.peak_kind)
     error = error_of(sizes, run.peak_kind, run.peak_mem_gib)

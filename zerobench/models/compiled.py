@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..fake import graphs

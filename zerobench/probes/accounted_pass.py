@@ -241,6 +241,7 @@ class AccountedPass(Probe):
         rows = []
         for step, operation, calls in self.traffic:
             one = operation._asdict()
+            del one["stride"]  # a column of events
             rows.append(
                 TrafficRow(rank=rank, step=step, calls=calls, **one | {key: calls * one[key] for key in SUMMED})
             )

@@ -182,7 +182,8 @@ class EventLog(labels.Observer):
         self.note(
             LAUNCH, source, operation=self._launched, unit=unit, calls=times, collective=operation.collective or kind,
             group_size=operation.group_size, group=operation.group, wire_bytes=operation.wire_bytes * times,
-            between_bytes=operation.between_bytes * times, stream=self.stream(), **facts,
+            between_bytes=operation.between_bytes * times, stride=operation.stride, stream=self.stream(),
+            **facts,
         )  # fmt: skip
 
     def launched(self) -> int | None:

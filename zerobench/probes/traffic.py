@@ -29,6 +29,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +78,7 @@ class Operation(NamedTuple):
     control: bool
     known: bool
     group: str = ""
+    stride: int = 1
 
 
 def is_of_step(operation: Operation) -> bool:
@@ -157,14 +159,15 @@ class TrafficMeter(GraphMode, labels.Observer):
         if name == "send" and not any(t.numel() for t in tensors_in(args, rule)):
             return  # a barrier of gloo's ranks, which is empty
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
-            self._count(name, rule, tensors_in(args, rule), group.size(), outside, times, group.group_name)
+            stride = _stride_of(dist.get_process_group_ranks(group))
+            self._count(name, rule, tensors_in(args, rule), group.size(), outside, times, group.group_name, stride)
 
     def _count(
         self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1,
-        group: str = "",
+        group: str = "", stride: int = 1,
     ) -> None:  # fmt: skip
         """Records operations. `outside`: the fraction of wire bytes that leaves a node. `times`: number of such
-        operations. `group`: the process group's name.
+        operations. `group`: the process group's name. `stride`: from one of its ranks to the next.
         """
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
@@ -189,6 +192,7 @@ class TrafficMeter(GraphMode, labels.Observer):
             control=control,
             known=rule is not None,
             group=group,
+            stride=stride,
         )
         self._record(operation, times)
 
@@ -245,3 +249,8 @@ class TrafficMeter(GraphMode, labels.Observer):
         if not isinstance(group, dist.ProcessGroup):
             group = dist.ProcessGroup.unbox(group)
         return group
+
+
+def _stride_of(ranks: list[int]) -> int:
+    """Returns the least distance between neighbors of a group."""
+    return min((following - here for here, following in pairwise(ranks)), default=1)

@@ -68,6 +68,11 @@ class PublishedRun:
     notes: str = ""
     date: str = ""
 
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """True if the source says so: the notes begin with OOM."""
+        return self.notes.startswith("OOM")
+
 
 def read(path: Path, needed: Sequence[str] = NEEDED) -> list[PublishedRun]:
     """Reads the runs of a file, which must have the columns `needed`. Raises

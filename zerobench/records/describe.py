@@ -37,7 +37,7 @@ UNITS = {
     "grad_norm": "norm", "grad_norm_last": "norm", "clip_norm": "norm", "grad_squares": "norm²",
     "loss_scale": "factor", "loss_scale_last": "factor", "rank": "number", "step": "number", "repeat": "number",
     "others_cores": "cores", "instant": "number", "index": "number",
-    "storage": "number", "operation": "number", "stream": "number", "flops": "FLOP",
+    "storage": "number", "operation": "number", "stream": "number", "stride": "ranks", "flops": "FLOP",
     "seed": "number", "storages": "storages", "schema_version": "number",
     "newton_schulz_matrices": "matrices", "newton_schulz_calls": "calls", "newton_schulz_balance": "factor",
 }  # fmt: skip

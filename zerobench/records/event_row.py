@@ -93,6 +93,8 @@ class EventRow:
     """Bytes that one rank sends for a launch, by the ring optimum, as in the table of traffic."""
     between_bytes: float = 0.0
     """The part of wire_bytes that goes between nodes."""
+    stride: int = 0
+    """Least distance between two ranks of that process group: 1 if they are neighbors."""
     flops: int = 0
     """Floating-point operations of a compute event."""
     sizes: str = ""

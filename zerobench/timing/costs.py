@@ -5,7 +5,8 @@ matrix products   a table of measured times by shape, interpolated: log(time per
 attention         FLOPs over a fraction of the peak
 all else          bytes over a fraction of the memory's bandwidth, at least the shortest kernel
 collectives       inside a node a table by size and ranks; between nodes the bytes that a node takes in over its
-                  network's bandwidth, with a latency per hop; the slower of both
+                  network's bandwidth, with a latency per hop; the slower of both. A group's ranks on a node follow
+                  from the distance between them: of a collective in two hops each hop is priced by its own group
 
 A collective that spans nodes gathers inside them as well, so that the slower of the two sets its pace.
 """
@@ -195,9 +196,10 @@ class GpuCosts:
         if ranks <= 1:
             return Transfer(self.host_s, 0.0)
         kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
-        spans = event.between_bytes > 0 or ranks > self.cluster.devices_per_node
-        inside = self._inside(kind, event.bytes, min(ranks, self.cluster.devices_per_node))
-        return Transfer(self.host_s, max(inside, self._between(kind, event, ranks)) if spans else inside)
+        members = min(ranks, max(1, self.cluster.devices_per_node // max(event.stride, 1)))
+        inside = self._inside(kind, event.bytes, members) if members > 1 else 0.0
+        between = self._between(kind, event, members) if ranks > members else 0.0
+        return Transfer(self.host_s, max(inside, between))
 
     def _inside(self, kind: str, size: int, ranks: int) -> float:
         rows = _collectives(self.device.collectives_table) if self.device.collectives_table else {}
@@ -211,15 +213,17 @@ class GpuCosts:
             return float(np.exp(seconds[-1] + at - sizes[-1]))
         return float(np.exp(np.interp(at, sizes, seconds)))
 
-    def _between(self, kind: str, event: EventRow, ranks: int) -> float:
-        cluster = self.cluster
-        nodes = -(-ranks // cluster.devices_per_node)
-        hops = 2 * math.ceil(math.log2(max(nodes, 2))) * cluster.network_latency_us * US
+    def _between(self, kind: str, event: EventRow, members: int) -> float:
+        """Returns the seconds between nodes of a group with `members` ranks on each. Groups like it send at the same
+        time, one for each rank from one of its ranks to the next. Only an all-to-all has parts for every rank.
+        """
+        cluster, ranks = self.cluster, event.group_size
+        nodes = -(-ranks // members)
+        hops = 2 * math.ceil(math.log2(nodes)) * cluster.network_latency_us * US
         if kind in self._bus:
             return hops + event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
-        if event.between_bytes:  # of a rank; all ranks of a node send at once, in this group or in one like it
-            return hops + event.between_bytes * cluster.devices_per_node / cluster.node_bytes_per_s
-        return hops + event.bytes * link_factor(kind, nodes) / cluster.node_bytes_per_s
+        alike = min(max(event.stride, 1), cluster.devices_per_node) * (members if kind == "all_to_all" else 1)
+        return hops + alike * event.bytes * link_factor(kind, nodes) / cluster.node_bytes_per_s
 
 
 ANY_BUS_GB_S = 24.0

@@ -24,7 +24,8 @@ KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
 
 COLUMNS = (
     "index", "kind", "phase", "name", "micro_batch", "operation", "bytes", "operator", "collective", "dtype", "tier",
-    "group_size", "group", "unit", "between_bytes", "wire_bytes", "flops", "sizes", "stream", "elements", "control",
+    "group_size", "group", "stride", "unit", "between_bytes", "wire_bytes", "flops", "sizes", "stream", "elements",
+    "control",
 )  # fmt: skip
 
 LIMITS = Limits(seconds=1800.0)

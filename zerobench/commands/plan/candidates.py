@@ -44,16 +44,17 @@ DEFAULTS = {"precision": "bf16", "data": "synthetic", "micro_batch": "1"}
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table. `name`: its choices as on a command line, less defaults."""
+    """A row of the table. `name`: its choices as on a command line, less defaults. `more`: other keys of a variant."""
 
     strategy: str
     offload: str
     activation: str
+    more: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The row in words: "zero3 offload=cpu activation=checkpoint"."""
-        parts = [self.strategy, f"offload={self.offload}" * self.offloads, f"activation={self.activation}"]
+        parts = [self.strategy, f"offload={self.offload}" * self.offloads, f"activation={self.activation}", *self.more]
         return " ".join(part for part in parts if part and part != "activation=none")
 
     @property

@@ -11,8 +11,9 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from ...config.cell import Cell, CellConfig
 from ...config.schema import Gpt
-from ...fake_execution import Limits, Target, execute_all
+from ...fake_execution import Execution, Limits, Target, execute_all
 from ...host.terminal import stdout_console
 from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
@@ -21,8 +22,8 @@ from ...sizes import parse_bytes, printable, show_bytes, show_count
 from ..predict import costs_of
 from ..text_blocks import say
 from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
+from .fastest import FastestSearch, RunCells, batch_of, find
 from .fastest import as_json as fastest_as_json
-from .fastest import batch_of, timed
 from .fastest import sentence as fastest_sentence
 from .fastest import table_of as fastest_table
 from .recommend import (
@@ -40,7 +41,7 @@ from .recommend import (
     sentence,
     table_of,
 )
-from .search import WIDEST_POWER, PlanAxis, PlanRow, family_axis, progress, run_searches, search_row, with_least
+from .search import PlanRow, family_axis, progress, run_searches, search_row, with_least
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -80,15 +81,14 @@ def plan(arguments: list[str]) -> int:
     words, axes = words_of(overrides, chosen.gpus)
     cells = compose(_candidates(axes, goal, capacity), words)
     _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
-    target = Target(chosen.device)
-    axis = family_axis() if chosen.family else _axis(goal, batch, chosen.gpus)
-    execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
+    execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
+    if goal.name == FASTEST:
+        return _fastest(cells, chosen, capacity, batch, partial(execute, operators=True))
+    axis = family_axis() if chosen.family else goal.axis(chosen.gpus)
     with progress() as tell:
         rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
         if not any(row.probes for row in rows):
             rows = with_least(rows, cells, axis, execute)
-    if goal.name == FASTEST:
-        return _fastest(rows, chosen, target, batch, capacity)
     best = recommended(rows, goal)
     found = settings_of(chosen.settings, best.best.cell.config) if chosen.settings and best and best.best else None
     if chosen.format == "json":
@@ -102,31 +102,34 @@ def plan(arguments: list[str]) -> int:
     return int(best is None)
 
 
-def _axis(goal: Goal, batch: int | None, gpus: int) -> PlanAxis:
-    if goal.name == FASTEST:
-        return goal.axis(batch // gpus if batch else WIDEST_POWER)
-    return goal.axis(gpus)
-
-
 def _fastest(
-    rows: list[PlanRow], chosen: argparse.Namespace, target: Target, batch: int | None, capacity: Capacity
+    cells: dict[Candidate, Cell], chosen: argparse.Namespace, capacity: Capacity, batch: int | None, run: RunCells
 ) -> int:
     """Tells what is fastest of what fits. Returns the exit code."""
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)
-    found = timed(rows, costs, target, batch, chosen.jobs)
+    given = frozenset(word.partition("=")[0] for word in chosen.overrides)
+    with progress() as tell:
+        executed = 0
+
+        def counted(configs: list[CellConfig]) -> list[Execution]:
+            nonlocal executed
+            tell(executed, len(configs), "")
+            executed += len(configs)
+            return run(configs)
+
+        found = find(cells, FastestSearch(costs, capacity, batch, given, counted))
+    none = "" if found.timed else nothing_fits(found.rows, capacity)
     if chosen.format == "json":
-        told = (
-            fastest_as_json(found, costs) if found else {"recommended": None, "sentence": nothing_fits(rows, capacity)}
-        )
+        told = fastest_as_json(found.timed, costs) if found.timed else {"recommended": None, "sentence": none}
         print(json.dumps({"torch": version("torch"), "source_hash": source_hash("")} | told, indent=1))
-        return int(not found)
+        return int(not found.timed)
     console = stdout_console()
-    if found:
-        console.print(fastest_table(found))
-    for line in notes_of(rows):
+    if found.timed:
+        console.print(fastest_table(found.timed))
+    for line in (*notes_of(found.rows), *found.notes):
         say(console, line)
-    say(console, fastest_sentence(found, costs) if found else nothing_fits(rows, capacity))
-    return int(not found)
+    say(console, none or fastest_sentence(found.timed, costs))
+    return int(not found.timed)
 
 
 def _parser() -> argparse.ArgumentParser:

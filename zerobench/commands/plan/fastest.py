@@ -1,27 +1,50 @@
 """Goal `fastest`: of what fits, the predicted step on a cluster decides.
 
-micro-batch   each candidate takes the largest power of two that fits, and with a given `batch` as many micro-batches as
-              that takes
-time          schedules are executed once, and laid out again for every network that is asked about
-turn          the network at which another candidate would be ahead, slower or faster than the cluster's
+rows          strategies x activation policies, then variants of the leading strategies: prefetch, nodes, shard groups,
+              ZeRO++. What a variant changes is communication: if the step without any would be less than WORTH shorter,
+              none is executed, and the answer says so
+micro-batch   the largest power of two that fits; with a given `batch`, as many micro-batches as that takes. It is
+              guessed by a line through executed ones: the load is convex in the micro-batch, so that what a line from
+              below puts beyond the device is beyond it
+executed      a row once per micro-batch that is tried, with few blocks (timing/prediction.py): the same execution gives
+              memory and schedule. The row that is recommended is executed with all its blocks
+turn          the network at which another row would be ahead: schedules are laid out again for every network
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from ...config import combinations
 from ...config.cell import Cell
-from ...fake_execution import Target
+from ...config.schema_memory import CHOICES
+from ...fake_execution import Execution
 from ...results.grid import Grid
 from ...sizes import show_bytes
-from ...timing.costs import GpuCosts
+from ...strategies import built_in
+from ...timing.costs import GpuCosts, Transfer
 from ...timing.interval import StepInterval, interval_of
-from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, step_time
-from ...timing.schedules import Schedules
+from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
 from ..predict import show_time
-from .search import ExecutedCell, PlanRow
+from .candidates import Candidate, Capacity, Used, used_of
+from .search import ExecutedCell, PlanRow, pruned_by_states, states_of, with_micro_batch
+
+WIDEST = 64
+"""Largest micro-batch that is tried."""
+
+PILOT = 4
+"""Micro-batch that one row per activation policy is executed with besides 1, for the others' first guess."""
+
+LEADERS = 2
+"""Strategies whose variants are tried."""
+
+WORTH = 0.01
+"""Part of a step that communication must cost for variants of it to be executed."""
+
+PREFETCHES = (0, 2, 4)
 
 SLOWER = (0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 FASTER = (2.0, 4.0)
@@ -29,15 +52,17 @@ FASTER = (2.0, 4.0)
 
 SHOWN = 10
 
+RunCells = Callable[[list[Any]], list[Execution]]
+"""Executes configs with their operators."""
+
 
 @dataclass(frozen=True)
 class Timed:
-    """A candidate that fits, with its predicted step at the cluster's network."""
+    """A row that fits, with its predicted step at the cluster's network."""
 
-    row: PlanRow
-    best: ExecutedCell
+    candidate: Candidate
     cell: Cell
-    reduced: Reduced
+    used: Used
     schedule: StepSchedule
     time: StepTime
     interval: StepInterval
@@ -63,26 +88,273 @@ def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
     return [word for word in words if not word.startswith("batch=")], int(batches[-1])
 
 
-def timed(rows: Sequence[PlanRow], costs: GpuCosts, target: Target, batch: int | None, jobs: int | None) -> list[Timed]:
-    """Returns the candidates that fit, the fastest first. Those that cannot be laid out are left out."""
-    chosen = [(row, row.best, _with_batch(row.best, batch)) for row in rows if row.best is not None]
-    cells = [reduced(cell.config) for _, _, cell in chosen]
-    schedules = Schedules(None, jobs)
-    schedules.execute("schedules", [(cell, target) for cell in cells])
-    found = []
-    for (row, best, cell), small in zip(chosen, cells, strict=True):
-        schedule = schedules.of(small, target)
-        if not schedule.problem:
-            time = step_time(schedule, costs)
-            found.append(Timed(row, best, cell, small, schedule, time, interval_of(costs, cell.config)))
+# -- a row's micro-batch ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TriedBatch:
+    """An executed micro-batch of a row. `load`: how full the fullest tier is."""
+
+    cell: Cell
+    used: Used
+    load: float
+    schedule: StepSchedule
+
+
+@dataclass
+class TriedRow:
+    """The search of one row. `slope`: load per sequence, as another row of this activation policy has it; `held`: the
+    load without any sequence."""
+
+    candidate: Candidate
+    cell: Cell
+    sizes: tuple[int, ...]
+    problem: str = ""
+    bound_bytes: int | None = None
+    held: float = 0.0
+    slope: float | None = None
+    probes: dict[int, TriedBatch] = field(default_factory=dict)
+
+    @property
+    def best(self) -> TriedBatch | None:
+        """The largest micro-batch that was executed and fits."""
+        fitting = [size for size, probe in self.probes.items() if probe.load <= 1]
+        return self.probes[max(fitting)] if fitting else None
+
+    def wanted(self) -> int | None:
+        """Returns the micro-batch to execute next; None if the search is over."""
+        if self.problem:
+            return None
+        if not self.probes:
+            return self._on_line(self.sizes, self.held, self.slope) if self.slope is not None else self.sizes[0]
+        fitting = sorted(size for size, probe in self.probes.items() if probe.load <= 1)
+        first = min((size for size in self.probes if size not in fitting), default=WIDEST + 1)
+        below = [size for size in self.sizes if size < first]
+        if not fitting:
+            return self._on_line(below, self.held, (self.probes[first].load - self.held) / first) if below else None
+        best = fitting[-1]
+        slope = self.slope or 0.0
+        if len(fitting) > 1:
+            slope = (self.probes[best].load - self.probes[fitting[-2]].load) / (best - fitting[-2])
+        reached = [size for size in below if size > best and self.probes[best].load + slope * (size - best) <= 1]
+        return max(reached, default=None)
+
+    @staticmethod
+    def _on_line(sizes: Sequence[int], held: float, slope: float) -> int:
+        """Returns the largest micro-batch that a line puts on the device; if there is none the smallest."""
+        return max((size for size in sizes if held + slope * size <= 1), default=sizes[0])
+
+    def as_plan(self) -> PlanRow:
+        """Returns the row as other goals have it."""
+        probes = tuple(ExecutedCell(size, one.cell, one.used) for size, one in sorted(self.probes.items()))
+        best = self.best
+        mine = next((one for one in probes if best is not None and one.cell is best.cell), None)
+        return PlanRow(self.candidate, mine, None, self.problem, self.bound_bytes, probes=probes)
+
+
+@dataclass(frozen=True)
+class FastestSearch:
+    """A search on a cluster. `batch`: sequences of a step over all GPUs, or None; `given`: keys that the user set."""
+
+    costs: GpuCosts
+    capacity: Capacity
+    batch: int | None
+    given: frozenset[str]
+    run: RunCells
+
+    def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
+        """Returns the search of a row, which is over if its states alone do not fit."""
+        config = cell.config
+        most = WIDEST if self.batch is None else self.batch // config.world_size
+        sizes = tuple(size for size in (2**power for power in range(WIDEST.bit_length())) if size <= most)
+        problem = next(iter(cell.problems), "")
+        pruned = None if problem else pruned_by_states(candidate, cell, self.capacity)
+        if pruned is not None:
+            return TriedRow(candidate, cell, sizes, pruned.problem, pruned.bound_bytes)
+        return TriedRow(candidate, cell, sizes, problem)
+
+    def execute(self, work: Sequence[tuple[TriedRow, int]]) -> None:
+        """Executes rows, each with a micro-batch."""
+        cells = [self._sized(row.cell, size) for row, size in work]
+        small = [reduced(cell.config) for cell in cells]
+        found = iter(self.run([config for one in small for config in one.configs]))
+        for (row, size), cell, one in zip(work, cells, small, strict=True):
+            mine = [next(found) for _ in one.configs]
+            schedule = schedule_of(one, mine)
+            if schedule.problem:
+                row.problem = schedule.problem
+                continue
+            used = whole_used(one, [_used(cell, each) for each in mine])
+            row.probes[size] = TriedBatch(cell, used, self.capacity.load(used), schedule)
+
+    def _sized(self, cell: Cell, size: int) -> Cell:
+        """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
+        if self.batch is None:
+            return with_micro_batch(cell, size)
+        accumulation = max(1, self.batch // (size * cell.config.world_size))
+        return cell.changed(micro_batch=size, accumulation=accumulation, batch=self.batch)
+
+    def all_sizes(self, rows: Sequence[TriedRow]) -> None:
+        """Executes rows until each has the largest micro-batch that fits."""
+        while due := [(row, size) for row in rows if (size := row.wanted()) is not None and size not in row.probes]:
+            self.execute(due)
+
+    def pilots(self, rows: Sequence[TriedRow]) -> None:
+        """Executes one row of each activation policy twice, and tells the others its line."""
+        states = {id(row): _states_load(row.cell, self.capacity) for row in rows if not row.problem}
+        known = sorted((row for row in rows if id(row) in states), key=lambda row: states[id(row)] > 0)
+        last = {row.candidate.activation: row for row in known}
+        sizes = {name: {1, max(size for size in row.sizes if size <= PILOT)} for name, row in last.items()}
+        self.execute([(last[name], size) for name, mine in sizes.items() for size in sorted(mine)])
+        for row in known:
+            pilot = last[row.candidate.activation]
+            if len(pilot.probes) > 1:
+                (one, low), (other, high) = sorted(pilot.probes.items())
+                row.slope = max(0.0, (high.load - low.load) / (other - one))
+                more = states[id(row)] - states[id(pilot)] if states[id(row)] else 0.0
+                row.held = max(0.0, low.load - one * row.slope + more)
+
+    def timed(self, row: TriedRow) -> Timed | None:
+        """Returns a row that fits with its step."""
+        best = row.best
+        if best is None:
+            return None
+        time, interval = step_time(best.schedule, self.costs), interval_of(self.costs, best.cell.config)
+        return Timed(row.candidate, best.cell, best.used, best.schedule, time, interval)
+
+    def variants(self, one: Timed) -> Iterator[tuple[Candidate, Cell]]:
+        """Yields the variants of a row that are valid and that the user's keys leave open."""
+        config, per_node = one.cell.config, self.costs.cluster.devices_per_node
+        known = built_in()
+        composes = known[config.strategy.name].composes if config.strategy.name in known else None
+        wanted: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+        if hasattr(config.strategy, "prefetch"):
+            others = [number for number in PREFETCHES if number != config.strategy.prefetch]
+            wanted += [
+                ((f"strategy.prefetch={n}",), {"strategy": replace(config.strategy, prefetch=n)}) for n in others
+            ]
+        if config.world_size > per_node and composes is not None and composes.groups:
+            nodes = {"node_size": per_node}
+            wanted += [((f"node_size={per_node}",), nodes), ((f"shard_group={per_node}",), {"shard_group": per_node})]
+            if composes.zeropp:
+                wanted += [
+                    ((f"node_size={per_node}", f"zeropp={name}"), nodes | {"zeropp": make()})
+                    for name, make in CHOICES.items() if name != "none"
+                ]  # fmt: skip
+        for words, changes in wanted:
+            cell = one.cell.changed(**changes)
+            if not self.given & {word.partition("=")[0] for word in words} and not combinations.validate(cell.config):
+                yield replace(one.candidate, more=words), cell
+
+
+def _used(cell: Cell, execution: Execution) -> Used:
+    predicted = states_of(cell)
+    return used_of(execution, predicted.psi if predicted is not None else 0)
+
+
+def _states_load(cell: Cell, capacity: Capacity) -> float:
+    found = states_of(cell)
+    return (found.states_bytes or 0) / capacity.usable_bytes if found is not None else 0.0
+
+
+def whole_used(cell: Reduced, used: Sequence[Used]) -> Used:
+    """Returns what a cell with all its blocks uses: blocks are alike, so that each adds as much as another."""
+    if len(used) == 1:
+        return used[0]
+    (few, many), (least, most) = used, cell.blocks
+    more = (cell.whole_blocks - most) / (most - least)
+
+    def at(name: str) -> Any:
+        low, high = getattr(few, name), getattr(many, name)
+        return None if high is None else type(high)(high + more * (high - low))
+
+    names = ("peak_bytes", "host_bytes", "file_bytes", "volume_psi", "wire_bytes", "reserved_bytes")
+    at_peak = {key: int(many.at_peak[key] + more * (many.at_peak[key] - few.at_peak[key])) for key in many.at_peak}
+    return replace(many, at_peak=at_peak, **{name: at(name) for name in names})
+
+
+# -- the search ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FastestFound:
+    """What was found, the fastest first. `notes`: what was not executed, and why."""
+
+    rows: list[PlanRow]
+    timed: list[Timed]
+    notes: list[str]
+
+
+def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
+    """Searches the rows, then variants of the leading strategies; the first is executed whole."""
+    rows = [search.row(one, cell) for one, cell in cells.items()]
+    search.pilots(rows)
+    search.all_sizes(rows)
+    ranked = _ranked(search, rows)
+    leaders = list({one.candidate.strategy: one for one in reversed(ranked)}.values())[::-1]
+    leaders = sorted(leaders, key=lambda one: -one.tokens_per_s)[:LEADERS]
+    more, notes = list[TriedRow](), list[str]()
+    for one in leaders:
+        free = step_time(one.schedule, FreeCosts(search.costs)).step_s
+        part = 1 - free / one.time.step_s
+        if part < WORTH:
+            notes.append(f"{one.candidate.name}: without any communication its step would be {part:.1%} shorter, "
+                         "so that no variant of prefetch, groups or ZeRO++ was executed")  # fmt: skip
+            continue
+        more += [search.row(candidate, cell) for candidate, cell in search.variants(one)]
+    for row in more:  # begins with the leader's micro-batch; half of it if that does not fit
+        row.sizes, row.slope = tuple(size for size in row.sizes if size <= row.cell.config.micro_batch)[-2:], 0.0
+    search.all_sizes(more)
+    timed = _verified(_ranked(search, [*rows, *more]), search)
+    return FastestFound([row.as_plan() for row in (*rows, *more)], timed, notes)
+
+
+def _ranked(search: FastestSearch, rows: Sequence[TriedRow]) -> list[Timed]:
+    found = [one for row in rows if (one := search.timed(row)) is not None]
     return sorted(found, key=lambda one: -one.tokens_per_s)
 
 
-def _with_batch(best: ExecutedCell, batch: int | None) -> Cell:
-    config = best.cell.config
-    if batch is None:
-        return best.cell
-    return best.cell.changed(accumulation=max(1, batch // (config.micro_batch * config.world_size)), batch=batch)
+def _verified(ranked: list[Timed], search: FastestSearch) -> list[Timed]:
+    """Executes the first with all its blocks, and drops it if it does not fit; then the next."""
+    while ranked:
+        first = ranked[0]
+        if len(first.schedule.cell.configs) == 1:
+            return ranked
+        config = first.schedule.cell.configs[-1]
+        model = {"model": first.cell.config.model, "huggingface": first.cell.config.huggingface}
+        found = search.run([replace(config, **model)])[0]
+        if found.problem:
+            return ranked
+        used = _used(first.cell, found)
+        if search.capacity.fits(used):
+            return [replace(first, used=used), *ranked[1:]]
+        ranked = ranked[1:]
+    return ranked
+
+
+@dataclass(frozen=True)
+class FreeCosts:
+    """The costs of a device on which collectives take no time."""
+
+    of: GpuCosts
+    blocking: bool = False
+    contention: float = 1.0
+
+    @property
+    def host_s(self) -> float:
+        """Seconds of a launch."""
+        return self.of.host_s
+
+    def compute(self, event: Any) -> float:
+        """Seconds of an operator."""
+        return self.of.compute(event)
+
+    def transfer(self, event: Any) -> Transfer:
+        """Nothing but the launch."""
+        return Transfer(self.of.transfer(event).host_s, 0.0)
+
+
+# -- the answer ------------------------------------------------------------------------------------
 
 
 HEADER = ["", "micro-batch", "peak", "step", "90 % interval", "tokens/s/GPU", "exposed", "host", "binds"]
@@ -98,38 +370,65 @@ def _line(one: Timed) -> list[str]:
     batch = f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1)
     low, high = (show_time(time.step_s * factor) for factor in (one.interval.low, one.interval.high))
     return [
-        one.row.candidate.name, batch, show_bytes(one.best.used.peak_bytes), show_time(time.step_s),
-        f"{low} – {high}", f"{one.tokens_per_s:,.0f}", show_time(time.exposed_s), show_time(time.host_s), time.binds,
+        one.candidate.name, batch, show_bytes(one.used.peak_bytes), show_time(time.step_s), f"{low} – {high}",
+        f"{one.tokens_per_s:,.0f}", show_time(time.exposed_s), show_time(time.host_s), time.binds,
     ]  # fmt: skip
 
 
 def sentence(found: Sequence[Timed], costs: GpuCosts) -> str:
     """Returns the recommendation: why the first wins, whether the interval says so, and where another would."""
     first = found[0]
-    said = (
-        f"Take {first.row.candidate.name} with micro_batch={first.cell.config.micro_batch}: {first.tokens_per_s:,.0f}"
-    )
+    said = f"Take {first.candidate.name} with micro_batch={first.cell.config.micro_batch}: {first.tokens_per_s:,.0f}"
     said += f" tokens/s per GPU, its step bound by {first.time.binds}"
     if len(found) > 1:
         second = found[1]
         ahead = first.tokens_per_s / second.tokens_per_s - 1
         tie = first.interval.high > 1 + ahead
-        said += f"; {second.row.candidate.name} is {ahead:.1%} behind" + ", less than the interval: a tie" * tie
+        said += f"; {second.candidate.name} is {ahead:.1%} behind, {_why(first, second)}"
+        said += ", less than the interval: a tie" * tie
     return f"{said}. {turn(found, costs)} The interval: {first.interval.words}."
 
 
+def _why(first: Timed, second: Timed) -> str:
+    """Returns what most of the difference in time per token is: computing, waiting for collectives, for the host."""
+
+    def per_token(one: Timed) -> dict[str, float]:
+        waits = {"waits for collectives": one.time.exposed_s, "waits for the host": one.time.host_s}
+        parts = waits | {"computes": one.time.step_s - sum(waits.values())}
+        return {name: seconds / one.time.step_s / one.tokens_per_s for name, seconds in parts.items()}
+
+    here, there = per_token(first), per_token(second)
+    return f"since it {max(here, key=lambda name: there[name] - here[name])} longer"
+
+
 def turn(found: Sequence[Timed], costs: GpuCosts) -> str:
-    """Returns the sentence on the nearest network at which another candidate is ahead."""
+    """Returns the sentence on the nearest network at which another row is ahead."""
     first, rate = found[0], costs.cluster.node_gbit_s
     if all(one.cell.config.world_size <= costs.cluster.devices_per_node for one in found):
         return "All ranks are on one node, so that the network between nodes does not matter."
     for words, factors in (("slower", SLOWER), ("faster", FASTER)):
+        near = 1.0
         for factor in factors:
-            other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=rate * factor))
-            best = max(found, key=lambda one: one.rate(step_time(one.schedule, other)))
-            if best is not first:
-                return f"At {rate * factor:g} Gbit/s per node, {words} than here, {best.row.candidate.name} is ahead."
+            if _best_at(found, costs, factor) is not first:
+                at = _edge(partial(_best_at, found, costs), first, near, factor)
+                ahead = _best_at(found, costs, at).candidate.name
+                return f"From {rate * at:.3g} Gbit/s per node on, {words} than here, {ahead} is ahead."
+            near = factor
     return f"No network from {rate * SLOWER[-1]:g} to {rate * FASTER[-1]:g} Gbit/s per node changes that."
+
+
+def _best_at(found: Sequence[Timed], costs: GpuCosts, factor: float) -> Timed:
+    """Returns the fastest on a network so many times as fast."""
+    other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
+    return max(found, key=lambda one: one.rate(step_time(one.schedule, other)))
+
+
+def _edge(best_at: Callable[[float], Timed], first: Timed, near: float, far: float) -> float:
+    """Returns a factor at which another is ahead, within a few percent of the last at which `first` is."""
+    for _ in range(4):
+        middle = (near * far) ** 0.5
+        near, far = (middle, far) if best_at(middle) is first else (near, middle)
+    return far
 
 
 def as_json(found: Sequence[Timed], costs: GpuCosts) -> dict[str, Any]:
@@ -137,12 +436,12 @@ def as_json(found: Sequence[Timed], costs: GpuCosts) -> dict[str, Any]:
     return {
         "cluster": asdict(costs.cluster),
         "rows": [
-            {"name": one.row.candidate.name, "micro_batch": one.cell.config.micro_batch,
-             "accumulation": one.cell.config.accumulation, "peak_bytes": one.best.used.peak_bytes,
+            {"name": one.candidate.name, "micro_batch": one.cell.config.micro_batch,
+             "accumulation": one.cell.config.accumulation, "peak_bytes": one.used.peak_bytes,
              "step_s": one.time.step_s, "low_s": one.time.step_s * one.interval.low,
              "high_s": one.time.step_s * one.interval.high, "tokens_per_s_gpu": one.tokens_per_s,
              "exposed_s": one.time.exposed_s, "host_s": one.time.host_s, "binds": one.time.binds}
             for one in found
         ],
-        "recommended": found[0].row.candidate.name, "sentence": sentence(found, costs),
+        "recommended": found[0].candidate.name, "sentence": sentence(found, costs),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from ...config.cell import CellConfig
 from ...config.schema import Gpt
 from ...sizes import show_bytes
 from .candidates import STRATEGIES, Capacity, name_of
-from .search import ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis, power_axis
+from .search import ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
 """Strategies of zerobench's engine; a plan that recommends another says so."""
@@ -71,8 +71,8 @@ GOALS = {
             lambda probe: f"{probe.value} GPUs" if probe.value > 1 else "1 GPU", "needs the fewest GPUs",
         ),
         Goal(
-            FASTEST, power_axis, lambda probe: float(probe.value), lambda probe: f"micro_batch={probe.value}",
-            "is predicted to be the fastest",
+            FASTEST, lambda _: micro_batch_axis(), lambda probe: float(probe.value),
+            lambda probe: f"micro_batch={probe.value}", "is predicted to be the fastest",
         ),
     )
 }  # fmt: skip

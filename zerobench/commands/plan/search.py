@@ -38,7 +38,7 @@ from .candidates import Candidate, Capacity, Used, used_of
 MOST_GUESSES = 6
 """Guesses by a line; after these the bracket is halved."""
 
-DEEPEST, WIDEST_BATCH, WIDEST_POWER = 512, 65536, 64
+DEEPEST, WIDEST_BATCH = 512, 65536
 """Ends of the axes: a cell of 512 blocks takes minutes to execute."""
 
 
@@ -82,12 +82,6 @@ def layers_axis() -> PlanAxis:
 def micro_batch_axis() -> PlanAxis:
     """Returns the axis of sequences per rank."""
     return PlanAxis("micro_batch", range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
-
-
-def power_axis(most: int) -> PlanAxis:
-    """Returns the axis of micro-batches that are powers of two, up to `most` or WIDEST_POWER."""
-    values = [2**power for power in range(WIDEST_POWER.bit_length()) if 2**power <= max(most, 1)]
-    return PlanAxis("micro_batch", values, (0, 1), with_micro_batch)
 
 
 def gpus_axis(most: int) -> PlanAxis:
@@ -299,6 +293,11 @@ def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capac
         candidate, best=None if found is None else probes[found], beyond=probes[beyond[0]] if beyond else None,
         at_end=found == len(axis.values) - 1, probes=tuple(probes.values()),
     )  # fmt: skip
+
+
+def pruned_by_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow | None:
+    """Returns the row of a cell whose states alone are too large; None if they are not, or theory says nothing."""
+    return _only_states(candidate, cell, capacity) if least_load(cell, capacity) / SURE > 1 else None
 
 
 def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow:

@@ -12,6 +12,8 @@ from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...sizes import show_bytes, show_count
+from ...timing.costs import CpuCosts, GpuCosts
+from ..predict import calibrated_costs, costs_of
 from .page import write_page
 from .worlds import ReplayWorld, executed_worlds, recorded_worlds, with_ranks
 
@@ -31,6 +33,7 @@ examples:
   zerobench replay results/runs --out step.html           the page, with N = 2 to 1,024 executed on fake tensors
   zerobench replay results/runs --out step.html --worlds none         without executing anything
   zerobench replay results/runs --out step.html --worlds 8,64 --where model=gpt_tiny
+  zerobench replay results/runs --out step.html --worlds 64 --cluster h100-3200       with predicted times
   zerobench replay results/runs --gif step.gif --mp4 step.mp4         films for slides
 
 Exit code: 0, or 2 where there is nothing to show."""
@@ -52,7 +55,7 @@ def replay(arguments: list[str]) -> int:
         ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
         worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
         if chosen.out is not None:
-            _write_page(chosen.out, worlds, wanted, chosen.jobs)
+            _write_page(chosen.out, worlds, wanted, chosen)
         for path in films:
             from .film import write_film  # matplotlib takes a second
 
@@ -73,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         f"numbers of ranks to execute beside the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list as 8,64"
     )
     add("--worlds", default=EVERY, metavar="N,...", help=f"{words} (default: %(default)s)")
+    add("--cluster", metavar="NAME", help="executed steps have the times predicted there (zerobench predict --help)")
+    words = "the same on a machine that zerobench calibrate --compute has measured, next to its recorded steps"
+    add("--calibration", type=Path, metavar="DIR", help=words)
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, as 0,1 (default: %(default)s)")
     add("--jobs", type=int, help="cells executed at a time (default: one per core)")
     add("--gif", type=Path, metavar="FILE", help="the step as an animated GIF")
@@ -80,6 +86,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=16.0, metavar="S", help="length of a film (default: %(default)g)")
     add_options(parser, attempts=False)
     return parser
+
+
+def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
+    """Returns the costs of the device on which executed steps are laid out in time. Raises ValueError for two."""
+    if chosen.cluster is not None and chosen.calibration is not None:
+        raise ValueError("--cluster, --calibration: each says where steps would run; give one")
+    if chosen.calibration is not None:
+        return calibrated_costs(chosen.calibration)
+    return None if chosen.cluster is None else costs_of(chosen.cluster, None)
 
 
 def _films(chosen: argparse.Namespace) -> list[Path]:
@@ -110,11 +125,13 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
     return sorted(set(found))
 
 
-def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, jobs: int | None) -> None:
-    there = {world.ranks for world in worlds}
+def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, chosen: argparse.Namespace) -> None:
+    costs, there = _costs(chosen), {world.ranks for world in worlds}
     powers = [2**power for power in range(1, MOST.bit_length())]
     ranks = [n for n in (powers if wanted is None else wanted) if n not in there]
-    made = executed_worlds(worlds[0].panels, ranks, jobs) if ranks else []
+    if isinstance(costs, CpuCosts):
+        ranks = [costs.ranks]  # next to the measured step, if that is recorded
+    made = executed_worlds(worlds[0].panels, ranks, chosen.jobs, costs) if ranks else []
     for world in made:
         for problem in {panel.problem for panel in world.panels if panel.problem}:
             print(f"zerobench replay: N={world.ranks}: {problem}", file=sys.stderr)

@@ -6,6 +6,8 @@ world    the panels of one number of ranks N, all of them measured or all execut
 
 All panels of a page train the same thing: they agree in SETTING. A panel has the same key in every world.
 
+With costs of a device an executed world's events have the times that are predicted there.
+
 At other numbers of ranks cells are executed on fake tensors. Each rank keeps its micro-batch, so that the batch grows
 with N and a rank computes what it computed at the measured N. One rank is executed, the fullest.
 """
@@ -20,11 +22,13 @@ from typing import Any
 import pandas as pd
 
 from ...config.cell import CellConfig
-from ...fake_execution import Execution, Limits, execute_all
+from ...fake_execution import CPU, CUDA, Execution, Limits, execute_all
 from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
 from ...rank_record import RankRecord
+from ...records import EventRow
+from ...records.event_row import COMPUTE, ORDER
 from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results
@@ -32,6 +36,8 @@ from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
+from ...timing.costs import CpuCosts, GpuCosts
+from ...timing.timeline import lay_out
 
 MEASURED, EXECUTED = "measured", "executed"
 
@@ -181,8 +187,13 @@ def setting_words(panels: Sequence[Panel]) -> str:
 LIMITS = Limits(seconds=300.0)
 
 
-def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None) -> list[ReplayWorld]:
-    """Returns a world for each N of `ranks`: the cells of `panels`, executed there."""
+def executed_worlds(
+    panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None, costs: GpuCosts | CpuCosts | None = None
+) -> list[ReplayWorld]:
+    """Returns a world for each N of `ranks`: the cells of `panels`, executed there. `costs`: of the device on which
+    their events are laid out in time; None: events have the times of their execution.
+    """
+    target = CUDA if isinstance(costs, GpuCosts) else CPU
     wanted = [(n, panel) for n in ranks for panel in panels]
     configs = [at(panel.config, n) for n, panel in wanted]
     with progress_bar("executing", len(configs), "cells") as advance:
@@ -191,10 +202,10 @@ def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | N
             if isinstance(news, Execution):
                 advance()
 
-        done = execute_all(configs, jobs=jobs, tell=tell, limits=LIMITS)
+        done = execute_all(configs, target, jobs, tell, LIMITS, costs is not None)
     made = {n: [] for n in ranks}  # type: dict[int, list[Panel]]
     for (n, panel), one in zip(wanted, done, strict=True):
-        made[n].append(_executed_panel(panel, one))
+        made[n].append(_executed_panel(panel, one, costs))
     return [ReplayWorld(n, EXECUTED, tuple(found)) for n, found in made.items()]
 
 
@@ -205,7 +216,7 @@ def at(config: CellConfig, ranks: int) -> CellConfig:
     return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
 
 
-def _executed_panel(panel: Panel, one: Execution) -> Panel:
+def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | CpuCosts | None) -> Panel:
     if one.record is None:
         return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=one.problem)
     row = panel.row | {
@@ -214,7 +225,15 @@ def _executed_panel(panel: Panel, one: Execution) -> Panel:
         "volume_psi": one.volume_elements / panel.row["psi"] if panel.row.get("psi") else None,
         "formulas": _formulas(one.config, one.record),
     }  # fmt: skip
-    return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in one.record.events])))
+    events = one.record.events if costs is None else in_time(one.record.events, costs)
+    return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in events])))
+
+
+def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[EventRow]:
+    """Returns the events of a step at their predicted times, less those that a recorded step has not."""
+    made = lay_out(events, costs)
+    placed = [replace(event, seconds=at) for event, at in zip(events, made.at, strict=True)]
+    return [event for event in placed if event.kind not in (COMPUTE, ORDER)]
 
 
 def _formulas(config: CellConfig, record: RankRecord) -> str | None:

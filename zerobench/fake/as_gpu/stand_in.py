@@ -21,9 +21,10 @@ from torch.nn import functional as F
 
 from ...zero import options, precision
 from ...zero.activations import offload as offloaded_activations
-from ...zero.comm import simulated
+from ...zero.comm import quantize, simulated
 from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
+from ...zero.parameters import versions
 from ..observers import listening
 from . import kernels
 from .device_memory import Allocations
@@ -65,6 +66,8 @@ ATTENTION_KERNELS = tuple(KERNELS)
 ROWS: dict[str, dict[Any, Any]] = {
     "collectives": {"table": simulated.KINDS, "cpu": partial(simulated.SimulatedNccl, cuda=NullCuda)},
     "copies to host memory": {"table": host_memory.STREAMS, "cpu": NullCuda},
+    "blocks of quantization": {"table": quantize.CHUNKS, "cpu": 2**62},
+    "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
     "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
 }
 """Entries of tables by device: the CPU's is replaced."""

@@ -41,9 +41,9 @@ LEVELS = {8: 127, 4: 7}
 LEAST = 2.0**-119
 """Blocks whose largest magnitude is below this decode to 0: their scale would be no normal fp32 number."""
 
-CHUNK = 2**18
-"""Elements that are quantized at once on a CPU, which bounds the fp32 temporaries. A GPU quantizes whole slices, since
-its kernels take long to launch.
+CHUNKS = {"cpu": 2**18}
+"""Device type -> elements that are quantized at once, which bounds the fp32 temporaries. A GPU quantizes whole slices,
+since its kernels take long to launch.
 """
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -133,13 +133,13 @@ def _blocks(
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Returns views of two (rows, numel) tensors as (rows, blocks, elements), and of their scales, (rows, blocks, 1).
 
-    First the whole blocks, on a CPU CHUNK elements at a time, then the shorter block at the end.
+    First the whole blocks, CHUNKS elements at a time, then the shorter block at the end.
     """
     rows, numel = first.shape
     whole = numel // block
     end = whole * block
     parts = []
-    step = max(1, CHUNK // (rows * block)) if first.device.type == "cpu" else max(1, whole)
+    step = max(1, CHUNKS.get(first.device.type, first.numel()) // (rows * block))
     for begin in range(0, whole, step):
         few = min(step, whole - begin)
         both = (x[:, begin * block : (begin + few) * block].unflatten(1, (few, block)) for x in (first, second))

@@ -47,24 +47,29 @@ class Versions:
         return [p for p, old, new in zip(self.parameters, before, now, strict=True) if old != new]
 
 
-CHUNK = 2**12
-"""Words of 64 bits that are mixed at once, so that a fingerprint needs 64 KiB beside the tensor."""
+CHUNKS = {"cpu": 2**12}
+"""Device type -> words of 64 bits that are mixed at once, so that a fingerprint needs 64 KiB beside the tensor."""
+
+LARGE_CHUNK = 2**20
+"""The same on other devices, whose kernels take long to launch: 16 MiB beside the tensor."""
 
 _MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: odd, with no pattern in its bits
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the fingerprint of a contiguous (numel,) tensor, whole words of 64 bits: int64, 0-dim, on its device."""
-    weights = _weights(tensor.device)
+    whole = tensor.view(torch.int64)
+    chunk = max(1, min(CHUNKS.get(tensor.device.type, LARGE_CHUNK), whole.numel()))
+    weights = _weights(chunk, tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for words in tensor.view(torch.int64).split(CHUNK):
+    for words in whole.split(chunk):
         mixed = words >> 29  # so that the highest bits, signs for example, reach the lower ones
         mixed.bitwise_xor_(words).mul_(weights[: words.numel()])
         total.mul_(_MULTIPLIER).add_(mixed.sum())
     return total
 
 
-def _weights(device: torch.device) -> torch.Tensor:
-    """(CHUNK,) odd numbers, one for each position of a chunk."""
-    numbers = torch.arange(1, CHUNK + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
+def _weights(chunk: int, device: torch.device) -> torch.Tensor:
+    """(chunk,) odd numbers, one for each position of a chunk."""
+    numbers = torch.arange(1, chunk + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
     return numbers.bitwise_xor_(numbers >> 31).mul_(_MULTIPLIER).bitwise_or_(1)

@@ -1,0 +1,85 @@
+"""Maps of predicted steps, from the tables of `python -m validation predicted-maps`.
+
+    python analysis/predicted_maps.py [FOLDER] --out DIR
+
+Left: the fastest strategy of what fits, over parameters and ranks; in each field its tokens/s per GPU. Right: tokens/s
+per GPU of one model over the ranks, by strategy, over that of 8 ranks under DDP; dotted if the states do not fit.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import folder_script
+from zerobench.plots.page import Sheet, key
+from zerobench.plots.style import look
+
+FOLDER = Path("results/predicted_maps")
+
+MODEL = "gpt_7b"
+
+CAPTION = "Predicted on H100 nodes with 3,200 Gbit/s: bf16, AdamW, blocks recomputed, 4 × 1,024 tokens per GPU."
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """Returns the table of steps. Raises OSError if there is none."""
+    return pd.read_csv(folder / "steps.csv")
+
+
+def fastest(steps: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of the fastest strategy of what fits, by model and ranks."""
+    there = steps[steps["fits"] == 1]
+    return there.loc[there.groupby(["psi", "ranks"])["step_s"].idxmin()]
+
+
+def draw(steps: pd.DataFrame) -> Figure:
+    """The map of the fastest strategy, and the scaling of one model."""
+    figure = Sheet(1, 2.2, CAPTION)
+    left, right = figure.subplots(1, 2)
+    _map(left, steps)
+    _scaling(right, steps[steps["model"] == MODEL])
+    key(figure, right.get_legend_handles_labels()[0])
+    return figure
+
+
+def _map(axes: Axes, steps: pd.DataFrame) -> None:
+    sizes, ranks = sorted(steps["psi"].unique()), sorted(steps["ranks"].unique())
+    for one in fastest(steps).itertuples():
+        at = ranks.index(one.ranks), sizes.index(one.psi)
+        color = look(str(one.strategy)).color
+        axes.add_patch(Rectangle((at[0] - 0.5, at[1] - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
+        axes.text(*at, f"{one.strategy}\n{one.tokens_s_gpu:,.0f}", ha="center", va="center")
+    axes.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.5, len(sizes) - 0.5), xlabel="ranks", ylabel="parameters")
+    axes.set_xticks(range(len(ranks)), [f"{one:,}" for one in ranks])
+    axes.set_yticks(range(len(sizes)), [f"{one / 1e9:.1f}B" for one in sizes])
+    axes.set_title("fastest of what fits, tokens/s per GPU", loc="left")
+
+
+def _scaling(axes: Axes, steps: pd.DataFrame) -> None:
+    first = steps[(steps["strategy"] == "ddp") & (steps["ranks"] == steps["ranks"].min())]["tokens_s_gpu"].iloc[0]
+    for strategy, mine in steps.groupby("strategy", sort=False):
+        style = look(str(strategy))
+        fits = "-" if mine["fits"].all() else ":"
+        axes.plot(mine["ranks"], mine["tokens_s_gpu"] / first, fits, marker=style.marker, color=style.color,
+                  label=str(strategy))  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(steps["ranks"].unique()), [f"{one:,}" for one in sorted(steps["ranks"].unique())])
+    axes.set(xlabel="ranks", ylabel="over DDP on 8", ylim=(0, None))
+    axes.set_title(f"{MODEL}, tokens/s per GPU", loc="left")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
+    return folder_script("predicted_maps", __doc__, read, {"predicted_maps": draw}, FOLDER, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Maps of predicted steps: which strategy is fastest over model and ranks, from which network on one is ahead of
+another, how each scales, and which options change a step by more than the interval.
+
+setting     bf16, AdamW, blocks recomputed, MICRO_BATCH sequences of SEQUENCE tokens per GPU, on CLUSTER
+fits        theory's states are at most USABLE of the device; activations are not counted
+break-even  the network, Gbit/s per node, at which two cells take the same time; empty if there is none in NETWORKS
+live        the effect of an option on the step is beyond the interval of its prediction
+
+Writes steps.csv, options.csv and break_even.csv to --out. Executed schedules stay in --cache.
+
+    python -m validation predicted-maps
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerobench.commands.estimate.command import ask
+from zerobench.commands.predict import costs_of
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema_memory import CHOICES
+from zerobench.fake_execution import CUDA
+from zerobench.host.terminal import stdout_console
+from zerobench.predict.estimate import estimate
+from zerobench.results.grid import Grid
+from zerobench.timing.interval import interval_of
+from zerobench.timing.prediction import reduced, step_time
+from zerobench.timing.schedules import Schedules
+
+from .store import write
+
+OUT = Path("results/predicted_maps")
+CACHE = Path("results/runs/predicted_maps")
+
+CLUSTER = "h100-3200"
+MODELS = ("gpt2_1_5b", "gpt_7b", "zero_40b")
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+RANKS = (8, 64, 512, 4096)
+MICRO_BATCH, SEQUENCE = 4, 1024
+USABLE = 0.92
+
+OPTION_MODEL, OPTION_RANKS = "gpt_7b", 64
+SLOW_GBIT_S = 100.0
+"""A second network for the options: Ethernet of 100 Gbit/s per node."""
+
+NETWORKS = (1.0, 25_600.0)
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A predicted step. `fits`: 1 if theory's states fit the device."""
+
+    model: str
+    psi: int
+    ranks: int
+    strategy: str
+    states_bytes: int
+    fits: int
+    step_s: float
+    exposed_s: float
+    tokens_s_gpu: float
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """An option's effect on the step, a fraction. `interval`: half of the interval's width; `live`: 1 if beyond it."""
+
+    option: str
+    strategy: str
+    node_gbit_s: float
+    step_s: float
+    effect: float
+    interval: float
+    live: int
+
+
+@dataclass(frozen=True)
+class BreakEvenRow:
+    """`fast` is ahead of `slow` below so many Gbit/s per node; None: at no network, or `always` is 1: at every one."""
+
+    model: str
+    ranks: int
+    fast: str
+    slow: str
+    node_gbit_s: float | None
+    always: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="of schedules: %(default)s")
+    parser.add_argument("--jobs", type=int, help="executions at once (default: one per core)")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Executes the cells that are not kept yet, and writes the maps."""
+    grid = {(m, n, s): c for (m, s), base in cells_of().items() for n in RANKS for c in [with_ranks(base, n)]}
+    options = dict(options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"], grid[OPTION_MODEL, OPTION_RANKS, "zero1"]))
+    schedules = Schedules(chosen.cache, chosen.jobs)
+    everything = [*grid.values(), *options.values()]
+    schedules.execute("maps", [(reduced(config), CUDA) for config in everything])
+
+    laid = {config.cell_id: schedules.of(reduced(config), CUDA) for config in everything}
+
+    def seconds(config: CellConfig, gbit_s: float | None = None) -> Any:
+        return step_time(laid[config.cell_id], costs_of(CLUSTER, gbit_s))
+
+    steps = [_step_row(*key, config, seconds(config)) for key, config in grid.items()]
+    write(chosen.out / "steps.csv", StepRow, steps)
+    effects = list(_option_rows(options, seconds))
+    write(chosen.out / "options.csv", OptionRow, effects)
+    edges = list(_break_even_rows(grid, options, seconds))
+    write(chosen.out / "break_even.csv", BreakEvenRow, edges)
+    stdout_console().print(Grid(["model", "N", "fastest of what fits", "step"], [
+        [one.model, f"{one.ranks:,}", one.strategy, f"{one.step_s:.3f} s"] for one in fastest(steps)
+    ], left=1))  # fmt: skip
+    return 0
+
+
+def cells_of() -> dict[tuple[str, str], CellConfig]:
+    """Returns (model, strategy) -> its cell on 8 ranks."""
+    words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
+    words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
+    cells = [cell.config for cell in ask(words, "cuda").cells]
+    return {(config.model_name, config.strategy.name): config for config in cells}
+
+
+def with_ranks(config: CellConfig, ranks: int) -> CellConfig:
+    """Returns the cell on so many ranks, with the same micro-batch on each."""
+    return replace(config, world_size=ranks, batch=config.micro_batch * config.accumulation * ranks)
+
+
+def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str, str], CellConfig]]:
+    """Yields (option, strategy) -> its cell; the option "" is the default."""
+    per_node = costs_of(CLUSTER, None).cluster.devices_per_node
+    yield ("", "zero3"), zero3
+    yield ("", "zero1"), zero1
+    for number in (0, 2, 4):
+        yield (f"strategy.prefetch={number}", "zero3"), _of_strategy(zero3, prefetch=number)
+    yield ("strategy.reshard_after_forward=false", "zero3"), _of_strategy(zero3, reshard_after_forward=False)
+    yield ("strategy.overlap_gather=false", "zero1"), _of_strategy(zero1, overlap_gather=False)
+    for cell in (zero3, zero1):
+        name = cell.strategy.name
+        yield (f"node_size={per_node}", name), replace(cell, node_size=per_node)
+        yield (f"shard_group={per_node}", name), replace(cell, shard_group=per_node)
+    for name, make in CHOICES.items():
+        if name != "none":
+            yield (f"zeropp={name}", "zero3"), replace(zero3, node_size=per_node, zeropp=make())
+
+
+def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
+    return replace(config, strategy=replace(config.strategy, **options))
+
+
+def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: Any) -> StepRow:
+    theory = estimate(config)
+    states = theory.states_bytes or 0
+    limit = USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
+    rate = config.micro_batch * config.accumulation * config.sequence / found.step_s
+    return StepRow(
+        model, theory.psi, ranks, strategy, states, int(states <= limit), found.step_s, found.exposed_s, rate
+    )
+
+
+def fastest(rows: list[StepRow]) -> list[StepRow]:
+    """Returns the fastest of what fits, by model and ranks."""
+    there: dict[tuple[str, int], StepRow] = {}
+    for row in rows:
+        key = row.model, row.ranks
+        if row.fits and (key not in there or row.step_s < there[key].step_s):
+            there[key] = row
+    return list(there.values())
+
+
+def _option_rows(options: dict[tuple[str, str], CellConfig], seconds: Any) -> Iterator[OptionRow]:
+    for rate in (costs_of(CLUSTER, None).cluster.node_gbit_s, SLOW_GBIT_S):
+        for (option, strategy), config in options.items():
+            usual, here = seconds(options["", strategy], rate).step_s, seconds(config, rate).step_s
+            found = interval_of(costs_of(CLUSTER, rate), config)
+            half, effect = (found.high - found.low) / 2, here / usual - 1
+            if option:
+                yield OptionRow(option, strategy, rate, here, effect, half, int(abs(effect) > half))
+
+
+def _break_even_rows(
+    grid: dict[tuple[str, int, str], CellConfig], options: dict[tuple[str, str], CellConfig], seconds: Any
+) -> Iterator[BreakEvenRow]:
+    """Yields where the strategy that sends less between nodes stops being ahead."""
+    pairs = [
+        (model, ranks, "zero2", "zero3", grid[model, ranks, "zero2"], grid[model, ranks, "zero3"])
+        for model in MODELS for ranks in RANKS if ranks > RANKS[0]
+    ]  # fmt: skip
+    usual = options["", "zero3"]
+    pairs += [
+        (OPTION_MODEL, OPTION_RANKS, option, "zero3", config, usual)
+        for (option, strategy), config in options.items()
+        if strategy == "zero3" and option.startswith(("zeropp", "shard"))
+    ]  # fmt: skip
+    for model, ranks, fast, slow, one, other in pairs:
+        yield BreakEvenRow(model, ranks, fast, slow, *_edge(one, other, seconds))
+
+
+def _edge(one: CellConfig, other: CellConfig, seconds: Any) -> tuple[float | None, int]:
+    """Returns the network at which `one` stops being ahead, and 1 if it is ahead on all of them."""
+
+    def ahead(rate: float) -> bool:
+        return bool(seconds(one, rate).step_s < seconds(other, rate).step_s)
+
+    low, high = NETWORKS
+    if not ahead(low):
+        return None, 0
+    if ahead(high):
+        return None, 1
+    while high / low > 1.05:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if ahead(middle) else (low, middle)
+    return high, 0
