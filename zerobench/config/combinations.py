@@ -79,7 +79,7 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
 
 
 def problems_of_units(cell: CellConfig) -> list[str]:
-    """Returns a sentence where a model has no blocks that its activation policy, or a compiler, could be for. The model is built
+    """Returns an error message if a model has no blocks for its activation policy, or for a compiler. The model is built
     without memory to see that; one that cannot be built so is left to the ranks.
     """
     kind = cell.model.kind

@@ -1,4 +1,4 @@
-"""Blocks compiled by torch.compile: the forward of each is one graph, made by inductor, before a strategy wraps the model.
+"""Blocks compiled by torch.compile: each forward is one graph, made by inductor, before a strategy wraps the model.
 
 forward      of a block, under its activation policy: a graph, whose backward is a second one
 hooks        of the block run before and after the graph, so that a strategy gathers and reduces around it; modules
