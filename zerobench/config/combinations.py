@@ -79,8 +79,8 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
 
 
 def problems_of_units(cell: CellConfig) -> list[str]:
-    """Returns an error message if a model has no blocks for its activation policy, or for a compiler. The model is built
-    without memory to see that; one that cannot be built so is left to the ranks.
+    """Returns an error message if a model has no blocks for its activation policy, or for a compiler. The model is
+    built without memory to see that; one that cannot be built so is left to the ranks.
     """
     kind = cell.model.kind
     chosen = {"activation": cell.activation.name, "compile": cell.compile}
