@@ -1,4 +1,4 @@
-"""Blocks that are graphs of torch.compile: every strategy trains alike, and the ledger sees all that graphs allocate."""
+"""Blocks that are graphs of torch.compile: all strategies train alike; the ledger sees all that graphs allocate."""
 
 from __future__ import annotations
 
