@@ -22,7 +22,7 @@ from zerobench.theory.replay.traffic import predict_traffic
 N = 4
 NODES, PAPER, LATE = {"node_size": 2}, {"mode": "paper"}, {"accumulate": "last"}
 ALL = memory.AllOfZeropp()
-SDP4BIT = memory.Hpz(quantize_gradients=True, bits_within=8, rotation=True, feedback=True, differences=True)
+SDP4BIT = memory.Hpz(quantize_gradients=True, bits_within=8, differences=True)
 WIDE = Bf16(wire_dtype="fp32")
 
 CELLS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,6 @@ CELLS: dict[str, dict[str, Any]] = {
     "zero3 all, late": {"zeropp": ALL, "precision": WIDE, "accumulation": 2, "strategy": LATE, **NODES},
     "zero3 kept differences": {"zeropp": SDP4BIT, "precision": Bf16(), "model": "million", **NODES},
     "zero3 kept differences, frozen": {"zeropp": SDP4BIT, "model": "half_frozen", "accumulation": 2, **NODES},
-    "zero3 feedback, one node": {"zeropp": memory.Qgz(feedback=True), "strategy": {"persistence_numel": 600}},
     "zero3 all, one node": {"zeropp": ALL, "strategy": {"persistence_numel": 600}},
     "zero3 all, a rank a node": {"zeropp": ALL, "node_size": 1},
 }  # fmt: skip

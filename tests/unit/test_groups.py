@@ -12,7 +12,6 @@ from tests.cells import cell
 from validation.quantization_error import QuantizationError
 from zerobench.config import combinations, schema_memory
 from zerobench.config.flat import base_name
-from zerobench.config.schema_training import Fp16
 from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TrafficRow
@@ -45,9 +44,8 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
         "zeropp=hpz: all 4 ranks are one node",
     ),
     ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(differences=True)}, "zeropp: differences are from secondary"),
-    ("zero3", 4, {"zeropp": schema_memory.Qwz(feedback=True)}, "zeropp: feedback is for quantized gradients"),
+    ("zero3", 4, {"zeropp": schema_memory.Qwz(bits_within=8)}, "zeropp: bits_within is for quantized gradients"),
     ("zero3", 4, {"zeropp": schema_memory.Qgz(bits_within=6)}, "zeropp: bits_within is 6; use 4 or 8"),
-    ("zero3", 4, {"zeropp": schema_memory.Qgz(feedback=True), "precision": Fp16()}, "zeropp.feedback=true: a changed"),
     ("zero3", 4, {"zeropp": schema_memory.Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
     (
         "zero3",

@@ -307,8 +307,6 @@ SECONDARY_SHARDS = Key(
 )  # fmt: skip
 DIFFERENCES = Key("secondary shards stay; differences from them go between nodes in int4", omitted=True)
 BITS_WITHIN = Key("of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", omitted=True)
-ROTATION = Key("gradients are rotated (Hadamard) before they are quantized to int4", omitted=True)
-FEEDBACK = Key("the error of a slice's quantization is added to the next one", omitted=True)
 QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed="`zero_quantized_gradients`")
 
 
@@ -336,8 +334,6 @@ class PartsOfZeropp(ZeroppConfig):
     weight_block: int = Key("how many share a scale in parameters' codes", unit="elements", limits=(8, 2**20))(256)
     gradient_block: int = Key("how many share a scale in gradients' codes", unit="elements", limits=(8, 2**20))(256)
     bits_within: int = BITS_WITHIN(4)
-    rotation: bool = ROTATION(False)
-    feedback: bool = FEEDBACK(False)
     differences: bool = DIFFERENCES(False)
 
     def validate(self, cell: CellConfig) -> list[str]:
@@ -347,8 +343,6 @@ class PartsOfZeropp(ZeroppConfig):
             return [f"{words}: {why}; leave it out with strategy={name}"]
         if cell.shard_group is not None:
             return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
-        if self.feedback and cell.precision.name == "fp16":
-            return ["zeropp.feedback=true: a changed loss scale would not fit the errors kept; use bf16 or fp32"]
         return self._parts_missing() or self._options() or self._one_node(cell)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
@@ -358,8 +352,7 @@ class PartsOfZeropp(ZeroppConfig):
         return Zeropp(
             quantize_weights=self.quantize_weights, secondary_shards=self.secondary_shards,
             quantize_gradients=self.quantize_gradients, weight_block=self.weight_block,
-            gradient_block=self.gradient_block, bits_within=self.bits_within, rotation=self.rotation,
-            feedback=self.feedback, differences=self.differences,
+            gradient_block=self.gradient_block, bits_within=self.bits_within, differences=self.differences,
         )  # fmt: skip
 
     def theory_shape(self) -> dict[str, Any]:
@@ -367,7 +360,7 @@ class PartsOfZeropp(ZeroppConfig):
             "weight_block": self.weight_block if self.quantize_weights else None,
             "gradient_block": self.gradient_block if self.quantize_gradients else None,
             "difference_block": self.weight_block if self.differences else None,
-            "secondary": self.secondary_shards, "bits_within": self.bits_within, "feedback": self.feedback,
+            "secondary": self.secondary_shards, "bits_within": self.bits_within,
         }  # fmt: skip
 
     def _parts_missing(self) -> list[str]:

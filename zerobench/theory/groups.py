@@ -55,8 +55,7 @@ def payload_bytes(bits: int, numel: int, block: int) -> int:
 class GroupShape:
     """Groups of ranks, and what is quantized. `node_size`, `shard_group`: None for all ranks. `weight_block`,
     `gradient_block`, `difference_block`: elements per scale, None if nothing is quantized. `secondary`: gathers after a
-    unit's first come from secondary shards within the node (hpZ). `bits_within`: of gradients within a node;
-    `feedback`: errors of their last hop are kept.
+    unit's first come from secondary shards within the node (hpZ). `bits_within`: of gradients within a node.
     """
 
     world_size: int
@@ -67,7 +66,6 @@ class GroupShape:
     secondary: bool = False
     difference_block: int | None = None
     bits_within: int = 4
-    feedback: bool = False
 
     @property
     def shard_ranks(self) -> int:
@@ -155,15 +153,6 @@ class GroupShape:
             return 0
         assert self.difference_block is not None
         return self.nodes[1] * payload_bytes(4, numel // self.world_size, self.difference_block)
-
-    def error_bytes(self, numel: int, size: int) -> int:
-        """Bytes of the errors that a rank keeps of a unit's gradients; 0 without feedback."""
-        if not (self.feedback and self.quantizes(self.gradient_block, size)) or self.world_size == 1:
-            return 0
-        assert self.gradient_block is not None
-        inside, outside = self.nodes
-        parts, peers = (self.world_size, outside - 1) if outside > 1 else (inside, inside - 1)
-        return peers * payload_bytes(8, numel // parts, self.gradient_block)
 
     def reduction_bytes(self, numel: int, size: int, own: int | None = None) -> tuple[int, ...]:
         """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes.

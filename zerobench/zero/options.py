@@ -152,8 +152,6 @@ class Options:
             raise ValueError(
                 "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
             )
-        if self.zeropp is not None and self.zeropp.feedback and self.loss_scaling is not None:
-            raise ValueError("zeropp.feedback: a changed loss scale would not fit the errors kept; use bf16 or fp32")
         if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:

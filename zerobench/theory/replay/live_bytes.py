@@ -16,7 +16,7 @@ IN_FLIGHT = {
     "unsynced": "gradients of earlier micro-batches", "full": "open units", "wire": "cast for sending",
     "received": "received", "carried": "sums so far of open units", "tile": "tile of an update",
     "slot": "slots of the arena", "codes": "quantized gathers", "secondary": "secondary shards",
-    "errors": "errors of quantization", "flags": "flags of used parameters", "unit": "units in use",
+    "flags": "flags of used parameters", "unit": "units in use",
 }  # fmt: skip
 """Name of an allocation, or its first word -> the term in flight that it belongs to; all others are the formula's."""
 

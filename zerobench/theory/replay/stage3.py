@@ -120,10 +120,6 @@ class _Units:
             if part.gradients is None or self._sends_differences(part):  # never stale: since the first step
                 self._keep_secondary(part)
         self.behind = {part for part in self.row if part.gradients and self._sends_differences(part)}
-        for part in [*self.small, *dict.fromkeys(self.row)]:
-            if part.gradients:
-                errors = self.groups.error_bytes(part.gradients.numel, part.gradients.wire_bytes)
-                self.replay.hold("communication", ("errors", part), errors)
 
     def forward(self) -> None:
         for place, use in enumerate(self.uses):

@@ -17,12 +17,6 @@ For every element of a block whose max|x| = m is finite
 
 in fp32; the term 2^-14 covers the roundings of the scale, of the quotient and of the product. Decoding to a half dtype
 rounds once more. Blocks with m below 2^-119 decode to 0. A block with a NaN or an infinity decodes to NaN.
-
-[Note: rotation]
-A Hadamard matrix of size G, scaled to be orthogonal, is its own inverse. Groups of G elements of a block (G: the
-largest power of 2 that divides the block, at most ROTATED) are multiplied by it before they are quantized, and again
-after they are dequantized (SDP4Bit, arXiv 2410.15526): one large element no longer sets the step for its whole block.
-The bound holds for the rotated elements; for an element itself it is sqrt(G) times as large.
 """
 
 from __future__ import annotations
@@ -50,24 +44,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that can be quantized."""
 
 
-ROTATED = 32
-"""Most elements that one Hadamard rotation mixes."""
-
-
 @dataclass(frozen=True)
 class Codec:
-    """A block quantizer. `bits`: 8 or 4. `block`: elements per scale. `rotate`: blocks are rotated before they are
-    quantized and after they are dequantized [Note: rotation].
-    """
+    """A block quantizer. `bits`: 8 or 4. `block`: elements per scale."""
 
     bits: int
     block: int
-    rotate: bool = False
-
-    @property
-    def of_errors(self) -> Codec:
-        """The quantizer of this one's errors, which are kept and not sent."""
-        return Codec(8, self.block)
 
     def payload_bytes(self, numel: int) -> int:
         """Returns the payload's size in bytes for a slice of `numel` elements."""
@@ -79,7 +61,7 @@ class Codec:
         values, scales = self._parts(payloads, slices.shape[1])
         whole = torch.empty(slices.shape, dtype=torch.int8, device=slices.device)
         for part, place, into in _blocks(self.block, slices, whole, scales):
-            self._encode_blocks(self._turned(part.float()), place, into)
+            self._encode_blocks(part.float(), place, into)
         if self.bits == 8:
             values.copy_(whole.view(torch.uint8))
         else:
@@ -91,11 +73,7 @@ class Codec:
         values, scales = self._parts(payloads, slices.shape[1])
         whole = values.view(torch.int8) if self.bits == 8 else _unpack(values, slices.shape[1])
         for place, part, scale in _blocks(self.block, slices, whole, scales):
-            # not part * scale: mixed dtypes would make another temporary
-            place.copy_(self._turned(part.float().mul_(scale)))
-
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        return rotated(x) if self.rotate else x
+            place.copy_(part.float().mul_(scale))  # not part * scale: mixed dtypes would make another temporary
 
     def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
         """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8 of that shape; scales: (rows, blocks, 1)."""
@@ -117,15 +95,6 @@ class Codec:
         start, blocks = self._values_bytes(numel), -(-numel // self.block)
         used = numel if self.bits == 8 else -(-numel // 2)
         return payloads[:, :used], payloads[:, start : start + 4 * blocks].view(torch.float32)
-
-
-def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotates `x`, (rows, blocks, elements) fp32, in groups along the last dimension. [Note: rotation]"""
-    group = min(ROTATED, x.shape[2] & -x.shape[2])
-    matrix = x.new_ones(1, 1)
-    while len(matrix) < group:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)]) * 2**-0.5
-    return (x.unflatten(2, (-1, group)) @ matrix).flatten(2)
 
 
 def _blocks(

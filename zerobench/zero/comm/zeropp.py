@@ -16,15 +16,11 @@ Masters, optimizer states and state dicts are never quantized: `Comm.exact` gath
 Options that reduce the error at the same or fewer bytes between nodes:
 
     bits_within   qgZ's hop within a node in 8 bits instead of 4 (SDP4Bit, arXiv 2410.15526)
-    rotation      int4 gradients are rotated (comm/quantize.py's note; SDP4Bit)
-    feedback      a rank adds the error of its last quantization of a slice to the next one (LoCo, arXiv 2407.04480)
     differences   hpZ's secondary shards stay; after an update each rank sends other nodes its slice less the slice that
                   they have, in int4 (SDP4Bit's weight differences), in place of qwZ
 
-[Note: feedback]
-The errors of the last hop are kept, in int8 with a scale per block, for all slices that a rank sends: N ranks in Z
-nodes keep (Z-1)/N of a unit's elements each, the ranks of one node (N-1)/N. A slice that is not finite leaves no error.
-Errors are not part of a checkpoint: a load drops them, and the differences' secondary shards with them.
+The kept shards are not part of a checkpoint: a load drops them, and the next gather is exact. Error feedback as in LoCo
+(arXiv 2407.04480) and Hadamard rotations as in SDP4Bit were tried and brought nothing: docs/how-to/topology.md.
 
 [Note: two hops]
 With several nodes qgZ's first hop is within the node. Rank (z, l) quantizes block m of its gradients (blocks as in
@@ -63,17 +59,13 @@ class Zeropp:
     weight_block: int = 256
     gradient_block: int = 256
     bits_within: int = 4
-    rotation: bool = False
-    feedback: bool = False
     differences: bool = False
 
     def __post_init__(self) -> None:
         if self.bits_within not in LEVELS:
             raise ValueError(f"zeropp: bits_within is {self.bits_within!r}; use 4 or 8")
-        for name, is_used in {"bits_within": self.bits_within != 4, "rotation": self.rotation,
-                              "feedback": self.feedback}.items():  # fmt: skip
-            if is_used and not self.quantize_gradients:
-                raise ValueError(f"zeropp: {name} is for quantized gradients; add quantize_gradients=True")
+        if self.bits_within != 4 and not self.quantize_gradients:
+            raise ValueError("zeropp: bits_within is for quantized gradients; add quantize_gradients=True")
         if self.differences and (self.quantize_weights or not self.secondary_shards):
             raise ValueError(
                 "zeropp: differences are from secondary shards, in place of int8; let secondary_shards be True and"
@@ -84,10 +76,6 @@ class Zeropp:
             if not isinstance(value, int) or value < 8:
                 raise ValueError(f"zeropp: {name} is {value!r}; use a whole number of at least 8 elements")
 
-    def gradient_codec(self, bits: int) -> Codec:
-        """Returns the quantizer of a hop of gradients. Rotations are for 4 bits, whose steps are large."""
-        return Codec(bits, self.gradient_block, rotate=self.rotation and bits == 4)
-
 
 class ZeroppComm(WrappedComm):
     """Quantizing collectives over exact ones (`below`, Hierarchical where there are several nodes)."""
@@ -97,10 +85,9 @@ class ZeroppComm(WrappedComm):
         self._nodes = nodes
         self._policy = policy
         self._weights = Codec(8, policy.weight_block)
-        codecs = (policy.gradient_codec(policy.bits_within), policy.gradient_codec(4))
+        codecs = (Codec(bits, policy.gradient_block) for bits in (policy.bits_within, 4))
         hops = zip((nodes.within, nodes.between), codecs, strict=True)
         self._reductions = [(comm, codec) for comm, codec in hops if comm.size > 1]
-        self._errors: dict[str, torch.Tensor] = {}
         self._kept: list[DifferenceShard] = []
         self._hops = below.hops if isinstance(below, Hierarchical) else Hops()
 
@@ -115,7 +102,6 @@ class ZeroppComm(WrappedComm):
         return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
 
     def forget(self) -> None:
-        self._errors.clear()
         for source in self._kept:
             source.stale()
 
@@ -136,34 +122,21 @@ class ZeroppComm(WrappedComm):
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
             return super().reduce_scatter(full, unit, stamp, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
-        reduction = QuantizedReduction(self._reductions, full, own, unit, stamp, self._errors_of(unit, full))
+        reduction = QuantizedReduction(self._reductions, full, own, unit, stamp)
         return self._hops.launch(*[reduction.send] * len(self._reductions), finish=reduction.finish)
-
-    def _errors_of(self, unit: str, full: torch.Tensor) -> torch.Tensor | None:
-        """Returns the errors of the last hop for a unit, (peers, payload_bytes) uint8, at first of zeros."""
-        if not self._policy.feedback:
-            return None
-        if unit not in self._errors:
-            hop, codec = self._reductions[-1]
-            numel = full.numel() // (self.size if len(self._reductions) > 1 else hop.size)
-            errors = full.new_zeros(hop.size - 1, codec.of_errors.payload_bytes(numel), dtype=torch.uint8)
-            self._errors[unit] = labels.label(errors, labels.COMMUNICATION, f"{unit} errors")
-        return self._errors[unit]
 
 
 class QuantizedReduction:
     """qgZ's reduce-scatter of `full`, hop by hop. [Note: two hops]
 
-    `rows`     the input of the current hop, (n, m): row j goes to rank j of the hop, quantized, the own row stays
-    `here`     received payloads, (n, payload_bytes)
-    `errors`   of the last hop's quantization of the other rows, None without feedback
+    `rows`   the input of the current hop, (n, m): row j goes to rank j of the hop, quantized, the own row stays
+    `here`   received payloads, (n, payload_bytes)
     """
 
     def __init__(
-        self, hops: list[tuple[Comm, Codec]], full: torch.Tensor, into: torch.Tensor, unit: str, stamp: Stamp | None,
-        errors: torch.Tensor | None,
-    ) -> None:  # fmt: skip
-        self._unit, self._stamp, self._errors = unit, stamp, errors
+        self, hops: list[tuple[Comm, Codec]], full: torch.Tensor, into: torch.Tensor, unit: str, stamp: Stamp | None
+    ) -> None:
+        self._unit, self._stamp = unit, stamp
         self._to_come = list(hops)
         self._into = into
         self._sum = full
@@ -175,12 +148,9 @@ class QuantizedReduction:
         self._hop, self._codec = hop, codec = self._to_come.pop(0)
         self._rows = self._sum.view(hop.size, -1)
         self._to, self._here = (new_payloads(codec, self._rows, self._unit) for _ in range(2))
-        for place, peer in enumerate(peer for peer in range(hop.size) if peer != hop.rank):
-            row, payload = self._rows[peer : peer + 1], self._to[peer : peer + 1]
-            if self._errors is None or self._to_come:
-                codec.encode(row, payload)
-            else:
-                _encode_with_feedback(codec, row, payload, self._errors[place : place + 1])
+        for peer in range(hop.size):
+            if peer != hop.rank:
+                codec.encode(self._rows[peer : peer + 1], self._to[peer : peer + 1])
         return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
 
     def finish(self) -> None:
@@ -206,17 +176,6 @@ class QuantizedReduction:
                 total += decoded
         self._sum = total
         drop(self._here)
-
-
-def _encode_with_feedback(codec: Codec, row: torch.Tensor, payload: torch.Tensor, errors: torch.Tensor) -> None:
-    """Quantizes `row`, (1, m), plus the kept errors, and keeps the errors of this quantization. [Note: feedback]"""
-    wanted = torch.empty_like(row, dtype=torch.float32)
-    codec.of_errors.decode(errors, wanted)
-    wanted += row
-    codec.encode(wanted, payload)
-    sent = torch.empty_like(wanted)
-    codec.decode(payload, sent)
-    codec.of_errors.encode(wanted.sub_(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0), errors)
 
 
 class SecondaryShard:
