@@ -22,7 +22,12 @@ from .schema_memory import Activation
 
 def validate(cell: CellConfig) -> list[str]:
     """Returns sentences on what of a cell's axes makes no sense, alone or together."""
-    problems = cell.activation.validate(cell) + problems_of_arena(cell) + problems_of_compile(cell) + cell.buffers.validate(cell)
+    problems = (
+        cell.activation.validate(cell)
+        + problems_of_arena(cell)
+        + problems_of_compile(cell)
+        + cell.buffers.validate(cell)
+    )
     problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 
@@ -73,8 +78,8 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
 
 
 def problems_of_units(cell: CellConfig) -> list[str]:
-    """Returns a sentence where a model has no blocks that its activation policy, or a compiler, could be for. The model is built
-    without memory to see that; one that cannot be built so is left to the ranks.
+    """Returns a sentence where a model has no blocks that its activation policy, or a compiler, could be for. The model
+    is built without memory to see that; one that cannot be built so is left to the ranks.
     """
     kind = cell.model.kind
     chosen = {"activation": cell.activation.name, "compile": cell.compile}

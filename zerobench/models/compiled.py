@@ -1,4 +1,4 @@
-"""Blocks compiled by torch.compile: the forward of each is one graph, made by inductor, before a strategy wraps the model.
+"""Blocks compiled by torch.compile: the forward of each is one graph of inductor, before a strategy wraps the model.
 
 forward      of a block, under its activation policy: a graph, whose backward is a second one
 hooks        of the block run before and after the graph, so that a strategy gathers and reduces around it; modules
@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..fake import graphs
@@ -52,7 +51,7 @@ class CompiledForward(Wrapped):
 def _compiled(forward: Forward) -> Forward:
     import torch._dynamo  # takes seconds: only for a model that is compiled
     import torch._inductor.config
-    from torch.hub import tqdm  # torch's bars of progress, which are off: their lock is one of processes, and would stay
+    from torch.hub import tqdm  # torch's progress bars, which are off: their lock is a semaphore that would stay
 
     tqdm.set_lock(threading.RLock())
     torch._dynamo.config.optimize_ddp = False

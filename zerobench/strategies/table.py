@@ -101,6 +101,7 @@ for _level, _settings, _tuning, _marker in (
 ):
     register_strategy(
         f"deepspeed_zero{_level}", _peer("deepspeed", "DeepspeedEngine", level=_level), options=_settings,
-        label=f"DeepSpeed ZeRO-{_level}", look=Look(GRAY, _marker, (0, (5, 2))), composes=Composition(clip=False, compiles=False),
+        label=f"DeepSpeed ZeRO-{_level}", look=Look(GRAY, _marker, (0, (5, 2))),
+        composes=Composition(clip=False, compiles=False),
         tuning=_tuning, partitions_as=f"zero{_level}", requires="deepspeed", install=DEEPSPEED,
     )  # fmt: skip
