@@ -1,4 +1,4 @@
-"""Blocks that are graphs of torch.compile: all strategies train alike; the ledger sees all that graphs allocate."""
+"""Blocks compiled by torch.compile: every strategy trains alike, and the ledger sees all that graphs allocate."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ class Breaks(nn.Module):
 def test_a_block_that_is_no_single_graph_ends_in_an_error_message() -> None:
     model = nn.Sequential(Breaks())
     compile_blocks(model)
-    with pytest.raises(RuntimeError, match=r"^compile=blocks: 0: torch.compile cannot make one graph of this block"):
+    with pytest.raises(RuntimeError, match=r"^compile=blocks: 0: torch\.compile cannot make one graph of this block"):
         model(torch.ones(2))

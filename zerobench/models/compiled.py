@@ -51,9 +51,7 @@ class CompiledForward(Wrapped):
 def _compiled(forward: Forward) -> Forward:
     import torch._dynamo  # takes seconds: only for a model that is compiled
     import torch._inductor.config
-    from torch.hub import (
-        tqdm,
-    )  # torch's bars of progress, which are off: their lock is one of processes, and would stay
+    from torch.hub import tqdm  # torch's progress bars, which are off: their lock is a semaphore that would stay
 
     tqdm.set_lock(threading.RLock())
     torch._dynamo.config.optimize_ddp = False
