@@ -105,7 +105,7 @@ def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) 
     else:
         (few, many), (least, most) = found, cell.blocks
         more = (cell.whole_blocks - most) / (most - least)
-        whole = {key: many[key] + more * (many[key] - few[key]) for key in many}
+        whole = {key: max(0.0, many[key] + more * (many[key] - few[key])) for key in many}
     phases = {name: PhaseTime(*(whole[name, part] for part in PARTS)) for name in PHASES if (name, PARTS[0]) in whole}
     totals = {part: sum(one for (name, what), one in whole.items() if what == part and name) for part in PARTS}
     return StepTime(

@@ -1,8 +1,8 @@
 """Goal `fastest`: of what fits, the predicted step on a cluster decides.
 
 rows          strategies x activation policies, then variants of the leading strategies: prefetch, nodes, shard groups,
-              ZeRO++. What a variant changes is communication: if the step without any would be less than WORTH shorter,
-              none is executed, and the answer says so
+              ZeRO++. What a variant changes is communication: if the step without any were not shorter by more than
+              the interval, none is executed, and the answer says so
 micro-batch   the largest power of two that fits; with a given `batch`, as many micro-batches as that takes. It is
               guessed by a line through executed ones: the load is convex in the micro-batch, so that what a line from
               below puts beyond the device is beyond it
@@ -41,10 +41,12 @@ PILOT = 4
 LEADERS = 2
 """Strategies whose variants are tried."""
 
-WORTH = 0.01
-"""Part of a step that communication must cost for variants of it to be executed."""
+PREFETCHES = (0, 2)
+ZEROPP = ("hpz", "all")
+"""Values that are tried; others are tried if the user gives them."""
 
-PREFETCHES = (0, 2, 4)
+AHEAD = 1.01
+"""Times the rate of another row at which a row is ahead of it."""
 
 SLOWER = (0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 FASTER = (2.0, 4.0)
@@ -239,7 +241,7 @@ class FastestSearch:
             if composes.zeropp:
                 wanted += [
                     ((f"node_size={per_node}", f"zeropp={name}"), nodes | {"zeropp": make()})
-                    for name, make in CHOICES.items() if name != "none"
+                    for name, make in CHOICES.items() if name in ZEROPP
                 ]  # fmt: skip
         for words, changes in wanted:
             cell = one.cell.changed(**changes)
@@ -297,9 +299,9 @@ def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
     for one in leaders:
         free = step_time(one.schedule, FreeCosts(search.costs)).step_s
         part = 1 - free / one.time.step_s
-        if part < WORTH:
-            notes.append(f"{one.candidate.name}: without any communication its step would be {part:.1%} shorter, "
-                         "so that no variant of prefetch, groups or ZeRO++ was executed")  # fmt: skip
+        if part < 1 - one.interval.low:
+            notes.append(f"{one.candidate.name}: without any communication its step would be {part:.1%} shorter, less "
+                         "than the interval, so that prefetch, groups and ZeRO++ were not varied")  # fmt: skip
             continue
         more += [search.row(candidate, cell) for candidate, cell in search.variants(one)]
     for row in more:  # begins with the leader's micro-batch; half of it if that does not fit
@@ -381,10 +383,10 @@ def sentence(found: Sequence[Timed], costs: GpuCosts) -> str:
     said = f"Take {first.candidate.name} with micro_batch={first.cell.config.micro_batch}: {first.tokens_per_s:,.0f}"
     said += f" tokens/s per GPU, its step bound by {first.time.binds}"
     if len(found) > 1:
-        second = found[1]
-        ahead = first.tokens_per_s / second.tokens_per_s - 1
-        tie = first.interval.high > 1 + ahead
-        said += f"; {second.candidate.name} is {ahead:.1%} behind, {_why(first, second)}"
+        second = next((one for one in found if one.candidate.strategy != first.candidate.strategy), found[1])
+        behind = first.tokens_per_s / second.tokens_per_s - 1
+        tie = first.interval.high > 1 + behind
+        said += f"; {second.candidate.name} is {behind:.1%} behind, {_why(first, second)}"
         said += ", less than the interval: a tie" * tie
     return f"{said}. {turn(found, costs)} The interval: {first.interval.words}."
 
@@ -406,21 +408,22 @@ def turn(found: Sequence[Timed], costs: GpuCosts) -> str:
     first, rate = found[0], costs.cluster.node_gbit_s
     if all(one.cell.config.world_size <= costs.cluster.devices_per_node for one in found):
         return "All ranks are on one node, so that the network between nodes does not matter."
-    for words, factors in (("slower", SLOWER), ("faster", FASTER)):
+    for words, factors in (("Below", SLOWER), ("Above", FASTER)):
         near = 1.0
         for factor in factors:
             if _best_at(found, costs, factor) is not first:
                 at = _edge(partial(_best_at, found, costs), first, near, factor)
-                ahead = _best_at(found, costs, at).candidate.name
-                return f"From {rate * at:.3g} Gbit/s per node on, {words} than here, {ahead} is ahead."
+                return f"{words} {rate * at:.3g} Gbit/s per node {_best_at(found, costs, at).candidate.name} is ahead."
             near = factor
     return f"No network from {rate * SLOWER[-1]:g} to {rate * FASTER[-1]:g} Gbit/s per node changes that."
 
 
 def _best_at(found: Sequence[Timed], costs: GpuCosts, factor: float) -> Timed:
-    """Returns the fastest on a network so many times as fast."""
+    """Returns the fastest on a network so many times as fast; the first, unless another is ahead of it."""
     other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
-    return max(found, key=lambda one: one.rate(step_time(one.schedule, other)))
+    rates = [one.rate(step_time(one.schedule, other)) for one in found]
+    best = max(range(len(found)), key=lambda place: rates[place])
+    return found[best] if rates[best] > AHEAD * rates[0] else found[0]
 
 
 def _edge(best_at: Callable[[float], Timed], first: Timed, near: float, far: float) -> float:
