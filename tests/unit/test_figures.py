@@ -237,7 +237,18 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
     for name, experiment in FIGURES.items():
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
-    others = {"all", "common", "bars", "calibration", "disk", "compare", "largest_model", "ratios", "table1"}
+    others = {
+        "all",
+        "common",
+        "bars",
+        "calibration",
+        "disk",
+        "compare",
+        "largest_model",
+        "predicted_maps",
+        "ratios",
+        "table1",
+    }
     assert scripts == {*FIGURES, *others} - set(PLOTTED)
 
 

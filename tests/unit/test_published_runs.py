@@ -98,3 +98,14 @@ def test_a_run_that_cannot_be_estimated_says_why(case: str) -> None:
     with pytest.raises(NotGivenError) as refused:
         plan_of(run_of(ROWS[1] | more))
     assert words in str(refused.value)
+
+
+def test_a_run_that_ended_out_of_memory_is_executed_for_its_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    row = ROWS[1] | {"id": "too-large", "peak_kind": "", "notes": "OOM at batch 3", "peak_mem_gib": ""}
+    runs, out = written(tmp_path / "runs.csv", [row]), tmp_path / "errors.csv"
+    assert main(["published-runs", "--runs", str(runs), "--out", str(out), "--cache", str(tmp_path / "cache")]) == 0
+    (found,) = csv.DictReader(out.read_text().splitlines())
+    assert found["status"] == "out of memory"
+    assert float(found["estimate_low_gib"]) >= 0
+    assert not found["error_percent"]

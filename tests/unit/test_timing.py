@@ -2,10 +2,12 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from validation import predicted_maps
 from zerobench.commands.estimate.command import ask
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
@@ -235,3 +237,17 @@ def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monk
     assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)
     assert hardware.scales_of(hardware.device("h100-sxm-80gb")).compute == 4.0
     assert math.isclose(hardware.scales_of(hardware.device("l40s-48gb")).attention, 1.1)
+
+
+def test_the_network_of_break_even_is_found_within_5_percent() -> None:
+    """The waits are 100 and 200 s over the rate; the cell that waits longer computes 0.5 s less."""
+
+    def seconds(cell: str, rate: float) -> SimpleNamespace:
+        return SimpleNamespace(step_s=1 + 100 / rate if cell == "less" else 0.5 + 200 / rate)
+
+    rate, always = predicted_maps._edge("less", "more", seconds)
+    assert always == 0
+    assert 200 <= rate <= 210
+    assert predicted_maps._edge("more", "less", seconds) == (None, 0)
+    assert predicted_maps._edge("less", "much more", lambda cell, rate: seconds(cell, rate) if cell == "less" else
+                                SimpleNamespace(step_s=9 + 900 / rate)) == (None, 1)  # fmt: skip
