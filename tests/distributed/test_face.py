@@ -120,7 +120,7 @@ def test_states_of_a_plain_run_are_refused() -> None:
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
     engine = engine_of()
-    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 is \(6, 4\) and the segment \(24,\).*engine\.load"):
+    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 is \(6, 4\), and here \(24,\).*engine\.load"):
         engine.optimizer.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="group 0 has 1 parameters and this optimizer's 4 segments"):
         engine.optimizer.load_state_dict(optim.AdamW(nn.Linear(1, 1, bias=False).parameters()).state_dict())

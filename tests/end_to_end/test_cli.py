@@ -70,7 +70,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["-m", "strategy=ddp,zero3", "strategy.prefetch=two"], "strategy.prefetch=two: wants an integer"),
         (["-m", "offload=nvme,none", "offload.depht=2"], "did you mean offload.depth?"),
         (["offload.path=there"], "offload.path: no such key; choose offload=nvme for it"),
-        (["optimizer.momentum=1"], "optimizer.momentum: no such key; choose optimizer=rmsprop|sgd for it"),
+        (["optimizer.momentum=1"], "optimizer.momentum: no such key; choose optimizer=muon|rmsprop|sgd for it"),
         (["activation.x=1"], "activation.x: no such key; this choice has no keys of its own"),
         (["dtype=bf16"], "dtype: no such key; did you mean precision, as in precision=bf16?"),
         (["lr=1e-3"], "lr: no such key; did you mean optimizer.lr?"),

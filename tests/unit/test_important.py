@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cells import cell
+from zerobench.config.schema_memory import CpuOffload
+from zerobench.config.schema_training import Adamw8bit, AdamwBf16, Muon
+from zerobench.zero import Offload, initialize
+from zerobench.zero.low_bit import AdamW8bit, AdamWBf16, LowBitAdamW
 from zerobench.zero.optim.important import important, others_alone, update_important
 from zerobench.zero.optim.segments import ELEMENTWISE
 from zerobench.zero.optim.step_by_tiles import raw_step
@@ -43,7 +48,7 @@ def trained(kind: type, fraction: float | None, steps: int = 4) -> tuple[torch.T
     return share.tensor.detach(), optimizer.state[share.tensor]
 
 
-@pytest.mark.parametrize("kind", ELEMENTWISE)
+@pytest.mark.parametrize("kind", [kind for kind in ELEMENTWISE if not issubclass(kind, LowBitAdamW)])
 def test_two_parts_are_the_whole(kind: type) -> None:
     whole, states = trained(kind, None)
     for fraction in (0.01, 0.35, 1.0):
@@ -59,3 +64,16 @@ def test_the_largest_elements_are_important() -> None:
     assert set(important(gradient, 0.25).tolist()) == {2, 8, 9}
     assert sorted(important(gradient.bfloat16(), 1.0).tolist()) == list(range(10))
     assert important(gradient[:0], 0.1).numel() == 0
+
+
+@pytest.mark.parametrize("optimizer", [Adamw8bit(), AdamwBf16(), Muon()])
+def test_optimizers_of_blocks_and_matrices_are_refused(optimizer: Any) -> None:
+    problems = cell("zero2", 2, optimizer=optimizer, offload=CpuOffload(delayed=True, on_time=0.35)).problems
+    assert f"offload.on_time=0.35: optimizer={optimizer.name} does not update single elements" in " ".join(problems)
+
+
+@pytest.mark.parametrize("kind", [AdamW8bit, AdamWBf16])
+def test_the_engine_refuses_them_as_well(kind: type) -> None:
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"on_time: Adam\w+ is not one of torch's"):
+        initialize(model, kind(model.parameters()), "zero2", offload=Offload(delayed_after=0, on_time=0.35))

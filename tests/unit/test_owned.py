@@ -118,7 +118,8 @@ def test_the_states_are_a_momentum_and_those_of_adamw() -> None:
     size = sum(v.numel() * 4 for state in optimizer.state.values() for v in state.values())
     shape = Muon().theory_shape()
     assert shape.owned == OptimizerShape(1, 0)
-    expected = shape.bytes_of(4 * (sum(numels) - owned), len(numels) - 3) + shape.owned.bytes_of(4 * owned, 3)
+    counts = 4 * shape.counts * (len(numels) - 3)
+    expected = shape.states_bytes(sum(numels) - owned, 4) + counts + shape.owned.states_bytes(owned, 4)
     assert size == expected == 8 * sum(numels) - 4 * owned + 4 * (len(numels) - 3), "4 bytes a matrix's element less"
 
 

@@ -124,6 +124,10 @@ def asked_of_an_index(text: str) -> list[str]:
     return [name for command in INSTALLED.findall(text) for name in OURS.findall(command)]
 
 
+PLANTED = (Path(__file__), Path(__file__).with_name("test_language.py"))
+"""Tests that plant what must not be."""
+
+
 def test_zerobench_is_never_installed_by_its_bare_name() -> None:
     planted = (
         "pip install -e . zerobench",
@@ -132,7 +136,7 @@ def test_zerobench_is_never_installed_by_its_bare_name() -> None:
     )
     assert [asked_of_an_index(line)[:1] for line in planted] == [["zerobench"], ["zerobench[hf]"], ["zerobench-zero"]]
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
-    read = [path for path in files if path.is_file() and path.suffix in TEXTS and path != Path(__file__)]
+    read = [path for path in files if path.is_file() and path.suffix in TEXTS and path not in PLANTED]
     texts = {path: path.read_text() for path in read}
     assert {str(path): found for path, text in texts.items() if (found := asked_of_an_index(text))} == {}
     assert [str(path) for path, text in texts.items() if "zerobench[" in text] == [], "an extra of another project"

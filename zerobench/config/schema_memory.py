@@ -109,6 +109,11 @@ class CpuOffload(OffloadConfig):
         problems = []
         if self.delayed and cell.precision.name == "fp16":
             problems.append("offload.delayed=true: loss scaling must judge an update before the next; use bf16 or fp32")
+        if self.on_time and not cell.optimizer.takes_elements:
+            problems.append(
+                f"offload.on_time={self.on_time:g}: optimizer={cell.optimizer.name} does not update single elements of"
+                " a matrix or of a block; use offload.on_time=0, or optimizer=adamw"
+            )
         return problems + _problems_of_policy(self.policy(), cell.strategy.name)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:

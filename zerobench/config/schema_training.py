@@ -131,6 +131,11 @@ class Optimizer(Axis):
         return OptimizerShape(self.states, kind.counts, fused, kind.element_bytes, self.block_numel)
 
     @property
+    def takes_elements(self) -> bool:
+        """True if the update of some elements, apart from the others, is that of the whole."""
+        return True
+
+    @property
     def block_numel(self) -> int:
         """Elements of a parameter whose states cannot be cut, since they have one scale; 1: no such states."""
         return block_numel(KINDS[self.name].make)
@@ -336,7 +341,7 @@ class Muon(Betas):
         rule="a list of `not_2d`, `embeddings`, `head` and names of parameters, `*` standing for any part",
     ).made(lambda: [*REST])  # fmt: skip
     adamw_lr: float = Key("AdamW's learning rate", limits=(0, 1e6))(3e-4)
-    momentum: float = Key("Muon's momentum", limits=(0, 1))(0.95)
+    momentum: float = MOMENTUM(0.95)
     nesterov: bool = Key("Nesterov's momentum")(True)
     ns_steps: int = Key("Newton-Schulz iterations of an update", unit="iterations", limits=(1, 99))(5)
     adjust_lr: str = Key(
@@ -361,6 +366,10 @@ class Muon(Betas):
 
     def owned(self, model: nn.Module) -> Collection[nn.Parameter]:
         return set(split(model, self.adamw)[0])
+
+    @property
+    def takes_elements(self) -> bool:
+        return False
 
     def theory_shape(self) -> OptimizerShape:
         return OptimizerShape(self.states, KINDS[self.name].counts, fused=False, owned=OptimizerShape(1, 0))
@@ -389,6 +398,10 @@ class LowBitStates(Betas):
     """
 
     weight_decay: float = WEIGHT_DECAY(0.01)
+
+    @property
+    def takes_elements(self) -> bool:
+        return False
 
     def validate(self, cell: CellConfig) -> list[str]:
         """Returns an error message if the strategy or the offload cannot keep such states."""

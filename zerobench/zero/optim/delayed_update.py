@@ -25,6 +25,7 @@ import torch
 from torch import optim
 
 from .. import labels
+from ..low_bit import LowBitAdamW
 from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share, shaped_as
@@ -94,10 +95,11 @@ class UpdateSchedule:
     """
 
     def __init__(self, update: Update, placement: Placement, delayed_after: int | None, on_time: float = 0.0) -> None:
-        if on_time and type(update.optimizer) not in ELEMENTWISE:
+        kind = type(update.optimizer)
+        if on_time and (kind not in ELEMENTWISE or issubclass(kind, LowBitAdamW)):
             raise ValueError(
-                f"offload.on_time: {type(update.optimizer).__name__} is not one of torch's optimizers, whose states are"
-                " known well enough to update a part of them; leave on_time out"
+                f"offload.on_time: {kind.__name__} is not one of torch's elementwise optimizers, which can update some"
+                " elements apart from the others; leave on_time out"
             )
         self._update = update
         self._placement = placement
