@@ -83,8 +83,8 @@ OPTIONS = {
     "feedback": lambda value: "feedback (removed)" * value,
     "differences": lambda value: "differences" * value,
 }  # fmt: skip
-"""Key of zeropp -> its words in a table, empty at the default. Rotation and feedback were keys of the code that recorded
-the runs.
+"""Key of zeropp -> its words in a table, empty at the default. Rotation and feedback were keys of the code that
+recorded the runs.
 """
 
 
