@@ -16,6 +16,7 @@ is recorded as events and summed when it is over.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..fake.graphs import GraphMode
+from ..fake.graphs import GraphMode, dispatch_buffers
 from ..records import STATES
 from ..zero import labels
 from .collective_operators import NAMESPACES
@@ -76,6 +77,8 @@ class Ledger(GraphMode, labels.Observer):
     # -- listening ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Ledger:
+        if "torch._inductor" in sys.modules:  # a loop that compiles: graphs are loaded at their first call
+            dispatch_buffers()
         self._stack.enter_context(resizes_watched(self._meet))
         self._stack.enter_context(optimizer_steps_watched(self._enter_optimizer))
         super().__enter__()
