@@ -30,10 +30,12 @@ from zerobench.fake_execution.execute import CPU
 from zerobench.host.terminal import stdout_console
 from zerobench.launch.start_ranks import launch
 from zerobench.results.grid import Grid
+from zerobench.timing.interval import HERE
 from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.schedules import Schedules
 from zerobench.worker import RankJob, run_rank
 
+from .intervals import renew_interval
 from .link import run_on_nodes
 from .store import read, write
 
@@ -89,6 +91,7 @@ def run(chosen: argparse.Namespace) -> int:
     for found in measured(predicted(chosen.out), chosen.rounds, chosen.timeout):
         write(chosen.out, HereRow, found)
     show(found)
+    renew_interval(HERE, [abs(math.log(1 + row.error)) for row in found if row.error is not None])
     return 0
 
 

@@ -21,14 +21,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from statistics import median
 
 import numpy as np
-import yaml
 from scipy.optimize import minimize
 
 from zerobench.commands.predict_published import PlannedRun, planned_or_reason
-from zerobench.host.files import replace_text
 from zerobench.host.terminal import stdout_console
 from zerobench.published.rows import PublishedRun
 from zerobench.published.rows import read as read_runs
@@ -39,6 +38,7 @@ from zerobench.timing.prediction import step_time
 from zerobench.timing.published import NEEDED
 from zerobench.timing.schedules import Schedules
 
+from .intervals import interval_of, write_validated
 from .predicted_here import HereRow
 from .store import read, write
 
@@ -46,15 +46,12 @@ RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_run
 ERRORS = Path("results/predicted_runs/errors.csv")
 CACHE = Path("results/runs/predicted_runs")
 HERE_RESULTS = Path("results/predicted_here")
-VALIDATED = Path("zerobench/hardware/validated.yaml")
 
 ENOUGH = 20
 """Rows of a kind of run from which it has an interval."""
 
 ROUGH = ("v100",)
 """Types whose only source says that its cluster varied by 40 % with the time of day: nothing is fitted to them."""
-
-COVERED = 0.9
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def run(chosen: argparse.Namespace) -> int:
     known = {one.one.run.id: one for one in laid if one is not None}
     rows = list(errors_of(runs, planned, known, schedules))
     write(chosen.out, ErrorRow, rows)
-    replace_text(VALIDATED, _validated(list(known.values()), rows))
+    write_validated(_validated(list(known.values()), rows))
     show(rows)
     return 0
 
@@ -281,14 +278,12 @@ def _error_row(
 # -- what is written -------------------------------------------------------------------------------
 
 
-def _validated(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> str:
-    """Returns the yaml file of scales and intervals."""
+def _validated(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, Any]:
+    """Returns scales and intervals."""
     scales = fitted(known)
     kinds = left_out(known, rows)
     intervals = {kind: interval_of(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
-    found = {"compute": scales.compute, "attention": scales.attention, "intervals": intervals}
-    text = yaml.safe_dump(found, sort_keys=False)
-    return f"# Written by `make predicted-runs`: validation/predicted_runs.py says how.\n{text}"
+    return {"compute": scales.compute, "attention": scales.attention, "intervals": intervals}
 
 
 def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[float]]:
@@ -302,23 +297,6 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
     for path in HERE_RESULTS.glob("*.csv"):
         kinds[HERE] += [abs(math.log(1 + row.error)) for row in read(path, HereRow) if row.error is not None]
     return kinds
-
-
-def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
-    """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns."""
-    wide = math.exp(float(np.quantile(errors, COVERED)))
-    shuffled = np.random.default_rng(0).permutation(np.array(errors))
-    inside = 0
-    for part in range(10):
-        held = shuffled[part::10]
-        rest = np.concatenate([shuffled[other::10] for other in range(10) if other != part])
-        inside += int((held <= np.quantile(rest, COVERED)).sum())
-    return {
-        "low": round(1 / wide, 3),
-        "high": round(wide, 3),
-        "runs": len(errors),
-        "covered": round(inside / len(errors), 3),
-    }
 
 
 def groups_of(rows: Iterable[ErrorRow]) -> dict[str, list[ErrorRow]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from tools.docs.blocks_systems import pipes
-from validation import predicted_here, predicted_maps, predicted_runs
+from validation import predicted_here, predicted_runs
 from validation.store import read
 from zerobench.timing.costs import held_out_error, matmul_rows
 from zerobench.timing.hardware import validated
@@ -86,31 +86,6 @@ def here(root: Path) -> str:
     return "\n".join(lines)
 
 
-def maps(root: Path) -> str:
-    """The fastest strategy of what fits, networks of break-even, and options that are live (`make predicted-maps`)."""
-    folder = root.parent.parent / "predicted_maps"
-    steps = predicted_maps.fastest(read(folder / "steps.csv", predicted_maps.StepRow))
-    lines = [pipes(["model", "N", "fastest of what fits", "step", "waits for collectives", "tokens/s/GPU"])]
-    lines += ["| --- | --: | --- | --: | --: | --: |"]
-    lines += [
-        pipes([row.model, f"{row.ranks:,}", f"`{row.strategy}`", f"{row.step_s:.3f} s",
-               f"{row.exposed_s / row.step_s:.0%}", f"{row.tokens_s_gpu:,.0f}"])
-        for row in steps
-    ]  # fmt: skip
-    lines += ["", pipes(["model", "N", "ahead", "of", "below, Gbit/s per node"]), "| --- | --: | --- | --- | --: |"]
-    for edge in read(folder / "break_even.csv", predicted_maps.BreakEvenRow):
-        rate = f"{edge.node_gbit_s:,.0f}" if edge.node_gbit_s else "at all" if edge.always else "at none"
-        lines.append(pipes([edge.model, f"{edge.ranks:,}", f"`{edge.fast}`", f"`{edge.slow}`", rate]))
-    lines += ["", pipes(["option", "strategy", "Gbit/s per node", "step", "interval", "live"])]
-    lines += ["| --- | --- | --: | --: | --: | --- |"]
-    lines += [
-        pipes([f"`{row.option}`", f"`{row.strategy}`", f"{row.node_gbit_s:,.0f}", f"{row.effect:+.1%}",
-               f"± {row.interval:.0%}", "yes" if row.live else "no"])
-        for row in read(folder / "options.csv", predicted_maps.OptionRow)
-    ]  # fmt: skip
-    return "\n".join(lines)
-
-
 def interpolation(_: Path) -> str:
     """The error of interpolation in the tables of matrix products, a tenth held out."""
     lines = [pipes(["table", "shapes held out", "median", "90th percentile"]), "| --- | --: | --: | --: |"]
@@ -122,5 +97,5 @@ def interpolation(_: Path) -> str:
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "predicted_by_source": by_source, "predicted_intervals": intervals, "predicted_misses": misses,
-    "predicted_here": here, "interpolation": interpolation, "predicted_maps": maps,
+    "predicted_here": here, "interpolation": interpolation,
 }  # fmt: skip

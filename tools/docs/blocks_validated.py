@@ -74,7 +74,7 @@ def verdicts(root: Path) -> str:
         lines.append(pipes([f"`{one.id}`", f"{card:g}", str(one.estimate_low_gib), *shown]))
     right, refused_in_all = found[True, True], found[True, True] + found[True, False]
     failed_in_all = right + found[False, True]
-    words = f"Of {refused_in_all} said not to fit {right} did not; of {failed_in_all} that did not fit {right} said so."
+    words = f"Estimated not to fit: {refused_in_all} ({right} did not). Out of memory: {failed_in_all} ({right} found)."
     return "\n".join([*lines, "", words])
 
 
