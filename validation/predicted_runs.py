@@ -21,8 +21,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from statistics import median
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
