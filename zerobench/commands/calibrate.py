@@ -142,7 +142,7 @@ def train_reference(job: ReferenceJob, tell: Callable[[Any], None]) -> float:
     """Returns the median of the timed steps, seconds."""
     with tempfile.TemporaryDirectory() as folder:
         found = run_rank(RankJob(job.config, "timed", 0, f"{folder}/rendezvous", folder), tell)
-    return median(step.seconds for step in found.steps if not step.warmup)
+    return float(median(step.seconds or 0.0 for step in found.steps if not step.warmup))
 
 
 def _measure_step(chosen: argparse.Namespace) -> float:
@@ -153,7 +153,7 @@ def _measure_step(chosen: argparse.Namespace) -> float:
         outcome = launch(train_reference, jobs, scratch / "logs", chosen.timeout)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    return mean(outcome.results)
+    return float(mean(outcome.results))
 
 
 def _step_rows(folder: Path, operators: list[OperatorTime], step_s: float, world_size: int) -> list[OperatorTime]:

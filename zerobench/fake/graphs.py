@@ -48,7 +48,7 @@ def dispatch_buffers() -> None:
     for kind in _kinds_below(GraphMode):
         rng_prims.run_and_save_rng_state.py_impl(kind)(_run_and_save_state)
         rng_prims.run_with_rng_state.py_impl(kind)(_run_with_state)
-    AsyncCompile.cpp_pybinding = _compiled_when_run(AsyncCompile.cpp_pybinding)  # type: ignore[method-assign]
+    AsyncCompile.cpp_pybinding = _compiled_when_run(AsyncCompile.cpp_pybinding)
 
 
 def _allocate(device: torch.device, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -64,6 +64,7 @@ def _reinterpret(
 
 
 def _kinds_below(kind: type) -> Iterator[type]:
+    below: type
     for below in kind.__subclasses__():
         yield below
         yield from _kinds_below(below)

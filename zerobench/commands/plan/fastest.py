@@ -231,10 +231,9 @@ class FastestSearch:
         composes = known[config.strategy.name].composes if config.strategy.name in known else None
         wanted: list[tuple[tuple[str, ...], dict[str, Any]]] = []
         if hasattr(config.strategy, "prefetch"):
-            others = [number for number in PREFETCHES if number != config.strategy.prefetch]
-            wanted += [
-                ((f"strategy.prefetch={n}",), {"strategy": replace(config.strategy, prefetch=n)}) for n in others
-            ]
+            strategy: Any = config.strategy
+            others = [number for number in PREFETCHES if number != strategy.prefetch]
+            wanted += [((f"strategy.prefetch={n}",), {"strategy": replace(strategy, prefetch=n)}) for n in others]
         if config.world_size > per_node and composes is not None and composes.groups:
             nodes = {"node_size": per_node}
             wanted += [((f"node_size={per_node}",), nodes), ((f"shard_group={per_node}",), {"shard_group": per_node})]
@@ -323,8 +322,8 @@ def _verified(ranked: list[Timed], search: FastestSearch) -> list[Timed]:
         if len(first.schedule.cell.configs) == 1:
             return ranked
         config = first.schedule.cell.configs[-1]
-        model = {"model": first.cell.config.model, "huggingface": first.cell.config.huggingface}
-        found = search.run([replace(config, **model)])[0]
+        whole = first.cell.config
+        found = search.run([replace(config, model=whole.model, huggingface=whole.huggingface)])[0]
         if found.problem:
             return ranked
         used = _used(first.cell, found)
@@ -334,18 +333,17 @@ def _verified(ranked: list[Timed], search: FastestSearch) -> list[Timed]:
     return ranked
 
 
-@dataclass(frozen=True)
+@dataclass
 class FreeCosts:
     """The costs of a device on which collectives take no time."""
 
     of: GpuCosts
-    blocking: bool = False
-    contention: float = 1.0
 
-    @property
-    def host_s(self) -> float:
-        """Seconds of a launch."""
-        return self.of.host_s
+    blocking = False
+    contention = 1.0
+
+    def __post_init__(self) -> None:
+        self.host_s = self.of.host_s
 
     def compute(self, event: Any) -> float:
         """Seconds of an operator."""
