@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.made_up import GRID, results_of, run
-from zerobench.records import BETWEEN, CATEGORIES, LINKS, PHASES, MemoryRow
+from zerobench.records import CATEGORIES, LINKS, PHASES, MemoryRow
 from zerobench.records.describe import columns_of
 from zerobench.results.frames import to_frame
 from zerobench.results.long_form import COLUMNS, FIGURES, RANKS
@@ -34,8 +34,7 @@ def test_categories_are_ordered_as_the_stages_the_ledger_and_a_step_are(stages: 
     order = ["ddp", "zero1", "zero2", "zero3", "fsdp2", "mine"]
     assert list(results_of(rows).runs.sort_values("strategy").strategy) == order
     assert list(stages.memory.category.cat.categories)[: len(CATEGORIES)] == list(CATEGORIES)
-    phases = [name for name in PHASES if name != BETWEEN]  # recorded before there was such a phase
-    assert list(stages.memory.groupby("phase", observed=True).size().index) == phases
+    assert list(stages.memory.groupby("phase", observed=True).size().index) == list(PHASES)
     assert stages.memory.phase.max() == "step"
     some = stages.of(stages.runs.run_id[:2])
     assert list(some.runs.strategy.cat.categories) == ["ddp", "zero1"], "no others than there are"
@@ -176,7 +175,7 @@ def test_a_run_shows_its_figures_beside_their_predictions(stages: Results) -> No
     rows = {
         row[0]: row[1:] for row in ([cell.text for cell in line.iter("td")] for line in html(one).iter("tr")) if row
     }
-    assert rows["states"] == ["140.2 MiB", "predicted 140.2 MiB"]
+    assert rows["states"] == ["122.7 MiB", "predicted 122.7 MiB"]
     assert rows["volume"] == ["2.000 ψ", "predicted 2.000 ψ"]
 
 

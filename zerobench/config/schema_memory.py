@@ -311,7 +311,9 @@ SECONDARY_SHARDS = Key(
     torch="`fully_shard(reshard_after_forward=int)`",
 )  # fmt: skip
 DIFFERENCES = Key("secondary shards stay; differences from them go between nodes in int4", omitted=True)
-BITS_WITHIN = Key("of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", omitted=True)
+BITS_WITHIN = Key(
+    "of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", limits=(4, 8), omitted=True
+)
 QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed="`zero_quantized_gradients`")
 
 
