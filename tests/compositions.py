@@ -98,6 +98,12 @@ FREE: dict[str, dict[str, dict[str, Any]]] = {
     "model": {"tied": {}, "unused": {}, "adapted": {}, "tiled": {}},
 }
 
+LOW_BIT: dict[str, dict[str, Any]] = {
+    "adamw8bit": {"optimizer": schema_training.Adamw8bit(lr=1e-2)},
+    "adamw_bf16": {"optimizer": schema_training.AdamwBf16(lr=1e-2)},
+}
+"""Optimizers that do not go with every choice, the first not with files."""
+
 
 def tied():
     return zoo.MODELS["tied"]()
@@ -120,7 +126,7 @@ MODELS["tiled"] = Gpt(layers=2, hidden=12, heads=2, tied=False, tiles=3)
 
 def keys_of(chosen: Combination) -> dict[str, Any]:
     """The keys of Config that a combination means, without its strategy and model."""
-    axes = CORE | FREE
+    axes = CORE | FREE | {"optimizer": FREE["optimizer"] | LOW_BIT}
     return {key: value for axis in axes if axis in chosen for key, value in axes[axis][chosen[axis]].items()}
 
 
@@ -225,6 +231,12 @@ def by_strategy(n: int) -> list[Combination]:
             free = {axis: list(names)[len(rows) % len(names)] for axis, names in FREE.items()}
             rows.append(best | free | {"options": str(len(rows) % 3)})
     return rows
+
+
+def low_bit(n: int) -> list[Combination]:
+    """The same combinations with optimizers whose states have fewer bits."""
+    rows = by_strategy(n)
+    return [row | {"optimizer": "adamw_bf16" if "nvme" in row["offload"] else "adamw8bit"} for row in rows]
 
 
 def _alone() -> Iterator[Pair]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from analysis import calibration, compare, disk, largest_model, predicted_maps, table1
+from analysis import calibration, compare, disk, largest_model, table1
 from analysis.common import FIGURES, REFERENCE, main_of, module_of
 from tests.figure_faults import faults, texts_of
 from zerobench.calibrate.collectives import load_calibration
@@ -24,7 +24,6 @@ OTHERS = {
     "largest_model": lambda: largest_model.draw(
         [one for one in largest_model.read(ROOT / "results/largest_model") if one.gpus != 64]
     ),
-    "predicted_maps": lambda: predicted_maps.draw(predicted_maps.read(ROOT / "results/predicted_maps")),
     **{name: lambda draw=draw: draw(table1.load(ROOT / "results/table1")) for name, draw in table1.FIGURES.items()},
 }
 EVERY = (*FIGURES, *OTHERS)
@@ -32,7 +31,7 @@ CROWDED = ("offload", "pareto", "zeropp")
 """Figures that stand for all others in the quick tests: most text to an inch."""
 
 TOO_MUCH = (
-    "calibration", "disk", "table1", "in_flight", "memory_cap", "offload", "offload_time", "pareto", "predicted_maps",
+    "calibration", "disk", "table1", "in_flight", "memory_cap", "offload", "offload_time", "pareto",
     "shard_group",
 )  # fmt: skip
 """Figures with more in them than a column or a slide holds: they are for the whole page of a paper."""
