@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from zerobench.probes import TimedPass
+from zerobench.probes import TimedPass, timed_pass
 from zerobench.probes.intervals import ASIDE
 
 
@@ -59,3 +59,16 @@ def test_garbage_is_collected_between_measured_steps_and_not_within(measured: bo
         probe.end_steps()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_bytes_of_the_interface_are_of_as_many_gathers_as_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather that overlaps the next forward is in flight at both readings, and done after the last step."""
+    carried = 100
+    monkeypatch.setattr(timed_pass, "loopback_bytes", lambda: carried)
+    with TimedPass(torch.device("cpu")) as probe:
+        for number in range(4):
+            with probe.step(measured=number >= 1):
+                carried += 10
+        carried += 5  # the last step's gather arrives
+        probe.end_steps()
+    assert probe.memory["loopback_bytes"] == 3 * 10

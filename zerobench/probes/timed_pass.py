@@ -45,7 +45,7 @@ class TimedPass(Probe):
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
         self._steps: list[dict[str, list[tuple[Any, Any]]]] = []
         self._measuring = False
-        self._carried: int | None = None
+        self._carried: tuple[int | None, int | None] = None, None
         self._first = 0
         self._holds_garbage = False
         self._take_allocated: Callable[[], Mapping[str, int]] = nothing
@@ -66,7 +66,7 @@ class TimedPass(Probe):
             gc.unfreeze()
             gc.enable()
         self.memory["resident_bytes"] = resident_peak_bytes()
-        before, after = self._carried, loopback_bytes()
+        before, after = self._carried
         self.memory["loopback_bytes"] = None if before is None or after is None else after - before
         if self._cuda and error[0] is None:  # after an error of the device it would raise another
             self.memory |= cuda_memory.process_memory(cuda_memory.take_peaks())
@@ -89,6 +89,8 @@ class TimedPass(Probe):
         self._steps.append(self._marks)
         with self.phase("step"):
             yield
+        if self._measuring:  # the last reading counts; a gather may be in flight, as one was at the first
+            self._carried = self._carried[0], loopback_bytes()
         if self._holds_garbage:
             gc.collect()
 
@@ -129,6 +131,7 @@ class TimedPass(Probe):
         return PassRecords(process_memory=self.memory, gpu_states=self.gpu_states, wall_s=self.wall_s, times=self.times)
 
     def _begin_measuring(self) -> None:
+        carried = loopback_bytes()  # before the collection, during which a gather in flight would arrive
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -139,7 +142,7 @@ class TimedPass(Probe):
             cuda_memory.reset_peaks()
         self._take_allocated()
         reset_resident_peak()
-        self._carried = loopback_bytes()
+        self._carried = carried, None
 
     def _read_gpu(self) -> None:
         state = read_state(self._device)
