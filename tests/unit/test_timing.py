@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from tests.test_layers import LAYERS
 from validation import predicted_maps
 from zerobench.commands.estimate.command import ask
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
+from zerobench.results.provenance import source_of
 from zerobench.timing import hardware
 from zerobench.timing.costs import GpuCosts, Transfer, held_out_error, matmul_rows
 from zerobench.timing.prediction import reduced
 from zerobench.timing.published import hardware_of
+from zerobench.timing.schedules import NOT_EXECUTED
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -202,6 +205,15 @@ def test_a_deep_model_and_many_micro_batches_are_executed_in_part() -> None:
     assert [one.model.layers for one in cell.configs] == [4, 8]  # type: ignore[attr-defined]
     assert {one.accumulation for one in cell.configs} == {3}
     assert (cell.whole_blocks, cell.whole_micro_batches) == (32, 8)
+
+
+def test_a_kept_schedule_is_that_of_the_code_that_executes_it() -> None:
+    layers = LAYERS["zerobench"]
+    (place,) = (number for number, layer in enumerate(layers) if "fake_execution" in layer)
+    above: set[str] = set().union(*layers[place + 1 :])
+    assert set(NOT_EXECUTED) <= above
+    config = ask(["model=gpt", "strategy=zero2", "world_size=8"]).cells[0].config
+    assert source_of(config, NOT_EXECUTED) == source_of(config, tuple(above)) != source_of(config)
 
 
 RUN = PublishedRun(id="one", gpu="A100-SXM", gpu_mem_gib=80, gpus=16, gpus_per_node=8, strategy="zero3")
