@@ -10,9 +10,10 @@ import pytest
 
 from analysis import largest_model
 from tests.cells import cell
+from zerobench.commands.plan import command
 from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
-from zerobench.commands.plan.fastest import TriedBatch, TriedRow, whole_used
+from zerobench.commands.plan.fastest import TriedBatch, TriedRow, sizes_of, whole_used
 from zerobench.commands.plan.recommend import GOALS, nothing_fits, recommended, sentence
 from zerobench.commands.plan.search import (
     ExecutedCell,
@@ -130,6 +131,13 @@ def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
     assert recommended([row("ddp", None)], goal) is None
 
 
+def test_a_plan_of_bytes_alone_says_how_to_ask_for_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row("ddp", 90), row("zero1", 50)]
+    for goal, said in (("least_traffic", True), ("largest_batch", False)):
+        command._print(rows, Capacity(100), GOALS[goal], [], "cuda", None)
+        assert ("--goal fastest --cluster NAME" in capsys.readouterr().out) is said
+
+
 def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() -> None:
     goal = GOALS["largest_model"]
     rows = [row("ddp", 90, psi=2_000_000_000), row("zero3", 80, psi=9_000_000_000), row("zero2", 80, psi=8_990_000_000)]
@@ -157,6 +165,12 @@ def test_the_largest_micro_batch_is_found_in_few_executions(most: int, guessed: 
     assert len(row.probes) <= 7
     if guessed == (0.3, 0.02) and most == 16:
         assert len(row.probes) <= 3
+
+
+def test_a_micro_batch_divides_a_ranks_part_of_the_batch() -> None:
+    assert sizes_of(None) == (1, 2, 4, 8, 16, 32, 64)
+    assert sizes_of(384 // 64) == (1, 2, 3, 6)
+    assert sizes_of(1024 // 64) == (1, 2, 4, 8, 16)
 
 
 def test_what_few_blocks_use_gives_what_all_use() -> None:

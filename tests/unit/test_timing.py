@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from tests.test_layers import LAYERS
 from validation import predicted_maps
 from zerobench.commands.estimate.command import ask
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
+from zerobench.results.provenance import source_of
 from zerobench.timing import hardware
 from zerobench.timing.costs import GpuCosts, Transfer, held_out_error, matmul_rows
 from zerobench.timing.prediction import reduced
 from zerobench.timing.published import hardware_of
+from zerobench.timing.schedules import NOT_EXECUTED
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -204,6 +207,15 @@ def test_a_deep_model_and_many_micro_batches_are_executed_in_part() -> None:
     assert (cell.whole_blocks, cell.whole_micro_batches) == (32, 8)
 
 
+def test_a_kept_schedule_is_that_of_the_code_that_executes_it() -> None:
+    layers = LAYERS["zerobench"]
+    (place,) = (number for number, layer in enumerate(layers) if "fake_execution" in layer)
+    above: set[str] = set().union(*layers[place + 1 :])
+    assert set(NOT_EXECUTED) <= above
+    config = ask(["model=gpt", "strategy=zero2", "world_size=8"]).cells[0].config
+    assert source_of(config, NOT_EXECUTED) == source_of(config, tuple(above)) != source_of(config)
+
+
 RUN = PublishedRun(id="one", gpu="A100-SXM", gpu_mem_gib=80, gpus=16, gpus_per_node=8, strategy="zero3")
 
 
@@ -230,6 +242,18 @@ def test_kernels_take_as_many_times_longer_as_was_fitted() -> None:
     for event, factor in ((row("compute", operator="add", bytes=10**9), 2.0), (attention, 6.0)):
         scaled = costs.scaled(hardware.Scales(compute=2.0, attention=3.0))
         assert scaled.compute(event) == pytest.approx(factor * costs.compute(event))
+
+
+def test_attention_reaches_more_of_the_peak_the_longer_the_sequence() -> None:
+    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"), scales=hardware.Scales())
+
+    def seconds(tokens: int, operator: str = "_scaled_dot_product_flash_attention") -> float:
+        event = row("compute", operator=operator, flops=10**13, sizes=f"1x8x{tokens}x{tokens}x128", dtype="bfloat16")
+        return costs.compute(event)
+
+    assert seconds(16384) == pytest.approx(10**13 / (989e12 * 0.677))
+    assert seconds(512) > seconds(1400) > seconds(2048) > seconds(65536) == seconds(16384)
+    assert seconds(4096, "_scaled_dot_product_flash_attention_backward") > seconds(4096)
 
 
 def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

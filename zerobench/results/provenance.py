@@ -27,10 +27,14 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 
 
 @cache
-def source_hash(model_kind: str, data_name: str = "", strategy: str = "") -> str:
-    """Hash of this package's code and of the files that build a user's model, data or strategy: 12 hex digits."""
+def source_hash(model_kind: str, data_name: str = "", strategy: str = "", without: tuple[str, ...] = ()) -> str:
+    """Hash of this package's code and of the files that build a user's model, data or strategy: 12 hex digits.
+    `without`: packages of ours that are left out.
+    """
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
+        if path.relative_to(PACKAGE).parts[0] in without:
+            continue
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     digest.update(MODELS.source_of(model_kind))
     digest.update(DATA.source_of(data_name))
@@ -38,9 +42,9 @@ def source_hash(model_kind: str, data_name: str = "", strategy: str = "") -> str
     return digest.hexdigest()[:12]
 
 
-def source_of(config: CellConfig) -> str:
+def source_of(config: CellConfig, without: tuple[str, ...] = ()) -> str:
     """The hash of the code that a resolved cell runs."""
-    return source_hash(config.model.kind, config.data.name, config.strategy.name)
+    return source_hash(config.model.kind, config.data.name, config.strategy.name, without)
 
 
 @cache

@@ -30,6 +30,9 @@ COLUMNS = (
 
 LIMITS = Limits(seconds=1800.0)
 
+NOT_EXECUTED = ("timing", "commands", "published", "sweep", "watching", "dispatch", "trials", "gate")
+"""Packages above fake_execution: a schedule stays what it is if their code changes."""
+
 Work = tuple[Reduced, Target]
 
 
@@ -95,6 +98,6 @@ class Schedules:
 
 
 def _key(config: CellConfig, target: Target) -> str:
-    code, release = source_of(config), torch.__version__
+    code, release = source_of(config, NOT_EXECUTED), torch.__version__
     norms = "-fused" * target.fused_norms
     return f"{config.cell_id}-{target.kind}-{target.attention or 'auto'}{norms}-{code}-{release}"

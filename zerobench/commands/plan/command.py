@@ -31,6 +31,7 @@ from .recommend import (
     FIRST_TO_GO,
     GOALS,
     HEADER,
+    LEAST_TRAFFIC,
     WORDS,
     Goal,
     as_json,
@@ -47,6 +48,11 @@ from .settings import SYSTEMS, Settings, settings_of
 LIMITS = Limits(seconds=3600.0)
 """Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes minutes."""
 
+BYTES_ALONE = (
+    "Bytes alone were compared, at one micro-batch for all. Which is fastest depends on the cluster, and on the "
+    "micro-batch that each leaves room for: add --goal fastest --cluster NAME (names: zerobench predict --help)"
+)
+
 EPILOG = """\
 What fits 64 GPUs of 80 GiB, and which strategy moves least:
   zerobench plan --device-memory "80 GiB" --gpus 64 model=zero_8b sequence=1024
@@ -57,7 +63,8 @@ How few GPUs do, under these strategies, and DeepSpeed's settings for it:
   zerobench plan --device-memory "40 GiB" --gpus 64 --goal fewest_gpus model=zero_8b strategy=zero2,zero3 \\
     --settings deepspeed --out settings
 
-Which is fastest there, of what fits, at 512 sequences per step over all GPUs:
+Which is fastest there, of what fits, at 512 sequences per step over all GPUs; offload is not tried, since no rate of an
+update on the host is known:
   zerobench plan --device-memory "80 GiB" --gpus 64 --goal fastest --cluster a100-80gb-1600 model=zero_8b batch=512
 
 Every candidate is a cell of zerobench: its engine's own code is executed on fake tensors, which have sizes and no
@@ -208,6 +215,8 @@ def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrid
         raise ValueError("offload: no rate of an update on the host is known to --goal fastest; leave it out")
     if goal.name == FASTEST and "micro_batch" in keys:
         raise ValueError("micro_batch: is what --goal fastest looks for; leave it out, or give batch=")
+    if goal.name == FASTEST and {"accumulation", "batch"} <= keys:
+        raise ValueError("accumulation: follows from batch= and the micro-batch that fits; leave one of the two out")
     if goal.name == FASTEST and chosen.settings:
         raise ValueError("--settings: not with --goal fastest; plan the candidate that it names again")
     if chosen.family and goal.name != "largest_model":
@@ -233,6 +242,8 @@ def _print(
     else:
         lines += ["", sentence(rows, goal, capacity.usable_bytes), "", "To confirm it, one rank of it, then all:"]
         lines += [f"  {command}" for command in commands_of(best.best, best, words, goal, device)]
+    if goal.name == LEAST_TRAFFIC:
+        lines += ["", BYTES_ALONE]
     for line in lines:
         say(console, line)
 

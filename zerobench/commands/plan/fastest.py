@@ -3,9 +3,9 @@
 rows          strategies x activation policies, then variants of the leading strategies: prefetch, nodes, shard groups,
               ZeRO++. What a variant changes is communication: if the step without any were not shorter by more than
               the interval, none is executed, and the answer says so
-micro-batch   the largest power of two that fits; with a given `batch`, as many micro-batches as that takes. It is
-              guessed by a line through executed ones: the load is convex in the micro-batch, so that what a line from
-              below puts beyond the device is beyond it
+micro-batch   the largest power of two that fits; with a given `batch`, the largest that divides a rank's part of it,
+              and as many micro-batches as that takes. It is guessed by a line through executed ones: the load is convex
+              in the micro-batch, so that what a line from below puts beyond the device is beyond it
 executed      a row once per micro-batch that is tried, with few blocks (timing/prediction.py): the same execution gives
               memory and schedule. The row that is recommended is executed with all its blocks
 turn          the network at which another row would be ahead: schedules are laid out again for every network
@@ -93,6 +93,13 @@ def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
 # -- a row's micro-batch ---------------------------------------------------------------------------
 
 
+def sizes_of(sequences: int | None) -> tuple[int, ...]:
+    """Returns the micro-batches to try: powers of two, or what divides the sequences of a rank's part of a step."""
+    if sequences is None:
+        return tuple(2**power for power in range(WIDEST.bit_length()))
+    return tuple(size for size in range(1, WIDEST + 1) if sequences % size == 0)
+
+
 @dataclass(frozen=True)
 class TriedBatch:
     """An executed micro-batch of a row. `load`: how full the fullest tier is."""
@@ -166,9 +173,7 @@ class FastestSearch:
 
     def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
         """Returns the search of a row, which is over if its states alone do not fit."""
-        config = cell.config
-        most = WIDEST if self.batch is None else self.batch // config.world_size
-        sizes = tuple(size for size in (2**power for power in range(WIDEST.bit_length())) if size <= most)
+        sizes = sizes_of(None if self.batch is None else self.batch // cell.config.world_size)
         problem = next(iter(cell.problems), "")
         pruned = None if problem else pruned_by_states(candidate, cell, self.capacity)
         if pruned is not None:
@@ -193,7 +198,7 @@ class FastestSearch:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
         if self.batch is None:
             return with_micro_batch(cell, size)
-        accumulation = max(1, self.batch // (size * cell.config.world_size))
+        accumulation = self.batch // (size * cell.config.world_size)
         return cell.changed(micro_batch=size, accumulation=accumulation, batch=self.batch)
 
     def all_sizes(self, rows: Sequence[TriedRow]) -> None:

@@ -29,6 +29,8 @@ LARGER = 1.02
 FASTEST = "fastest"
 """Goal of least time, on a cluster that is described (fastest.py)."""
 
+LEAST_TRAFFIC = "least_traffic"
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -55,7 +57,7 @@ GOALS = {
     goal.name: goal
     for goal in (
         Goal(
-            "least_traffic", lambda _: fixed_axis(), lambda _: 0.0,
+            LEAST_TRAFFIC, lambda _: fixed_axis(), lambda _: 0.0,
             lambda probe: f"{probe.used.volume_psi:.2f} ψ a step between GPUs", "moves the least of what fits",
         ),
         Goal(
