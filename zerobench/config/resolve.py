@@ -237,6 +237,10 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
     if cell.clip is not None and not spec.composes.clip:
         words = "clips inside its own step, unseen; leave it out"
         problems.append(f"clip={cell.clip:g}: strategy={spec.name} {words}")
+    few = getattr(cell.strategy, "reshard_ranks", None)
+    if few is not None and (cell.world_size % few or few == cell.world_size or spec.name != "fsdp2"):
+        words = f"it must divide world_size={cell.world_size} and be below it, and strategy be fsdp2; leave it out"
+        problems.append(f"strategy.reshard_ranks={few}: {words}")
     return problems
 
 

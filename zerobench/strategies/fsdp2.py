@@ -34,7 +34,8 @@ class Fsdp2Engine(PeerEngine):
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it.
 
     `prefetch`: units gathered ahead in the order of the module, 0 for FSDP2's own order. `async_gather`: gathers do not
-    block. `sum_gradients`: gradients are summed and divided afterwards, rather than averaged by the reduction.
+    block. `reshard_ranks`: over how many ranks a unit stays partitioned between forward and backward, if `reshard`;
+    None: all. `sum_gradients`: gradients are summed and divided afterwards, rather than averaged by the reduction.
     `param_dtype`: what an fp32 module computes and is gathered in, `reduce_dtype`: what gradients are reduced in; None:
     as the module is.
     """
@@ -45,7 +46,7 @@ class Fsdp2Engine(PeerEngine):
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, reshard: bool, prefetch: int, async_gather: bool,
         sum_gradients: bool, tuned: bool = False, param_dtype: torch.dtype | None = None,
-        reduce_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None, reshard_ranks: int | None = None,
     ) -> None:  # fmt: skip
         self.module = module
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -56,7 +57,7 @@ class Fsdp2Engine(PeerEngine):
         how: Any = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
         units: list[Any] = [unit for _, unit in default_units(module)]
         for unit in reversed(units):  # a tile before the block around it, which takes the rest
-            fully_shard(unit, reshard_after_forward=reshard, **how)
+            fully_shard(unit, reshard_after_forward=reshard_ranks or reshard, **how)
         self._root: Any = fully_shard(module, reshard_after_forward=None if reshard else False, **how)
         for place, unit in enumerate(units if prefetch else []):
             unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + prefetch])

@@ -209,6 +209,10 @@ class Fsdp2(StrategyOptions):
         "below fp32 frozen parameters have fp32 shards as trained ones do; false: shards of the dtype that is computed"
         " in", omitted=True,
     )(True)  # fmt: skip
+    reshard_ranks: int | None = Key(
+        "between forward and backward a unit stays partitioned over so many ranks; null: over all", unit="ranks",
+        limits=(2, 1e6), torch="`fully_shard(reshard_after_forward=INT)`", omitted=True,
+    )(None)  # fmt: skip
 
 
 @dataclass
