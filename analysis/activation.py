@@ -70,7 +70,7 @@ def policy_of(label: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("activation", __doc__, draw, arguments)
 
 

@@ -89,7 +89,7 @@ def _with_counts(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("arena", __doc__, draw, arguments)
 
 

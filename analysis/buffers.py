@@ -84,7 +84,7 @@ def _lines(axes: Axes, cells: pd.DataFrame, unit: int) -> Iterator[Line2D]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("buffers", __doc__, draw, arguments)
 
 

@@ -80,7 +80,7 @@ def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     usual = Path("results/calibration/cpu/N=2")
     return folder_script("calibration", __doc__, load_calibration, {"calibration": draw}, usual, arguments, FIGURES_OUT)
 

@@ -2,7 +2,7 @@
 
     python analysis/compare.py [RUNS ...] --out DIR       (runs of experiment=compare and the like; `make compare`)
 
-A *ratio* is our engine over a peer, at most 1 where ours needs no more. Launches of one round of a sweep are a pair;
+A *ratio* is our engine over a peer, at most 1 if ours needs no more. Launches of one round of a sweep are a pair;
 of the pairs' ratios the geometric mean is shown with a 95 % t-interval over their logarithms, the launch being the
 unit. What repeats to the byte has none. *Peak bytes* are the allocator's, which sees what libraries take in threads of
 their own too: in the accounted pass, and in the timed one, where nothing delays what they free. *Bytes sent* are those
@@ -119,7 +119,7 @@ def _notes(mine: pd.DataFrame) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the tables and the figure, prints the ratios. Exit code 2 where there is nothing to compare."""
+    """Writes the tables and the figure, prints the ratios. Exit code 2 if there is nothing to compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "runs", nargs="*", default=[ROOT], type=Path, help="results folders or collections (%(default)s)"

@@ -36,7 +36,7 @@ LINES = {
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One line a tier. `panels`: there is one. Raises ValueError where no run has anything in files."""
+    """One line a tier. `panels`: there is one. Raises ValueError if no run has anything in files."""
     newest = latest(results.runs)
     runs = newest[(newest["status"] == "ok") & (newest["nvme_bytes"] > 0)].sort_values("psi")
     if runs.empty:
@@ -79,7 +79,7 @@ def _title(run: pd.Series) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("infinity", __doc__, draw, arguments)
 
 

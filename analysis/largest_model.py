@@ -66,7 +66,7 @@ class Largest:
     best: dict[str, Any]
     beyond: dict[str, Any] | None
     at_end: bool
-    """True where the largest shape of the family fits."""
+    """True if the largest shape of the family fits."""
 
     @property
     def label(self) -> str:
@@ -89,7 +89,7 @@ class Largest:
 
 
 def read(folder: Path) -> list[Largest]:
-    """Returns the rows of all plans in a folder, by device and strategy. Raises ValueError where there are none."""
+    """Returns the rows of all plans in a folder, by device and strategy. Raises ValueError if there are none."""
     found = []
     for path in sorted(folder.glob("*.json")):
         plan = json.loads(path.read_text())
@@ -182,7 +182,7 @@ def _shape(probe: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure and writes the tables. Exit code 2 where there is nothing to draw."""
+    """Draws the figure and writes the tables. Exit code 2 if there is nothing to draw."""
     figures = {"largest_model": lambda rows: draw([one for one in rows if one.gpus != 64])}
     return folder_script("largest_model", __doc__, read, figures, FOLDER, arguments, also=write_tables)
 

@@ -104,7 +104,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("offload", __doc__, draw, arguments)
 
 

@@ -79,7 +79,7 @@ def _draw(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("tiling", __doc__, draw, arguments)
 
 

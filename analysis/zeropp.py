@@ -124,7 +124,7 @@ def losses_of(results: Results, cell: Any) -> pd.Series:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("zeropp", __doc__, draw, arguments)
 
 

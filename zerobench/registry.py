@@ -65,7 +65,7 @@ def options_of(
 
 
 def source_of(build: Builder) -> bytes:
-    """Returns the file that defines a builder; empty where there is none."""
+    """Returns the file that defines a builder; empty if there is none."""
     where = inspect.getsourcefile(build if inspect.isroutine(build) or inspect.isclass(build) else type(build))
     if where is None:
         return b""
@@ -114,11 +114,11 @@ class Registry:
         return options_of(self.function, name, build, self.filled, self.shown, self.identity, base)
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Returns True where the builder of that name has such a parameter."""
+        """Returns True if the builder of that name has such a parameter."""
         return name in self.all() and parameter in inspect.signature(self.all()[name]).parameters
 
     def source_of(self, name: str) -> bytes:
-        """Returns the file that defines the builder of that name; empty where there is none."""
+        """Returns the file that defines the builder of that name; empty if there is none."""
         return source_of(self.all()[name]) if name in self.all() else b""
 
 

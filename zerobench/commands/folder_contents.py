@@ -76,7 +76,7 @@ class FolderContents:
 def look(where: Path) -> FolderContents:
     """Reads the rows of a results folder, a run or a collection, and no other table.
 
-    Raises FileNotFoundError where there is no such folder.
+    Raises FileNotFoundError if there is no such folder.
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")

@@ -52,7 +52,7 @@ UNBOUNDED_BYTES = 2**40
 
 
 def problems_of_arena(cell: CellConfig) -> list[str]:
-    """Returns a sentence where a strategy of others is to have an arena."""
+    """Returns an error message if a strategy of others is to have an arena."""
     if cell.arena and not spec_of(cell.strategy.name).composes.arena:
         words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
         return [f"arena=true: {words}"]
@@ -99,7 +99,7 @@ def problems_of_units(cell: CellConfig) -> list[str]:
 
 
 def problems_of_parameters(cell: CellConfig) -> list[str]:
-    """Returns a sentence where an optimizer cannot take the model's parameters, as its own list divides them."""
+    """Returns an error message if an optimizer cannot take the model's parameters, as its own list divides them."""
     if type(cell.optimizer).owned is Optimizer.owned:
         return []
     try:

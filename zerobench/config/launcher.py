@@ -52,7 +52,7 @@ class LauncherChoice:
 
     @property
     def is_here(self) -> bool:
-        """True where its jobs run on this machine, so that GPUs and cores can be counted."""
+        """True if its jobs run on this machine, so that GPUs and cores can be counted."""
         return self.name in HERE
 
     def wants_gpus(self) -> bool:
@@ -172,7 +172,7 @@ def planning_for(choice: LauncherChoice | None) -> Iterator[None]:
 
 
 def planned() -> LauncherChoice | None:
-    """Returns the plugin for whose jobs cells are resolved; None where it is ours."""
+    """Returns the plugin for whose jobs cells are resolved; None if it is ours."""
     return _planned[-1] if _planned else None
 
 

@@ -138,7 +138,7 @@ def _resolve_data(draft: Config, problems: list[str]) -> str | None:
 
 
 def _has_sequences(draft: Config) -> bool:
-    """True where the key `sequence` says something of this model or of the user's data."""
+    """True if the key `sequence` says something of this model or of the user's data."""
     kind = draft.model.kind
     return kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(draft.data.name, "sequence")
 

@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_yaml(path: Path) -> tuple[str, yaml.Node | None]:
-    """Returns the text of a yaml file and the root of what it says, None where that is nothing. Raises ValueError, with
+    """Returns the text of a yaml file and the root of what it says, None if that is nothing. Raises ValueError, with
     a sentence, for one that is no yaml or unfolds without end, or OSError.
     """
     if path.stat().st_size > MOST_BYTES:

@@ -60,12 +60,12 @@ class OffloadConfig(Choice):
 
     @property
     def updates_on_host(self) -> bool:
-        """True where the CPU updates the optimizer's shard."""
+        """True if the CPU updates the optimizer's shard."""
         return bool(getattr(self, "optimizer", False))
 
     @property
     def exact_steps(self) -> int | None:
-        """Number of steps whose updates are on time; None where all are."""
+        """Number of steps whose updates are on time; None if all are."""
         return None
 
     @property
@@ -386,7 +386,7 @@ class PartsOfZeropp(ZeroppConfig):
         return []
 
     def _one_node(self, cell: CellConfig) -> list[str]:
-        """A sentence where secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
+        """An error message if secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
         ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
         if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
             return []

@@ -141,7 +141,7 @@ class Optimizer(Axis):
         return block_numel(KINDS[self.name].make)
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns a sentence where torch cannot update, with this `implementation`, the strategy's parameters."""
+        """Returns an error message if torch cannot update, with this `implementation`, the strategy's parameters."""
         strategy, kind = cell.strategy.name, KINDS[self.name]
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
         if self.implementation not in refused:

@@ -89,7 +89,7 @@ class Proposed:
         return next((key for key in DIRECTIONS if key in self.settings), "")
 
     def is_grid(self) -> bool:
-        """Returns True where it goes through all combinations, and needs lists."""
+        """Returns True if it goes through all combinations, and needs lists."""
         return str(self.settings.get("sampler._target_", "")).endswith(".GridSampler")
 
     def changes(self, one_by_one: bool) -> Settings:
@@ -276,7 +276,7 @@ LARGER_UNITS, SMALLER_UNITS = ("tokens / s",), ("bytes", "s", "elements / ψ", "
 """Units of columns of which larger, or smaller, values are better."""
 
 LARGER = {"mfu": True, "hfu": True, "overlap": True, "seconds": False}
-"""Columns whose unit does not tell -> True where larger values are better."""
+"""Columns whose unit does not tell -> True if larger values are better."""
 
 NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
 """Columns of numbers that measure nothing."""
@@ -284,7 +284,7 @@ NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
 
 @dataclass(frozen=True)
 class Objective:
-    """A column that is optimized. `larger`: True where larger values are better, None where the column leaves that
+    """A column that is optimized. `larger`: True if larger values are better, None if the column leaves that
     open.
     """
 
@@ -311,7 +311,7 @@ def _larger(column: Column) -> bool | None:
 
 
 def objectives_of(text: str) -> tuple[Objective, ...]:
-    """Returns the objectives that `text` names, separated by commas. Raises ValueError, a sentence, for a name that is
+    """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is
     no column of numbers, and for one that is there twice.
     """
     known, found = _numbers(), list[Objective]()

@@ -84,7 +84,7 @@ def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:
 
 
 def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems: list[str]) -> None:
-    """Adds what device=cuda lacks here. `sharing`: ranks per GPU, 0 where there is none."""
+    """Adds what device=cuda lacks here. `sharing`: ranks per GPU, 0 if there is none."""
     if draft.device == "cuda" and not sharing:
         where = "a rank of the job sees" if in_job else "this machine has"
         problems.append(f"device=cuda: {where} no GPU that torch can use")
@@ -112,7 +112,7 @@ def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problem
 
 
 def has_times(cell: CellConfig) -> bool:
-    """True where times mean something: not in a simulated world, nor where ranks take turns on a GPU."""
+    """True if times mean something: not in a simulated world, nor where ranks take turns on a GPU."""
     return cell.measure.passes != "accounted" and cell.backend != SIMULATED and cell.ranks_per_gpu == 1
 
 

@@ -86,7 +86,7 @@ class JobFolder:
         return f"zerobench-{self.path.name}"
 
     def order(self) -> dict[str, Any]:
-        """Returns the order as it was written. Raises ValueError, or OSError, with a sentence where it is damaged."""
+        """Returns the order as it was written. Raises ValueError, or OSError if it is damaged."""
         path = self.path / ORDER
         try:
             return dict(json.loads(read_text(path)))
@@ -207,5 +207,5 @@ class LauncherJob:
 
     @property
     def is_left_over(self) -> bool:
-        """True where all rows were taken long ago and the plugin still waits."""
+        """True if all rows were taken long ago and the plugin still waits."""
         return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S

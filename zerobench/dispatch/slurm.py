@@ -182,7 +182,7 @@ class SlurmWatch(JobWatch):
         return [one for one, ids in known if ids and all(jobs.get(job, Seen(GONE)).state in OVER for job in ids)]
 
     def _settled(self, folder: JobFolder) -> Seen | None:
-        """Returns the folder's job, once SLURM has an end for it too; None where none was submitted."""
+        """Returns the folder's job, once SLURM has an end for it too; None if none was submitted."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             jobs = self.queue.jobs(at_once=True)

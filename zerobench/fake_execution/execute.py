@@ -191,7 +191,7 @@ class Execution:
 
     @property
     def known(self) -> RankRecord:
-        """The record. Raises ValueError where the cell could not be executed."""
+        """The record. Raises ValueError if the cell could not be executed."""
         if self.record is None:
             raise ValueError(self.problem)
         return self.record

@@ -40,7 +40,7 @@ class GateVerdict:
 
 
 def judge(made: Sequence[WatchedByTest], request: Request, home: Home, record: bool) -> GateVerdict:
-    """Judges the watches of a test whose body has passed. Raises GateError where there is nothing to judge.
+    """Judges the watches of a test whose body has passed. Raises GateError if there is nothing to judge.
 
     `record`: recorded limits are measured again rather than held. On a rank that has no tables nothing is judged.
     """

@@ -83,7 +83,7 @@ def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> li
 
 
 def print_changes(changes: list[LimitChange]) -> None:
-    """Prints the changes as a table per cell; nothing where there are none."""
+    """Prints the changes as a table per cell; nothing if there are none."""
     console = stdout_console()
     for cell in dict.fromkeys(one.cell for one in changes):
         mine = [one.row[1:] for one in changes if one.cell == cell]
@@ -189,7 +189,7 @@ def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
 
 
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:
-    """Raises where the machine cannot repeat a time within the tolerance: such a time is no budget."""
+    """Raises an error if the machine cannot repeat a time within the tolerance: such a time is no budget."""
     low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
     if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
         raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")

@@ -100,7 +100,7 @@ def _saying_goodbye(mine: JobContext) -> Iterator[None]:
 
 
 def _next_order(mine: JobContext) -> dict[str, Any] | None:
-    """Waits for it; None where the command is over. Raises LostError where rank 0 is."""
+    """Waits for it; None if the command is over. Raises LostError if rank 0 is."""
     mine.passes += 1
     key = f"order/{mine.passes}"
     while not mine.store.has(key):

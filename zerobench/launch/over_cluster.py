@@ -180,7 +180,7 @@ LATER = "the same command runs it in a new job"
 
 
 def look(mine: JobContext, ranks: Iterable[int] | None = None) -> None:
-    """Looks for lost ranks. Raises Interrupted where one of them was stopped by the user."""
+    """Looks for lost ranks. Raises Interrupted if one of them was stopped by the user."""
     mine.look(ranks)
     if INTERRUPTED in mine.lost.values():
         raise Interrupted
@@ -196,7 +196,7 @@ def place(cell: Cell) -> Cell:
 
 
 def why_not(config: CellConfig) -> str | None:
-    """Returns why the ranks that are left cannot hold a cell; None where they can, and where none is lost."""
+    """Returns why the ranks that are left cannot hold a cell; None if they can, and where none is lost."""
     mine = _with_losses()
     return None if mine is None else _does_not_fit(mine, config)
 

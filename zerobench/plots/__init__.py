@@ -41,7 +41,7 @@ class Plots:
     def __call__(self, width: str = "page", style: str = "paper") -> Plots:
         """Returns the figures for another page. `width`: page or column; `style`: paper or slides.
 
-        Raises ValueError, a sentence, for another word.
+        Raises ValueError for another word.
         """
         from .page import POINTS, WIDTHS
 
@@ -89,7 +89,7 @@ class Plots:
         return self._drawn("pareto", **options)
 
     def _drawn(self, name: str, **options: Any) -> Drawn:
-        """Draws one figure. Raises ValueError, a sentence, where no run can be drawn."""
+        """Draws one figure. Raises ValueError if no run can be drawn."""
         from .page import Page, settle
 
         results = self._standing(name)

@@ -102,7 +102,7 @@ def _scale_steps(axes: Axes) -> None:
 
 
 def losses(results: Results, cell: Any) -> pd.Series:
-    """Mean over the ranks by step, of the timed pass of the newest launch; NaN where a rank's is not finite."""
+    """Mean over the ranks by step, of the timed pass of the newest launch; NaN if a rank's is not finite."""
     steps = rows_of(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == "timed")]
     return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False)

@@ -106,7 +106,7 @@ def cores_of(cells: pd.DataFrame) -> float:
 
 
 def on_cores(panels: Sequence[pd.DataFrame]) -> str:
-    """Words of a caption for where times were measured; empty where not on a CPU."""
+    """Words of a caption for where times were measured; empty if not on a CPU."""
     known = sorted({cores_of(cells) for cells in panels} - {float("inf")})
     return f", all ranks on {' or '.join(f'{count:.0f}' for count in known)} cores" if known else ""
 

@@ -72,7 +72,7 @@ def _settings(results: Results) -> Iterator[pd.DataFrame]:
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
-    """True where no other cell is at least as good in both memory and throughput and better in one."""
+    """True if no other cell is at least as good in both memory and throughput and better in one."""
     peak, rate = cells["peak_bytes"].astype("float64"), cells["tokens_per_s"]
 
     def dominated(place: Any) -> bool:
@@ -83,7 +83,7 @@ def front(cells: pd.DataFrame) -> pd.Series:
 
 
 def _named(cells: pd.DataFrame) -> pd.DataFrame:
-    """`name`: what tells a cell from others of its strategy; empty where nothing does."""
+    """`name`: what tells a cell from others of its strategy; empty if nothing does."""
     shown = [key for key in ("micro_batch", "accumulation") if cells[key].nunique() > 1]
     names = []
     for cell in cells.itertuples():
@@ -173,7 +173,7 @@ def name_points(axes: Axes, named: Sequence[tuple[str, float, float]], others: S
 def _place(
     axes: Axes, extent: Bbox, point: Point, marks: Mapping[Point, Bbox], taken: list[Bbox], strokes: list[Path]
 ) -> tuple[Bbox, bool]:
-    """The box of a name of this extent, and True where a line must join it to its point."""
+    """The box of a name of this extent, and True if a line must join it to its point."""
     others = [mark for at, mark in marks.items() if at != point]
 
     def unclear(box: Bbox) -> float:

@@ -80,7 +80,7 @@ def _shade_shared_cores(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
-    """Per cent of the reference that a cell does not reach; NaN where there is no reference, or no cell."""
+    """Per cent of the reference that a cell does not reach; NaN if there is no reference, or no cell."""
     if drop_from == DDP:
         ok = cells[(cells["strategy"] == DDP) & (cells["status"] == "ok")]
         most = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())

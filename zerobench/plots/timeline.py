@@ -78,7 +78,7 @@ def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
 
 
 def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
-    """A line where each phase begins, and its name at the top: upright where there is little room, and left of the line
+    """A line where each phase begins, and its name at the top: upright if there is little room, and left of the line
     where there is none. What is between two phases counts as data, and is mostly too short for a name.
     """
     phases = rows["phase"]

@@ -128,7 +128,7 @@ def peak_of(device_class: str) -> Peak | None:
 
 
 def utilization(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
-    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None where the peak
+    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None if the peak
     is not known.
     """
     peak = peak_of(device_class)

@@ -161,7 +161,7 @@ class AccountedPass(Probe):
     """True: this pass measures no times."""
 
     def may_look(self, measured: bool) -> bool:
-        """Returns True where the harness may read gradients before the update: a profiler would count its memory."""
+        """Returns True if the harness may read gradients before the update: a profiler would count its memory."""
         return self._profiled is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:

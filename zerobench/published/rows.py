@@ -33,7 +33,7 @@ NEEDED = ("id", "strategy", "model", "gpus", "seq", "micro_batch", "peak_mem_gib
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A published run. Numbers are None, texts empty, where the source does not say; the units are the file's."""
+    """A published run. Numbers are None, texts empty if the source does not say; the units are the file's."""
 
     id: str = ""
     source: str = ""
@@ -142,7 +142,7 @@ SHAPE = ("layers", "hidden", "heads", "vocab")
 @dataclass(frozen=True)
 class Family:
     """An architecture. `names`: a pattern of printed names. `ffn`, `kv_heads`: its settings for these columns, empty
-    where it has none; `options`: settings that its published models have; `ties`: a setting that ties embeddings.
+    if it has none; `options`: settings that its published models have; `ties`: a setting that ties embeddings.
     """
 
     architecture: str

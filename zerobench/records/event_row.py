@@ -72,7 +72,7 @@ class EventRow:
     """The module that ran, or the thread; of a storage the one that ran when it was made."""
     source: str = ""
     """The line that did it, "train.py:12 in step"; of a live storage, and of a label, the line that made it; empty
-    where no line of Python did."""
+    if no line of Python did."""
     tier: str = ""
     """Where the storage lies, or where the bytes of a move go: device, host or nvme."""
     collective: str = ""

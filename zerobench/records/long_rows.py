@@ -33,7 +33,7 @@ class StepRow:
     loss_scale: float = 1.0
     """Factor that the step's losses were multiplied by; 1 without loss scaling."""
     skipped: bool = False
-    """True where gradients overflowed, and no rank updated its parameters."""
+    """True if gradients overflowed, and no rank updated its parameters."""
     communication_s: float | None = None
     """Traced pass only: time in which a collective is in flight or running."""
     exposed_s: float | None = None
@@ -138,7 +138,7 @@ class TensorRow:
     tier: str = "device"
     """device, host or nvme."""
     source: str = ""
-    """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty where no
+    """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty if no
     line of Python did."""
     shape: str = ""
     """Sizes of the tensor that it was first met in, "4x1024x768"."""

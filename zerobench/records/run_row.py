@@ -30,7 +30,7 @@ class RunSetting:
     a row of its sweep but no run in a results folder; `reason` says why not ok.
     """
     reason: str
-    """A sentence on why the run is not ok; empty where it is."""
+    """A sentence on why the run is not ok; empty if it is."""
     strategy: str
     """The key `strategy`: ddp, a ZeRO stage, a peer, or one that a user has registered."""
     model: str
@@ -52,7 +52,7 @@ class RunSetting:
     batch: int
     """Sequences per step over all ranks: micro_batch · accumulation · world_size."""
     sequence: int
-    """Tokens in a sequence; 1 where samples have no length."""
+    """Tokens in a sequence; 1 if samples have no length."""
     seed: int
     """Seed of the initial weights and of the order of data."""
     threads: int
@@ -82,7 +82,7 @@ class RunSetting:
     seconds: float
     """Wall time of all passes."""
     checkpointing: bool | None = None
-    """True where blocks recompute their activations; None where the model has no such choice."""
+    """True if blocks recompute their activations; None if the model has no such choice."""
     systems: str | None = None
     """Tiers, codecs, groups and residual policies beside the strategy, as on a command line; empty: all as usual."""
     alloc_conf: str | None = None
@@ -94,7 +94,7 @@ class RunSetting:
     psi: int | None = None
     """Unique trainable parameters, ψ."""
     bucket_bytes: int | None = None
-    """Most that a bucket holds, as a number also where the config says auto; None where there are no buckets."""
+    """Most that a bucket holds, as a number also where the config says auto; None if there are no buckets."""
 
 
 @dataclass
@@ -158,7 +158,7 @@ class RunMemory(RunSetting):
     update_peak_bytes: int | None = None
     """Largest sum of live bytes in their updates."""
     predicted_activations_bytes: int | None = None
-    """The part of max_activations_bytes that the model needs without an engine; None where it cannot be predicted."""
+    """The part of max_activations_bytes that the model needs without an engine; None if it cannot be predicted."""
     growth_bytes: int | None = None
     """Live bytes on the device after the measured steps less those before them, on the rank where it is largest; the
     table of lines says what has grown. In a loop that leaks nothing it is 0."""
@@ -196,7 +196,7 @@ class RunMemory(RunSetting):
     write_bytes: int | None = None
     """Bytes of one step from host memory to files, over all ranks."""
     predicted_down_bytes: int | None = None
-    """down_bytes as the theory has it; None where it says nothing."""
+    """down_bytes as the theory has it; None if it says nothing."""
     predicted_up_bytes: int | None = None
     """up_bytes as the theory has it."""
     predicted_read_bytes: int | None = None
@@ -302,7 +302,7 @@ class RunTraffic(RunAllocator):
     newton_schulz_flops: int | None = None
     """Multiplications and additions of these, counted on all ranks together."""
     newton_schulz_balance: float | None = None
-    """The rank that has most of these over the mean of the ranks: 1 where all have as much."""
+    """The rank that has most of these over the mean of the ranks: 1 if all have as much."""
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None
@@ -342,7 +342,7 @@ class RunTimes(RunTraffic):
     gpu_power_w: float | None = None
     """CUDA: the higher of both readings; of several GPUs the highest."""
     throttle: str | None = None
-    """CUDA: reasons that held clocks down, of both readings and all ranks; empty for none, None where unknown."""
+    """CUDA: reasons that held clocks down, of both readings and all ranks; empty for none, None if unknown."""
     traced_step_s: float | None = None
     """Traced pass, which the profiler slows down: median step of the rank where it is longest; communication_s and
     exposed_s are medians over the steps of that rank."""
@@ -357,7 +357,7 @@ class RunTimes(RunTraffic):
     hardware_flops: int | None = None
     """model_flops with what is recomputed."""
     mfu: float | None = None
-    """model_flops over what the device could do in a step's time; None where its peak is not known, and on a CPU."""
+    """model_flops over what the device could do in a step's time; None if its peak is not known, and on a CPU."""
     hfu: float | None = None
     """hardware_flops over what the device could do in a step's time."""
 
@@ -380,12 +380,12 @@ class RunRow(RunTimes):
     skipped_steps: int | None = None
     """Steps, warm-up included, that were skipped because gradients overflowed, timed pass."""
     passes_agree: bool | None = None
-    """True where the losses of all passes are equal to the bit, on every rank and step; None where there is one pass.
+    """True if the losses of all passes are equal to the bit, on every rank and step; None if there is one pass.
     """
     unexplained: str | None = None
-    """Sentences on figures of the accounted pass that no prediction explains; empty where all are explained."""
+    """Sentences on figures of the accounted pass that no prediction explains; empty if all are explained."""
     training: str | None = None
-    """Against a DDP run of the same training: equal, close, differs, reference for DDP itself, unchecked; None where
+    """Against a DDP run of the same training: equal, close, differs, reference for DDP itself, unchecked; None if
     it was not asked for, and in a simulated world, which trains nothing."""
     training_words: str | None = None
     """`training` as a sentence: over how many steps, what differed first, or why nothing was compared."""
@@ -420,7 +420,7 @@ class SearchRow:
     status: str
     """found, or nothing_fits."""
     reason: str
-    """Why nothing fits, a sentence; empty where something does."""
+    """Why nothing fits, a sentence; empty if something does."""
     tried: int
     """Combinations that were run."""
     least_bytes: int | None
@@ -432,7 +432,7 @@ class SearchRow:
     accumulation: int | None = None
     """Micro-batches per step."""
     checkpointing: bool | None = None
-    """True where blocks recompute their activations."""
+    """True if blocks recompute their activations."""
     peak_bytes: int | None = None
     """Largest sum of live bytes on any rank."""
     tokens_per_s: float | None = None

@@ -126,7 +126,7 @@ class BoardWriter:
 
 
 def is_up(path: Path) -> bool:
-    """Returns True where a living sweep holds this board."""
+    """Returns True if a living sweep holds this board."""
     return is_claimed(path)
 
 
@@ -136,7 +136,7 @@ def board_folders(where: Path) -> list[Path]:
 
 
 def read_board(path: Path) -> Board | None:
-    """Reads a board; None where it was taken down, says nothing yet, or is not one."""
+    """Reads a board; None if it was taken down, says nothing yet, or is not one."""
     try:
         said = json.loads(read_text(path / FILE))
         launches = [

@@ -63,7 +63,7 @@ def long_form(
 ) -> pd.DataFrame:  # fmt: skip
     """Returns the figures of all runs and ranks, or those of `metrics`, with the columns `beside` of `runs`.
 
-    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError, a sentence, for a metric or a
+    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a
     column that is not there.
     """
     _check("metric", metrics, list(FIGURES))

@@ -139,7 +139,7 @@ def _problem_of_columns(schema: pa.Schema, kind: type, own: bool) -> str:
 
 
 def _is(value: Any, base: type) -> bool:
-    """Returns True where a value can stand in a column of this type, as a table on disk has it."""
+    """Returns True if a value can stand in a column of this type, as a table on disk has it."""
     if base is str:
         return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
     if base is bool or isinstance(value, bool):

@@ -102,7 +102,7 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
 
 
 def _rates(row: dict[str, Any]) -> tuple[float, float]:
-    """Returns the interval of tokens/s, as wide as that of the step; NaN where there is none."""
+    """Returns the interval of tokens/s, as wide as that of the step; NaN if there is none."""
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] != "ok" or pd.isna(low) or low <= 0:
         return float("nan"), float("nan")

@@ -77,12 +77,12 @@ class StrategyOptions(Section):
 
     @property
     def is_meta(self) -> bool:
-        """True where the model is built without memory and the engine gives it its values."""
+        """True if the model is built without memory and the engine gives it its values."""
         return bool(getattr(self, "construct", "plain") == "meta")
 
     @property
     def has_buckets(self) -> bool:
-        """True where gradients are reduced in buckets of a given size."""
+        """True if gradients are reduced in buckets of a given size."""
         return hasattr(self, "bucket_bytes")
 
     @property

@@ -263,7 +263,7 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
-    """Returns True where all passes have bit-equal losses on every rank; None for a single pass."""
+    """Returns True if all passes have bit-equal losses on every rank; None for a single pass."""
     first, *others = (_losses(one) for one in passes)
     return all(one == first for one in others) if others else None
 
@@ -283,7 +283,7 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def divergence(records: list[RankRecord]) -> str:
-    """Returns a sentence on the first non-finite loss of any rank and pass; empty where all are finite."""
+    """Returns a sentence on the first non-finite loss of any rank and pass; empty if all are finite."""
     lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
     if not lost:
         return ""

@@ -58,7 +58,7 @@ SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_sc
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on one run. `kind`: reference, equal, close, differs, or unchecked. `loss`, `norm`: the largest
-    relative deviations from DDP; None where nothing was compared.
+    relative deviations from DDP; None if nothing was compared.
     """
 
     kind: str
@@ -104,7 +104,7 @@ def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, thei
 
 
 def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
-    """Returns True where bit equality can be expected: the same sums in the same order by the same kernels."""
+    """Returns True if bit equality can be expected: the same sums in the same order by the same kernels."""
     return (
         spec_of(config.strategy.name).rounds_as_reference
         and config.device == "cpu"

@@ -85,7 +85,7 @@ class FlatBuffer:
 
     @property
     def is_half(self) -> bool:
-        """True where there are fp32 masters beside the parameters."""
+        """True if there are fp32 masters beside the parameters."""
         return self.element_bytes < 4
 
     @property

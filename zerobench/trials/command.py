@@ -43,7 +43,7 @@ AGAIN = ("measure.repeats=3", "rerun=true")
 def run_proposed(
     proposed: Proposed, check: Overrides, is_local: bool, chosen: Sequence[str] | None, kind: Callable[..., Sweep]
 ) -> int:
-    """Runs the sweep, and prints its table and its best trials. Returns the exit code: 0 where there is a best one, and
+    """Runs the sweep, and prints its table and its best trials. Returns the exit code: 0 if there is a best one, and
     all others answered the sweeper, be it that they do not fit; 1 else; 130 stopped by the user. Raises RefusedError.
 
     `is_local`: cells run one after the other, so that each proposal can follow from all before it.

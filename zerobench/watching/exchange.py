@@ -80,7 +80,7 @@ def _post(place: str, rank: int, record: dict[str, Any]) -> None:
 
 
 def share_folder(place: str, folder: Path | None, rank: int, world_size: int, timeout_s: float) -> Path | None:
-    """Returns rank 0's `folder` on every rank. Raises WatchError where rank 0 names none within `timeout_s` seconds."""
+    """Returns rank 0's `folder` on every rank. Raises WatchError if rank 0 names none within `timeout_s` seconds."""
     if world_size == 1:
         return folder
     store, key = _store(), f"{place}/folder"

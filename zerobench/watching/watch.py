@@ -56,7 +56,7 @@ class Watch:
     optimizer   whatever has the loop's `step`, or several in the order in which they step; None: an engine's own
     ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
     warmup      steps before the measured ones; without any, what the first step leaves is counted as growth. None:
-                1, and 2 where DDP, which makes its buckets again in the second step, reduces the gradients
+                1, and 2 if DDP, which makes its buckets again in the second step, reduces the gradients
     steps       measured steps
     to          a results folder; None: that of the variable ZEROBENCH_WATCH_TO; without it the tables are in
                 `results` alone
@@ -143,7 +143,7 @@ class Watch:
             self._observing.callback(on_step(self._optimizers[-1], self._end_step))
 
     def step(self) -> None:
-        """Marks the end of a step, for a loop that says so itself. Raises WatchError where the optimizer does."""
+        """Marks the end of a step, for a loop that says so itself. Raises WatchError if the optimizer does."""
         if self._ends != "step":
             raise WatchError('watch.step: the optimizer\'s step ends a step here; give ends="step" to mark it yourself')
         if self.state == NEW:
@@ -154,7 +154,7 @@ class Watch:
         """Ends the watch: removes every hook, brings the ranks' records together and makes the tables.
 
         `error`: what ended the loop early; it becomes the run's status, and no sentence of this watch hides it.
-        Raises WatchError, a sentence, where there is nothing to tell.
+        Raises WatchError if there is nothing to tell.
         """
         if self.state == NEW:
             raise WatchError("watch.stop: the watch has not started; use it as a context manager, or call start()")

@@ -157,7 +157,7 @@ LINK_WORDS = {
 
 
 def passages_of_tiers(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
-    """Yields passages of a table each; none where everything is on the device. `memory`: the run's."""
+    """Yields passages of a table each; none if everything is on the device. `memory`: the run's."""
     note = f"; {ONE_MEMORY}" if row["device"] == "cpu" else ""
     if elsewhere := _memory_elsewhere(row, memory):
         columns = ["tier", "category", "at the peak", "at most", "predicted", "residual"]
@@ -255,7 +255,7 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
 
 
 def formulas_of(row: Row) -> dict[str, Formula]:
-    """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError where
+    """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError if
     they are damaged.
     """
     text = row["formulas"]

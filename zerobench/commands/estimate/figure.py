@@ -29,7 +29,7 @@ VISIBLE = 1e-3
 
 
 def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> None:
-    """Draws the cells that have an estimate into `path`. Raises ValueError where there is none."""
+    """Draws the cells that have an estimate into `path`. Raises ValueError if there is none."""
     known = [row for row in rows if row.peak_bytes is not None]
     if not known:
         raise ValueError("--figure: no cell has an estimate to draw")

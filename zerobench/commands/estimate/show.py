@@ -75,7 +75,7 @@ def heading(rows: Sequence[EstimateRow]) -> str:
 
 def verdict(row: EstimateRow, memory: int) -> str:
     """Returns the sentence on a cell that a device is too small for, by how much, and what takes most of it; or that it
-    is tight for; empty where there is room.
+    is tight for; empty if there is room.
     """
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
     if _left(row, memory) < 0:

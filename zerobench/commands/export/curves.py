@@ -103,7 +103,7 @@ def rows_of(results: Results) -> list[dict[str, Any]]:
 
 
 def said(results: Results, written: int, what: str) -> str:
-    """Returns a sentence on what was written, and on runs that were left out. Raises ValueError where none is ok."""
+    """Returns a sentence on what was written, and on runs that were left out. Raises ValueError if none is ok."""
     left = len(results.runs) - written
     if not written:
         raise ValueError(f"{len(results.runs)} runs, and none of them is ok: there is nothing to write")
@@ -149,7 +149,7 @@ HISTORY, SUMMARY, CONFIG, METADATA = "wandb-history.jsonl", "wandb-summary.json"
 
 
 def write_wandb(results: Results, out: Path) -> str:
-    """Writes the runs that are ok below the folder `out`. Raises ValueError where there are none."""
+    """Writes the runs that are ok below the folder `out`. Raises ValueError if there are none."""
     rows = rows_of(results)
     words = said(results, len(rows), f"{len(rows)} runs in {out}, each with {HISTORY}, {SUMMARY} and {CONFIG}")
     for run in rows:

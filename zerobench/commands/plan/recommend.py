@@ -32,7 +32,7 @@ FASTEST = "fastest"
 
 @dataclass(frozen=True)
 class Goal:
-    """`axis`: of a plan for so many GPUs. `value`: of what was found, larger is better; 0 where only cost counts."""
+    """`axis`: of a plan for so many GPUs. `value`: of what was found, larger is better; 0 if only cost counts."""
 
     name: str
     axis: Callable[[int], PlanAxis]
@@ -87,7 +87,7 @@ def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
 
 
 def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
-    """Returns the row to take: the furthest by the goal, of those about as far the cheapest; None where none fits."""
+    """Returns the row to take: the furthest by the goal, of those about as far the cheapest; None if none fits."""
     fitting = [row for row in rows if row.best is not None]
     if not fitting:
         return None

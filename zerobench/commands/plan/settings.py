@@ -53,7 +53,7 @@ def stage_of(config: CellConfig) -> int:
 
 
 def list_of(paths: list[str]) -> str | None:
-    """Returns the path of the module list whose members are `paths`, in order; None where there is none."""
+    """Returns the path of the module list whose members are `paths`, in order; None if there is none."""
     parents = {path.rpartition(".")[0] for path in paths}
     numbers = [path.rpartition(".")[2] for path in paths]
     is_list = len(parents) == 1 and numbers == [str(number) for number in range(len(paths))]

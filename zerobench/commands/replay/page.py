@@ -33,7 +33,7 @@ SCRIPTS = ("model.js", "layout.js", "draw.js", "words.js", "stage.js", "scale.js
 
 
 def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
-    """Writes the page and returns its size in bytes. Raises ValueError where it would exceed LIMIT_BYTES."""
+    """Writes the page and returns its size in bytes. Raises ValueError if it would exceed LIMIT_BYTES."""
     text = page_of(worlds)
     size = len(text.encode())
     if size > LIMIT_BYTES:

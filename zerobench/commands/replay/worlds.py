@@ -90,7 +90,7 @@ class Panel:
 
     @property
     def formulas(self) -> dict[str, Formula]:
-        """Category -> the closed form of its bytes; empty where theory has none."""
+        """Category -> the closed form of its bytes; empty if theory has none."""
         text = self.row.get("formulas")
         return from_json(text) if isinstance(text, str) else {}
 
@@ -107,7 +107,7 @@ class ReplayWorld:
 def recorded_worlds(results: Results) -> list[ReplayWorld]:
     """Returns the worlds of finished runs that recorded their events, by N and MEASURED before EXECUTED.
 
-    Raises ValueError, a sentence, where there are none, and where they do not train the same thing.
+    Raises ValueError if there are none, and where they do not train the same thing.
     """
     runs = results.runs[results.runs["run_id"].isin(results.events["run_id"]) & (results.runs["status"] == "ok")]
     if runs.empty:
@@ -237,7 +237,7 @@ def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[Even
 
 
 def _formulas(config: CellConfig, record: RankRecord) -> str | None:
-    """Returns the closed forms of a cell as a run's row has them; None where theory has none."""
+    """Returns the closed forms of a cell as a run's row has them; None if theory has none."""
     if not predicts(config.strategy.values()):
         return None
     return to_json(formulas_of(config, record.schedule))

@@ -150,7 +150,7 @@ def _memory(setting: Setting) -> str:
 
 
 def _price(setting: Setting, judge: Judge) -> str:
-    """A sentence on the traffic and the time of the cell with least memory; empty where the reference is that cell."""
+    """A sentence on the traffic and the time of the cell with least memory; empty if the reference is that cell."""
     places, at = best(setting, "peak MiB"), setting.reference
     if not places or at is None or at in places or len(setting.ok) < 2:
         return ""
