@@ -36,7 +36,10 @@ RETRIES = {"retries": "alloc_retries"}
 ON_CUDA = {"fragmentation": "fragmentation_bytes", "largest free block": "largest_free_block_bytes"}
 FILLS: Fills = {**CATEGORIES, **dict.fromkeys((*ON_CUDA, *RETRIES), (GRAY, ""))}
 
-CAPTION = "Left: allocations that outlive the phase they were made in. Right: everything at the peak, slots included."
+CAPTION = (
+    "Left: allocations that outlive the phase they were made in. Right: everything at the peak, slots included. "
+    "Less fragmentation is the purpose, and is not measured here: a CPU's allocator has no segments."
+)
 
 
 def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:

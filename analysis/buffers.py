@@ -37,7 +37,7 @@ MARKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "D"), (PURPLE, "v"), (SKY, "^"))
 ALIKE = ["model", "world_size", "batch", "sequence", "device", "backend"]
 
 CAPTION = (
-    "Gradients and what is on its way as the model grows, each at its own maximum on the fullest rank. "
+    "Gradients and communication buffers as the model grows, each at its own maximum on the rank with the most. "
     "Fused: one buffer as large as the model; else buckets of a constant size."
 )
 

@@ -52,7 +52,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
     for size in sorted({pool_bytes(config) for config in runs["config"]}):
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
-    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters (log)", ylabel="MiB on the fullest rank (log)")
+    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters (log)", ylabel="MiB, largest rank (log)")
     axes.set_xticks(list(psi), [f"{x:.3g}" for x in psi])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()

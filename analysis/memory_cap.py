@@ -29,8 +29,8 @@ from zerobench.results.tables import Results
 
 SETTING = ["model", "world_size", "batch", "sequence", "device"]
 CAPTION = (
-    "The fastest way to train within a memory limit, with 95 % intervals over launches. Above the bars: micro-batch × "
-    "accumulation, and r where blocks are recomputed."
+    "The fastest split of the batch within a memory limit, with 95 % intervals over launches. Above the bars: "
+    "micro-batch × accumulation; r: blocks are recomputed."
 )
 GROUP = 0.92
 """Width of the bars of one limit together."""

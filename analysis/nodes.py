@@ -31,8 +31,8 @@ from zerobench.results.tables import Results
 
 PARTS: Fills = {"to other nodes": (ORANGE, "//"), "within the node": (SKY, "")}
 CAPTION = (
-    "What a rank sends in a step, by where it goes: flat exchanges, and those in two hops, within a node and then "
-    "between nodes. Numbers: to other nodes, of all. Flat exchanges are divided by where their ranks are."
+    "Bytes that a rank sends in a step, within its node and to other nodes: by flat exchanges, and in two hops, within "
+    "a node and then between nodes. Numbers: to other nodes, of all bytes."
 )
 
 

@@ -41,7 +41,7 @@ from zerobench.plots.style import (
 )
 from zerobench.results.tables import Results
 
-CAPTION = "What crosses from node to node under ZeRO++, and what of the loss it costs (means over 10 steps)."
+CAPTION = "Left: bytes between nodes under ZeRO++. Right: its effect on the loss (means over 10 steps)."
 
 PARTS: Fills = {
     "gathers, forward": (GREEN, "\\\\"),

@@ -1,4 +1,4 @@
-"""The command line: a Hydra app, with verbs beside it.
+"""The command line: a Hydra app, plus verbs.
 
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
     zerobench VERB ...             see HELP
@@ -146,7 +146,7 @@ def _tell(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
-    """Warnings for people are a sentence each; those for programmers keep their kind."""
+    """Warnings for people are an error message each; those for programmers keep their kind."""
     print(
         printable(f"zerobench: {message}" if category is UserWarning else f"{category.__name__}: {message}"),
         file=sys.stderr,

@@ -19,7 +19,7 @@ TYPES = (int, float, str, bool)
 
 
 def check_name(function: str, name: str, build: Builder) -> None:
-    """Raises ValueError, for a call of `function`, where `name` is not a valid name or `build` not a builder."""
+    """Raises ValueError, for a call of `function`, if `name` is not a valid name or `build` not a builder."""
     if not name.isidentifier():
         raise ValueError(f"{function}: {name!r} is no usable name; use letters, digits and _")
     if not callable(build):
@@ -57,7 +57,7 @@ def options_of(
         elif parameter.default is parameter.empty or kind not in (*TYPES, *(one | None for one in TYPES)):
             raise ValueError(
                 f"{function}: {name}'s parameter {parameter.name} needs a default and a type among"
-                " int, float, str, bool (or one of these | None)"
+                " int, float, str, bool (or one of them | None)"
             )
         else:
             fields.append((parameter.name, kind, field(default=parameter.default)))
@@ -162,7 +162,7 @@ def register_data(name: str, build: Builder) -> None:
     A batch is a tuple or list (`forward(*batch)`), a dict (`forward(**batch)`) or one thing (`forward(batch)`); tensors
     in it, at any depth, are moved to the rank's device, floating-point ones in the dtype of `precision`.
 
-    The options are keyword parameters as `register_model` has them; filled in, where the function has them, are `rank`,
+    The options are keyword parameters as for `register_model`; filled in, if the function has them, are `rank`,
     `world_size`, `micro_batch` (samples in a batch), `accumulation`, `sequence` and `seed`. For losses to be equal
     whatever the world size, samples are to follow from seed and step alone, and rank r is to take its part of them.
     Raises ValueError for a parameter or a name that cannot be used.

@@ -27,7 +27,7 @@ def test_a_policys_bar_says_what_becomes_of_activations() -> None:
     assert list(whisker[:, 1]) == pytest.approx([90, 120])
     policy_of = import_module("analysis.activation").policy_of
     labels = ("zero2", "zero2 recomputed", "zero2 activation=offload a=2", "zero2 activation=checkpoint_offload")
-    assert [policy_of(label) for label in labels] == ["kept", "recomputed", "offloaded", "both"]
+    assert [policy_of(label) for label in labels] == ["none", "checkpoint", "offload", "checkpoint_offload"]
 
 
 def test_what_leaves_the_device_is_one_word() -> None:
@@ -145,7 +145,7 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
     assert "host a node of 2 – 5.0 MiB – –" in lines
     assert "device to host 4.0 MiB 3.0 MiB 1.0 MiB" in lines
     assert not any(line.startswith("host to device") for line in lines)
-    assert sum("told apart by the engine's labels" in line for line in lines) == 1
+    assert sum("the engine's labels distinguish them" in line for line in lines) == 1
 
 
 def test_nothing_is_said_where_nothing_leaves() -> None:

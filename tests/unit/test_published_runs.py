@@ -83,10 +83,13 @@ NO_ESTIMATE = {
     "unknown": ({"model": "Wurlitzer 7B"}, "model=Wurlitzer 7B: no architecture is known by that name"),
     "encoder": ({"model": "bert 82M"}, "a loss over masked tokens"),
     "shape": ({"layers": "", "vocab": ""}, "the row does not give layers, vocab"),
-    "tensor parallel": ({"tp": 8}, "tp=8: only data parallelism is executed"),
+    "tensor parallel": ({"tp": 8}, "tp=8: only data parallelism is simulated"),
     "eight bits": ({"precision": "float8 rowwise"}, "precision=float8 rowwise: less than 16 bits is not executed"),
-    "tiers": ({"notes": "CPU offload"}, "the notes speak of offloading"),
-    "stage": ({"system": "jax-pax", "strategy": "zero3"}, "strategy=zero3 of jax-pax: no strategy here stands for it"),
+    "tiers": ({"notes": "CPU offload"}, "the notes mention offloading"),
+    "stage": (
+        {"system": "jax-pax", "strategy": "zero3"},
+        "strategy=zero3 of jax-pax: no strategy here corresponds to it",
+    ),
     "policy": ({"act_ckpt": "some"}, "act_ckpt=some: none of none, full, selective"),
 }
 

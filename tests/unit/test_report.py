@@ -254,7 +254,7 @@ SENTENCES: dict[str, tuple[list[str], str]] = {
     "no folder": (["NONE"], "there is no such results folder"),
     "a folder of folders": (["ABOVE"], "reports those in it"),
     "three folders": (["ONE", "ONE", "ONE"], "RUNS: 3 folders given; name one, or two to compare"),
-    "nothing in common": (["ONE", str(STAGES)], "; `zerobench report` of each tells what is there"),
+    "nothing in common": (["ONE", str(STAGES)], "; `zerobench report` of each shows its cells"),
     "a condition that none meets": (["ONE", "--where", "strategy=ddp"], "--where strategy=ddp: no such run"),
     "a negative effect": (["ONE", "--minimum-effect", "-1"], "--minimum-effect -1.0: must be 0 or more"),
 }

@@ -1,4 +1,4 @@
-"""Addresses and interfaces of a job's sockets: each listens where the job's other processes come from, not elsewhere.
+"""Addresses and interfaces of a job's sockets: each listens on the network of the job's other processes only.
 
 address      MASTER_ADDR, resolved: rank 0's machine as the other ranks reach it
 interface    that of this machine through which packets to the address go

@@ -254,7 +254,7 @@ class JobContext:
 
 
 def too_many(ranks: int, world_size: int) -> str:
-    """Returns the sentence for a world that is larger than the job."""
+    """Returns an error message for a world that is larger than the job."""
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
 
 

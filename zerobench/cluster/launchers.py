@@ -1,5 +1,5 @@
-"""Facts that launchers other than torchrun tell a process of its job, in torch's words: RANK, WORLD_SIZE, LOCAL_RANK,
-where the store is, and the node.
+"""A process's place in its job under launchers other than torchrun, in torch's variables: RANK, WORLD_SIZE, LOCAL_RANK,
+the address of the store, and the node.
 
     launcher    rank                    address of rank 0                           port
     srun        SLURM_PROCID            first of the step's nodes, as SLURM has it  by job and step

@@ -107,7 +107,7 @@ def take(found: Offer, environment: Mapping[str, str], munge_socket: str | None)
 
 
 def forget(session: str, environment: Mapping[str, str]) -> None:
-    """Removes the file of a session, where there is one."""
+    """Removes the file of a session, if there is one."""
     for folder in _folders(environment):
         with suppress(OSError):
             (folder / session).unlink()

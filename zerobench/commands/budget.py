@@ -57,8 +57,9 @@ USAGE = """\
 zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
 zerobench budget check [FILE ...] [--runs PATH] [--strict] [--junit FILE] [--comment FILE] [KEY=VALUE ...]
 
-record writes the bytes and volumes of cells as limits, and explains each limit that changes; check runs the cells again
-(or reads --runs) and prints each change with the line of code that caused it. In a GitHub workflow it annotates that line.
+record writes the bytes and volumes of cells as limits, and explains each limit that changes; check runs the cells
+again (or reads --runs) and prints each change with the line of code that caused it, which it annotates in a GitHub
+workflow.
 Bytes and volumes are compared exactly, both ways. Files are yaml: ceilings such as `states_bytes: <= 24 GiB`
 may be written by hand:
 

@@ -1,4 +1,4 @@
-"""`zerobench calibrate`: the cost of each collective by its size, the engine's beside torch's and a copy in memory.
+"""`zerobench calibrate`: the cost of each collective by size, for the engine, for torch and for a copy in memory.
 
 With `--compute` a model's operators are measured as well, for `zerobench predict --calibration`. With `--disk` a disk
 is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
@@ -265,7 +265,7 @@ BLOCKS, DEPTHS, FILE = "1MiB,4MiB", "1,4,8", "256MiB"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of --disk."""
     group = parser.add_argument_group("a disk instead of collectives")
-    words = "measure the disk of folder PATH (default: here): plain calls, and the engine's files with and without checksums"
+    words = "measure the disk of folder PATH (default: here), by plain calls and through the engine's files"
     group.add_argument("--disk", nargs="?", const=".", metavar="PATH", help=words)
     group.add_argument("--blocks", default=BLOCKS, help="bytes per request, comma-separated (default: %(default)s)")
     group.add_argument("--depths", default=DEPTHS, help="concurrent requests, comma-separated (default: %(default)s)")

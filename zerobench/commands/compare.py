@@ -1,4 +1,4 @@
-"""`zerobench compare A B`: the output of a comparison of two runs, or two sets of them; comparison.py computes it.
+"""`zerobench compare A B`: prints a comparison of two runs or two sets of runs; comparison.py computes it.
 
 There is a passage (commands/text_blocks.py) for each pair of cells, printed as text or as Markdown.
 """
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=("text", "markdown"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
     words = (
-        "exit code 1 if bytes or volumes changed, a step became slower, a cell fails in B only, exists on one side only,"
+        "exit code 1 if bytes or volumes changed, a step became slower, a cell fails in B only, is on one side only,"
         " or trains something else; losses are shown and do not count"
     )
     parser.add_argument("--fail-on-change", action="store_true", help=words)

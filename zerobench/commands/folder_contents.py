@@ -50,7 +50,7 @@ class FolderContents:
     damaged_searches: list[Path]
 
     def verdicts(self) -> list[str]:
-        """Returns for each run "superseded", "failed", "outdated", or "" where it should be kept."""
+        """Returns for each run "superseded", "failed", "outdated", or "" if it should be kept."""
         newest: dict[tuple[Any, ...], Moment] = {}
         code: dict[tuple[Any, ...], str] = {}
         for run in self.runs:

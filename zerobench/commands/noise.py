@@ -81,7 +81,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     defaults = [one for one in (*STANDARD, f"measure.repeats={launches}") if one.partition("=")[0] not in given]
     cells = compose_cells([*defaults, *overrides])
     if len(cells) != 1:
-        raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is that of one"])
+        raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is measured on one"])
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
     if not has_times(cells[0].config):

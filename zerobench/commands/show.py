@@ -60,7 +60,7 @@ def _load_run(folder: Path) -> Results:
 
 def pick(name: str, held: FolderContents) -> RunInFolder:
     """Returns the run of that name (results/selection.py)."""
-    hint = f"; `zerobench status {held.where}` lists what is there"
+    hint = f"; `zerobench status {held.where}` lists the runs"
     row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)
 

@@ -69,9 +69,9 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
         (not spec_of(strategy).composes.compiles, f"strategy={strategy} compiles by a call of its own"),
         (
             cell.activation.policy().keep != "device",
-            f"activation={cell.activation.name} moves what a graph keeps; use none, checkpoint or selective",
+            f"activation={cell.activation.name} would move tensors of a graph; use none, checkpoint or selective",
         ),
-        (cell.arena, "arena=true has no slots for what a graph keeps; leave it out"),
+        (cell.arena, "arena=true has no slots for tensors that a graph keeps; leave it out"),
         (getattr(cell.model, "tiles", 1) > 1, "model.tiles are gathered apart, inside of a graph; use model.tiles=1"),
         (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
     )

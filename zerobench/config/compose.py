@@ -47,7 +47,7 @@ from .unknown_keys import stray_keys
 
 
 class RefusedError(ValueError):
-    """The command line makes no sweep; `problems` says why, a sentence each."""
+    """The command line makes no sweep; `problems` says why, an error message each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(map(printable, problems)))

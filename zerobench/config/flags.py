@@ -1,4 +1,4 @@
-"""The command line's flags, ours and Hydra's, told from overrides."""
+"""The command line's flags, ours and Hydra's, distinguished from overrides."""
 
 from __future__ import annotations
 

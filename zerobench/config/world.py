@@ -120,7 +120,7 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
     """Returns sentences on what is asked of a measurement that this world cannot give."""
     measure, passes, problems = cell.measure, cell.measure.passes, []
     if measure.trace and passes == "accounted":
-        problems.append("measure.trace=true: a trace stands beside times; measure.passes=accounted takes none")
+        problems.append("measure.trace=true: a trace needs measured times; measure.passes=accounted takes none")
     elif measure.trace and not has_times(cell):
         simulated = cell.backend == SIMULATED
         what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
@@ -173,7 +173,7 @@ def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
     if draft.tensors == FAKE:
         draft.device = "cpu"  # stands for any: no kernel runs
     if not spec_of(draft.strategy.name).composes.simulated and draft.tensors != FAKE:
-        words = f"a simulated world is there for {', '.join(names_with('simulated'))}; peers need a real one"
+        words = f"a simulated world supports {', '.join(names_with('simulated'))}; peers need a real one"
         problems.append(f"strategy={draft.strategy.name}: {words}")
     if draft.measure.passes == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")

@@ -5,7 +5,7 @@ It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system tha
     order.json   the composing process's: the launches to run, the command that runs them, the launcher's name
     stop         the composing process's: present once the job is to end, or not to begin
     rows.json    the job's: the rows of its launches so far, in their order, replaced as a whole
-    unwritten.json  the job's: runs that are not in their results folder, where there are such
+    unwritten.json  the job's: runs that are not in their results folder, if there are such
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
     lease-*      leases (results/leftovers.py) of the composing process and of the job's tasks, while they live

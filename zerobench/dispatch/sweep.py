@@ -1,4 +1,4 @@
-"""A sweep whose launches are run by the jobs of a launcher of Hydra's.
+"""A sweep whose launches are run by the jobs of a Hydra launcher.
 
 1. reuse      launches that an earlier sweep has finished need no job
 2. group      a job runs a cell, all its repeats; or, interleaved, the cells that agree in `launch.group_by`

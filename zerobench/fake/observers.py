@@ -1,4 +1,4 @@
-"""Observers of fake-tensor allocations, beside the ledger, and two facts that the ledger of a fake world asks for.
+"""Observers of fake-tensor allocations besides the ledger, and two facts that the ledger of a fake world needs.
 
 observers  hear of each allocation in order
 shapes     DTensor asks each operator's shape function once, with tensors of the global shape. In a run these are fake

@@ -126,7 +126,7 @@ OPTIONS = ("ranks", "timeout_s", "recorded")
 
 @dataclass(frozen=True)
 class Request:
-    """Limits and options of a test. `ranks`: None for a test in this process; `recorded`: held against its record."""
+    """Limits and options of a test. `ranks`: None for a test in this process; `recorded`: compared with its record."""
 
     limits: tuple[HandLimit, ...]
     recorded: bool

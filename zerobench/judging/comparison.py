@@ -1,4 +1,4 @@
-"""Compares two *sides*, A and B: sets of runs, of which each cell's newest launches count.
+"""Compares two *sides*, A and B: sets of runs, in which each cell's newest launches count.
 
 A *pair of cells* is one of each side that are compared. Fields of a pair are of three kinds. Those of the *work*
 determine the training: where they differ, nothing is comparable. Those of a *condition* affect one kind of metric:

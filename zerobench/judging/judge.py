@@ -1,4 +1,4 @@
-"""Budgets: limits of chosen cells, and sentences where they are not met.
+"""Budgets: limits of chosen cells, and error messages for limits that are not met.
 
 A *limit* applies to one metric of one cell::
 

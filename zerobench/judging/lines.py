@@ -1,4 +1,4 @@
-"""Lines of code that hold bytes, as tables that a budget keeps, and those that moved between two measurements.
+"""Lines of code that hold bytes, as tables that a budget keeps, and the lines that changed between two measurements.
 
 line      storages of one category that one line of code made in one module, of one rank
 table     the lines that live at the peak, or those that have grown over the measured steps
@@ -181,7 +181,7 @@ def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
         for one in found:
             rows += _unfold_one(one, depth, most)
             if len(rows) > most:
-                raise ValueError(f"the modules of these lines are more than {most:,}")
+                raise ValueError(f"these lines name more than {most:,} modules")
         found = rows
     return _ordered(found)
 

@@ -182,7 +182,7 @@ def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
         shown = ", ".join(show_value(metric, value) for value in sorted(set(values)))
         said.append(
             f"{row['name']}: {metric} differs between {len(values)} launches of the same code: {shown}; nothing was"
-            " recorded: find out why, take one of them (--where run_id=...), or allow it:"
+            " recorded: find out why, choose one launch (--where run_id=...), or allow it:"
             f" --tolerance {metric}={percent}"
         )
     return said
@@ -195,4 +195,4 @@ def _guard_time(row: dict[str, Any], tolerance: float) -> None:
         raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")
     if high - middle > tolerance * middle or middle - low > tolerance * middle:
         words = f"between {show_value('step_s', low)} and {show_value('step_s', high)}"
-        raise UnjudgedError(f"{row['name']}: step_s lies {words}, wider than its tolerance of {tolerance:.0%}")
+        raise UnjudgedError(f"{row['name']}: step_s varies {words}, wider than its tolerance of {tolerance:.0%}")

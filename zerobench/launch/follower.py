@@ -1,4 +1,4 @@
-"""A process of a joined job, and what those of other ranks than 0 do: they follow (over_cluster.py)."""
+"""A process of a joined job; processes of ranks other than 0 follow rank 0 (over_cluster.py)."""
 
 from __future__ import annotations
 

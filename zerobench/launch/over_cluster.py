@@ -202,9 +202,9 @@ def why_not(config: CellConfig) -> str | None:
 
 
 def too_few(mine: JobContext, ranks: int) -> str:
-    """Returns the sentence for a world that is larger than what is left of the job."""
+    """Returns an error message for a world that is larger than what is left of the job."""
     where = sorted({info.machine for info in mine.membership.members if info.rank in mine.lost})
-    left = f"{len(mine.living.members)} of the job's {mine.job.world_size} ranks are left, without those of"
+    left = f"{len(mine.living.members)} of the job's {mine.job.world_size} ranks are left, without the ranks of"
     return f"world_size={ranks}: {left} {', '.join(where)}; {LATER}"
 
 

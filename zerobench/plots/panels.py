@@ -100,7 +100,7 @@ def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
 
 
 def cores_of(cells: pd.DataFrame) -> float:
-    """Cores that all ranks of a panel have together; infinite where ranks are no processes of one CPU."""
+    """Cores that all ranks of a panel have together; infinite if ranks are no processes of one CPU."""
     known = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
     return float(known.min()) if len(known) else float("inf")
 

@@ -2,7 +2,7 @@
 
 Up and to the left is better. Filled points are on the front: no other cell needs less memory without being slower. The
 staircase is the most tokens/s that any cell reaches within a peak. One panel, with a front of its own, for each set of
-cells that train the same thing on as many ranks; whiskers are 95 % intervals, where there are any. Labels: in what
+cells that train the same thing on as many ranks; whiskers are 95 % intervals, if there are any. Labels: in what
 cells of one strategy differ. Cells that failed, or that have no run where another strategy has, have no place in the
 plane: they stand below it.
 
@@ -52,7 +52,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         unit = _points(axes, ok)
         axes.set_ylabel("tokens/s, all ranks together")
         more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS)
-        axes.set_xlabel("\n".join([f"peak on the fullest rank ({unit})", *more, *_without_a_place(cells)]))
+        axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *_without_a_place(cells)]))
         axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])

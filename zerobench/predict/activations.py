@@ -1,4 +1,4 @@
-"""Activations of a cell's model alone: their peak, and the bytes of them that move to host memory.
+"""Activations of a cell's model alone: their peak, and the bytes that move to host memory.
 
 The peak is that of the model's forward and backward on fake tensors, observed by the ledger, without engine or ranks: a
 run's excess over it is the engine's.

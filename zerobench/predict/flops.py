@@ -1,4 +1,4 @@
-"""Arithmetic of a step, and what a device could do at most: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
+"""Arithmetic of a step, and the most that a device could do: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
 
     model FLOPs      matrix products of the forward and the backward, counted by torch over the model without memory
     hardware FLOPs   the same with what is computed again: recomputed activations

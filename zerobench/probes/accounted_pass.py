@@ -230,7 +230,7 @@ class AccountedPass(Probe):
 
     def line_rows(self, rank: int) -> list[LineRow]:
         """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code; of a
-        fake world, whose states are held against formulas, also these at their own maximum.
+        fake world, whose states are compared with formulas, also these at their own maximum.
         """
         step = self.ledger.sums.extremes["step"]
         states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()

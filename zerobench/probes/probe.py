@@ -1,4 +1,4 @@
-"""Probe: what one rank's loop tells its instrument; and what that has found out when the steps are over."""
+"""Probe: the calls of one rank's loop to its instrument, and the results when the steps are over."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class MemoryRow:
     """The rank that measured it, from 0."""
     phase: str
     """init (before the first step), forward, backward, update, between (the instants at which steps end), or step: the
-    whole step; data: the rest of a step, where the batch is drawn and between the other phases, so that a forward's
+    whole step; data: the rest of a step, in which the batch is drawn and between the other phases, so that a forward's
     activations are in it, too."""
     category: str
     """A category of the ledger, total, states, or a figure of the allocator."""
@@ -72,7 +72,7 @@ class MemoryRow:
     max_bytes: int
     """The category's own maximum in the phase."""
     predicted_bytes: int | None = None
-    """max_bytes as the theory has it, where it says anything."""
+    """max_bytes as the theory has it; None if it says nothing."""
     tier: str = "device"
     """device, host or nvme."""
     allocations: int | None = None

@@ -97,7 +97,7 @@ class BoardWriter:
                 self.boards[where] = claim(where, ".claim-", BOARD, str(os.getpid()), mode=0o777)
 
     def name_in(self, where: Path) -> str:
-        """Returns the name of the board in a results folder, "" where it has none."""
+        """Returns the name of the board in a results folder, "" if it has none."""
         board = self.boards.get(where)
         return board.path.name if board is not None else ""
 

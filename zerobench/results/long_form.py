@@ -88,7 +88,7 @@ def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"do you mean {' or '.join(near)}?" if near else "`zerobench columns` lists them"
-            raise ValueError(f"long: {name!r} is no {what} of these runs; {hint}")
+            raise ValueError(f"long: {name!r} is not a {what} of the runs; {hint}")
 
 
 def _of_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Options that verbs share, of which --where KEY=VALUE (results/selection.py applies it) and --columns peak,step, the
+"""Options that verbs share, such as --where KEY=VALUE (results/selection.py applies it) and --columns peak,step, the
 parser, and the message and exit code of a command that is refused.
 
 Imports no heavy module: a verb's --help must not wait for pandas.

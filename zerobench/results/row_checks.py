@@ -1,6 +1,6 @@
 """Checks of a run that was read from files: any program may have written them, and one bad run must not spoil a folder.
 
-Each check returns the end of a sentence, or "" where the run is valid. A valid run can be sorted, named, summarized and
+Each check returns the end of a sentence, or "" if the run is valid. A valid run can be sorted, named, summarized and
 written again without further checks.
 """
 

@@ -1,4 +1,4 @@
-"""Finished runs: `load` reads their tables into `Results`, the tables of one or many runs; `Run` has those of one.
+"""Finished runs: `load` reads their tables into `Results`, the tables of one or many runs; `Run` is one of them.
 
 A run's folder (results/folders.py writes it)::
 
@@ -101,7 +101,7 @@ class Results:
 
         A metric is a column of `runs`, and its row without a rank is that column's value; rows with a rank have the
         rank's own figure (long_form.RANKS says which have one). `metrics`: those wanted, all by default. `beside`:
-        columns of `sweep()` to carry along, as "strategy". Raises ValueError for one that is not there.
+        columns of `sweep()` to carry along, as "strategy". Raises ValueError for an unknown one.
         """
         return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
 
@@ -160,7 +160,7 @@ def load(path: str | Path) -> Results:
 
     Damaged runs, and those of a newer version, are left out with a warning. Of 64 runs or more the long tables are read
     when they are first used, and a run with a damaged page has no rows in its table, with a warning. Raises
-    FileNotFoundError where there is no such folder.
+    FileNotFoundError if there is no such folder.
     """
     where = Path(path)
     if not where.is_dir():

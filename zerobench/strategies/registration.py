@@ -89,7 +89,7 @@ def spec_of(name: str) -> StrategySpec:
 
 
 def reference() -> StrategySpec:
-    """The row that other strategies' training is held against."""
+    """The row that other strategies' training is compared with."""
     return next(spec for spec in _SPECS.values() if spec.reference is not None)
 
 

@@ -1,4 +1,4 @@
-"""Sizes of units and shards, from shapes alone: a second implementation of the engine's layout, held against it.
+"""Sizes of units and shards, from shapes alone: a second implementation of the engine's layout, compared by tests.
 
 Parameters start, and shards end, at multiples of 64 bytes (zero/layout.py says why).
 """

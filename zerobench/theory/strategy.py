@@ -1,5 +1,5 @@
 """A strategy as theory sees it: what it partitions (`StrategyTheory`), its resolved options (`StrategyShape`), and the
-engine's rules for those, written apart from it (zero/options.py, zero/units/root.py).
+engine's rules for them, written independently (zero/options.py, zero/units/root.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a sweep whose cells a sweeper of Hydra's proposes, as a command does: progress, one table, the best trials; and
+"""Runs a sweep whose cells a Hydra sweeper proposes, as a command does: progress, one table, the best trials; and
 writes the account of its trials, a file beside the runs, RESULTS/searches/NAME-HASH.yaml:
 
 sweeper, objectives, axes, fixed    of the sweep; the hash is of these, so that the same command replaces it
@@ -117,7 +117,7 @@ def _shown(proposed: Proposed, place: int, trial: Trial) -> str:
 def _print_best(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial]) -> None:
     columns = ", ".join(one.column for one in proposed.objectives)
     cells = len({trial.cell.cell_id for trial in trials})
-    again = f", {len(trials) - cells} of them again" if len(trials) > cells else ""
+    again = f", {len(trials) - cells} of them repeated" if len(trials) > cells else ""
     statuses = Counter(trial.status for trial in trials if trial.status and not trial.values)
     failed = f"; infeasible: {', '.join(f'{number} {status}' for status, number in statuses.items())}"
     unrun = sum(not trial.status for trial in trials)

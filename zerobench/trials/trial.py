@@ -96,7 +96,7 @@ class Trial:
 def _why_missing(row: Row) -> str:
     if row["backend"] == "simulated":
         return ": a simulated world has no times and no losses"
-    return "; zerobench columns --table runs says of what it is, and measure.passes=both measures bytes and times"
+    return "; zerobench columns --table runs explains it, and measure.passes=both measures bytes and times"
 
 
 def best_of(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:

@@ -42,7 +42,7 @@ def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> 
         if memory is not None:
             axes.axhline(memory / SIZES[unit], color="black", linestyle="--", linewidth=1, label=show_bytes(memory))
         axes.set_ylabel(f"peak ({unit[0].upper()}iB)")
-        axes.set_title(heading(known).removesuffix("; the fullest rank:"), loc="left", fontsize=8, wrap=True)
+        axes.set_title(heading(known).removesuffix("; the rank with the most:"), loc="left", fontsize=8, wrap=True)
         axes.set_ylim(0, 1.08 * highest / SIZES[unit])
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
         path.parent.mkdir(parents=True, exist_ok=True)

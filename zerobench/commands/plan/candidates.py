@@ -154,7 +154,7 @@ class Capacity:
         return int(self.device_bytes * (1 - self.reserve))
 
     def limit_of(self, tier: str) -> float:
-        """Returns the usable bytes of a tier, infinite where there is no limit."""
+        """Returns the usable bytes of a tier, infinite if there is no limit."""
         limits = {"device": self.usable_bytes, "host": self.host_bytes, "nvme": self.disk_bytes}
         limit = limits[tier]
         return math.inf if limit is None else limit

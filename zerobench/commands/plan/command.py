@@ -1,4 +1,4 @@
-"""`zerobench plan`: candidates are bounded by theory and executed on fake tensors; the best of what fits is taken."""
+"""`zerobench plan`: bounds candidates by theory, simulates them on fake tensors, recommends the best one that fits."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=int, required=True, metavar="N", help="number of GPUs, one data-parallel rank each")
     add("--goal", choices=GOALS, default=next(iter(GOALS)), help="quantity to optimize (default: %(default)s)")
     add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
-        help="part of the device kept for the CUDA context, libraries and fragmentation (default: %(default)s)")  # fmt: skip
+        help="part kept for the CUDA context, libraries and fragmentation (default: %(default)s)")  # fmt: skip
     add("--cluster", metavar="NAME", help="goal fastest: a cluster of zerobench predict")
     add(
         "--node-gbit-s",
         type=float,
         metavar="RATE",
-        help="goal fastest: rate of a node's network, instead of the cluster's",
+        help="goal fastest: rate of a node's network, if not the cluster's",
     )
     add("--host-memory", metavar="SIZE", help="host memory per GPU; by default offload to it is unlimited")
     add("--disk", metavar="SIZE", help="disk per GPU; by default offload=nvme is unlimited")
@@ -227,7 +227,7 @@ def _print(
     executed = sum(len(row.probes) for row in rows)
     lines = [
         f"{show_bytes(capacity.usable_bytes)} usable of {show_bytes(capacity.device_bytes)} "
-        f"({capacity.reserve:.0%} reserved); {show_count(executed, 'cell')} executed",
+        f"({capacity.reserve:.0%} reserved); {show_count(executed, 'cell')} simulated",
         *notes_of(rows),
     ]
     best = recommended(rows, goal)

@@ -306,7 +306,7 @@ def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRo
     assert found is not None
     assert found.states_bytes is not None
     tier = "device" if found.states_bytes > capacity.usable_bytes else "host or disk"
-    words = f"states alone are {least_load(cell, capacity):.2f} times what is usable ({tier})"
+    words = f"states alone are {least_load(cell, capacity):.2f} times the usable memory ({tier})"
     return PlanRow(candidate, problem=words, bound_bytes=found.states_bytes)
 
 
@@ -380,6 +380,6 @@ def progress() -> Iterator[Tell]:
         task = bar.add_task("theory's bounds first", total=None)
 
         def tell(executed: int, open_: int, name: str) -> None:
-            bar.update(task, description=f"{executed} cells executed, {open_} rows still looked for {name}".rstrip())
+            bar.update(task, description=f"{executed} cells simulated, {open_} rows still searched {name}".rstrip())
 
         yield tell

@@ -8,7 +8,7 @@ All panels of a page train the same thing: they agree in SETTING. A panel has th
 
 With costs of a device an executed world's events have the times that are predicted there.
 
-At other numbers of ranks cells are executed on fake tensors. Each rank keeps its micro-batch, so that the batch grows
+At other numbers of ranks cells are simulated on fake tensors. Each rank keeps its micro-batch, so that the batch grows
 with N and a rank computes what it computed at the measured N. One rank is executed, the fullest.
 """
 
@@ -136,7 +136,7 @@ def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
 
 
 def how_to_record(runs: pd.DataFrame) -> str:
-    """Returns a sentence with the command that records a step: that of the last finished run, if there is one."""
+    """Returns an error message with the command that records a step: that of the last finished run, if there is one."""
     finished = runs[runs["status"] == "ok"]
     given = (
         finished["command"].iloc[-1] if len(finished) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"

@@ -119,9 +119,7 @@ def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, titl
     a, b = sides
     found = judge.compare_runs(a, b)
     if not found.pairs:
-        raise ValueError(
-            f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each tells what is there"
-        )
+        raise ValueError(f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each shows its cells")
     inside = join(
         [answers(list(compared.summary(found))), compared.figures(found), grid(compared.table(found), "Cells")]
     )
