@@ -55,7 +55,7 @@ def table(cells: pd.DataFrame) -> Rows:
     """The table below the bars."""
     labels = [str(label) for label in cells["label"]]
     others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
-    return {"activation": [policy_of(label).replace("_", "_\n") for label in labels], **others}
+    return {"activation": [policy_of(label) for label in labels], **others}
 
 
 def policy_of(label: str) -> str:

@@ -23,7 +23,7 @@ from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import BLUE, GRAY, ORANGE, rule
 from zerobench.sizes import show_bytes
 
-LOOKS = {"seam": (BLUE, "o", "the engine's"), "torch": (ORANGE, "s", "torch's"), "memory": (GRAY, "", "copy in memory")}
+LOOKS = {"seam": (BLUE, "o", "ours"), "torch": (ORANGE, "s", "torch"), "memory": (GRAY, "", "copy in memory")}
 MIB, GIB = 2**20, 2**30
 
 
@@ -54,7 +54,7 @@ def _at_largest(found: Calibration, names: list[str]) -> str:
     if not both:
         return ""
     words = ", ".join(f"{name} {rates[name, 'seam']:.1f} and {rates[name, 'torch']:.1f}" for name in both)
-    return f"At {show_bytes(size)}, ours and torch's (GiB/s): {words}."
+    return f"At {show_bytes(size)}, ours and torch in GiB/s: {words}."
 
 
 def _scale(axes: Axes, sizes: list[int]) -> None:

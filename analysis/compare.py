@@ -49,7 +49,7 @@ PANELS = {
 
 CAPTION = (
     "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, if wider than the mark. "
-    "DeepSpeed at its defaults keeps buckets of 5e8 elements, hence its large peaks; tuned has our bucket."
+    "DeepSpeed at its defaults keeps buckets of 5e8 elements, hence its large peaks; tuned has 25 MiB."
 )
 GOAL, GOAL_WIDTH, SHIFT = PURPLE, 2.2, 0.16
 """Color and width of a goal's mark; how far two metrics of one pair lie from its row."""

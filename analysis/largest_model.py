@@ -31,7 +31,7 @@ FOLDER = Path("results/largest_model")
 
 CAPTION = (
     "The largest model that fits, simulated: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, "
-    "sequence 1,024. ≥: the largest shape that was tried."
+    "sequence 1,024. ≥ marks the largest shape that was tried."
 )
 
 ORDER = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")
@@ -122,7 +122,7 @@ def draw(rows: list[Largest]) -> Figure:
         for one in (one for one in rows if one.device == device):
             place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-            number(axes, place, one.billions, "≥ " * one.at_end + _three_digits(one.billions), 2)
+            number(axes, place, one.billions, "≥ " * bool(one.at_end) + _three_digits(one.billions), 2)
         there = {one.label for one in rows if one.device == device}
         for place in (place for place, label in enumerate(labels) if label not in there):
             absent(axes, place + (n - (len(devices) - 1) / 2) * width, "missing")

@@ -145,7 +145,7 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
     assert "host a node of 2 – 5.0 MiB – –" in lines
     assert "device to host 4.0 MiB 3.0 MiB 1.0 MiB" in lines
     assert not any(line.startswith("host to device") for line in lines)
-    assert sum("the engine's labels distinguish them" in line for line in lines) == 1
+    assert sum("told apart by the engine's labels" in line for line in lines) == 1
 
 
 def test_nothing_is_said_where_nothing_leaves() -> None:

@@ -58,7 +58,7 @@ def measured_gib(run: PublishedRun, folder: Path) -> float:
 @pytest.mark.thorough
 @pytest.mark.parametrize("chosen", [ROWS[1:2], pytest.param(ROWS, marks=pytest.mark.thorough)], ids=["one", "all"])
 def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[str, Any]]) -> None:
-    """And a run without a configuration is in the file, with its reason; what was executed is not executed again."""
+    """And a run without a configuration is in the file, with its reason; what was executed is not simulated again."""
     pytest.importorskip("transformers")
     rows = [row | {"peak_mem_gib": measured_gib(run_of(row), tmp_path)} for row in chosen]
     open_rows = [
@@ -84,7 +84,7 @@ NO_ESTIMATE = {
     "encoder": ({"model": "bert 82M"}, "a loss over masked tokens"),
     "shape": ({"layers": "", "vocab": ""}, "the row does not give layers, vocab"),
     "tensor parallel": ({"tp": 8}, "tp=8: only data parallelism is simulated"),
-    "eight bits": ({"precision": "float8 rowwise"}, "precision=float8 rowwise: less than 16 bits is not executed"),
+    "eight bits": ({"precision": "float8 rowwise"}, "precision=float8 rowwise: less than 16 bits is not simulated"),
     "tiers": ({"notes": "CPU offload"}, "the notes mention offloading"),
     "stage": (
         {"system": "jax-pax", "strategy": "zero3"},

@@ -93,7 +93,7 @@ def test_the_verdict_says_which_is_least_what_it_costs_and_how_surely(stages: Pa
     assert f"{first}: {cells.loc[first, 'step_s'] * 1000:.1f} ms a step (95 % interval {low:.1f}–{high:.1f} ms)" in (
         stages.text
     )
-    assert "measure.repeats=3 tells by how much" in stages.text  # of one launch each
+    assert "measure.repeats=3 measures by how much" in stages.text  # of one launch each
     assert "states are met to the byte, volumes to the element" in stages.text
 
 

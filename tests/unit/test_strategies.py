@@ -95,7 +95,7 @@ def test_a_theory_fills_the_predicted_columns_of_a_users_strategy() -> None:
         ("strategy.depth=deep", "strategy.depth=deep: wants an integer, and 'deep' is none"),
         (
             "strategy=mien",
-            "strategy=mien: no such strategy; did you mean mine? (all of them: zerobench --help strategy)",
+            "strategy=mien: no such strategy; did you mean mine? (all choices: zerobench --help strategy)",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: 
     assert [one["status"] for one in account["trials"]] == ["ok", "ok", "oom", "invalid", "ok", "ok"]
     assert account["best"][0]["values"] == {"tokens_per_s": 1000.0}
     assert account["found"] == {"name": "made_up"}
-    assert "6 trials of made_up, 2 of them again; infeasible: 1 oom, 1 invalid" in said
+    assert "6 trials of made_up, 2 of them repeated; infeasible: 1 oom, 1 invalid" in said
     assert "best: micro_batch=4: tokens_per_s 1000 tokens / s" in said
     assert "zerobench model=gpt_tiny world_size=2" in said
     assert "micro_batch=4 measure.repeats=3 rerun=true" in said, "the best of many times is measured again"

@@ -141,7 +141,7 @@ FIRST_TO_GO = (
 
 ALL_COLUMNS = ("cell", "status", *COLUMNS)
 
-ONE_MEMORY = "without a GPU device and host share one memory; the engine's labels distinguish them"
+ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
 def print_results(

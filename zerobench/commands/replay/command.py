@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
     """Returns the costs of the device on which executed steps are laid out in time. Raises ValueError for two."""
     if chosen.cluster is not None and chosen.calibration is not None:
-        raise ValueError("--cluster, --calibration: each says where steps would run; give one")
+        raise ValueError("--cluster, --calibration: each names the hardware; give one")
     if chosen.calibration is not None:
         return calibrated_costs(chosen.calibration)
     return None if chosen.cluster is None else costs_of(chosen.cluster, None)
