@@ -27,11 +27,8 @@ from zerobench.results.tables import Results
 
 TIERS: Fills = {"device": (PURPLE, ".."), "host memory": (GRAY, "//")}
 PEAKS = {"device": "peak_bytes", "host memory": "host_peak_bytes"}
-POLICIES = {"offload": "offloaded", "checkpoint_offload": "both"}
-"""Policy, as configs name it -> what becomes of activations."""
-
 CAPTION = (
-    "What becomes of activations. Peak memory of the fullest rank, by where it lies; and the median time of a step, "
+    "Policies for activations. Peak memory by tier, on the rank with the most; and the median time of a step, "
     "split in the proportions of its phases' medians, with its 95 % interval"
 )
 
@@ -58,19 +55,17 @@ def table(cells: pd.DataFrame) -> Rows:
     """The table below the bars."""
     labels = [str(label) for label in cells["label"]]
     others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
-    return {"activations": [policy_of(label) for label in labels], **others}
+    return {"activation": [policy_of(label) for label in labels], **others}
 
 
 def policy_of(label: str) -> str:
-    """The policy for activations under a cell's label, in a word."""
+    """The policy for activations under a cell's label, a value of the key `activation`."""
     words = words_of(label)
-    if "activation" in words:
-        return POLICIES.get(words["activation"], words["activation"])
-    return "recomputed" if "recomputed" in words else "kept"
+    return words.get("activation", "checkpoint" if "recomputed" in words else "none")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("activation", __doc__, draw, arguments)
 
 

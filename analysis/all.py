@@ -5,7 +5,7 @@
     python analysis/all.py --format pdf --width column      of a paper in two columns, each as PDF
 
 Which figure is of which experiment: FIGURES in analysis/common.py. A figure whose runs are not there is named and left
-out. Exit code 2 where a figure could not be drawn, or none.
+out. Exit code 2 if a figure could not be drawn, or none.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ RETRIES = {"retries": "alloc_retries"}
 ON_CUDA = {"fragmentation": "fragmentation_bytes", "largest free block": "largest_free_block_bytes"}
 FILLS: Fills = {**CATEGORIES, **dict.fromkeys((*ON_CUDA, *RETRIES), (GRAY, ""))}
 
-CAPTION = "Left: allocations that outlive the phase they were made in. Right: everything at the peak, slots included."
+CAPTION = (
+    "Left: allocations that outlive the phase they were made in. Right: everything at the peak, slots included. "
+    "Less fragmentation is the purpose, and is not measured here: a CPU's allocator has no segments."
+)
 
 
 def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
@@ -89,7 +92,7 @@ def _with_counts(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("arena", __doc__, draw, arguments)
 
 

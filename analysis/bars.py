@@ -69,6 +69,6 @@ def _known(axes: Axes, place: int, cell: Any, columns: Mapping[str, str], unit: 
 
 
 def highest(results_runs: pd.DataFrame, columns: Mapping[str, str]) -> float:
-    """The largest value of any of the columns; 0 where there is none."""
+    """The largest value of any of the columns; 0 if there is none."""
     most = results_runs[list(columns.values())].astype("float64").max().max()
     return 0.0 if pd.isna(most) else float(most)

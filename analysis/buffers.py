@@ -37,7 +37,7 @@ MARKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "D"), (PURPLE, "v"), (SKY, "^"))
 ALIKE = ["model", "world_size", "batch", "sequence", "device", "backend"]
 
 CAPTION = (
-    "Gradients and what is on its way as the model grows, each at its own maximum on the fullest rank. "
+    "Gradients and communication buffers as the model grows, each at its own maximum on the rank with the most. "
     "Fused: one buffer as large as the model; else buckets of a constant size."
 )
 
@@ -84,7 +84,7 @@ def _lines(axes: Axes, cells: pd.DataFrame, unit: int) -> Iterator[Line2D]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("buffers", __doc__, draw, arguments)
 
 

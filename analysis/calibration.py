@@ -2,8 +2,8 @@
 
     python analysis/calibration.py [FOLDER] --out DIR
 
-Points are medians of the slowest rank's times, whiskers their 95 % intervals, lines what is fitted: latency and
-bandwidth. The engine's own collectives beside torch's, and a copy in memory as the ceiling.
+Points are medians of the slowest rank's times, whiskers their quartiles, lines the fit: latency and bandwidth. The
+engine's own collectives next to torch's, and a copy in memory as the ceiling.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from zerobench.calibrate.collectives import Calibration, load_calibration
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import BLUE, GRAY, ORANGE, rule
 from zerobench.sizes import show_bytes
-from zerobench.sweep.aggregate import median_interval
 
-LOOKS = {"seam": (BLUE, "o", "the engine's"), "torch": (ORANGE, "s", "torch's"), "memory": (GRAY, "", "copy in memory")}
+LOOKS = {"seam": (BLUE, "o", "ours"), "torch": (ORANGE, "s", "torch"), "memory": (GRAY, "", "copy in memory")}
 MIB, GIB = 2**20, 2**30
 
 
@@ -33,10 +32,8 @@ def draw(found: Calibration) -> Figure:
     names = [name for name in found.transfers["collective"].unique() if name != "copy"]
     first, told = found.transfers.iloc[0], found.provenance
     machine = f"{told['device_class']}, {told['cores']} cores, torch {told['versions']['torch']}"
-    caption = (
-        f"Size over time of each collective, N = {first.world_size}, {first['dtype']}, {machine}, {told['date'][:10]}."
-    )
-    figure = Sheet(1, 2.0, caption)
+    caption = f"Size over time, N = {first.world_size}, {first['dtype']}, {machine}, {told['date'][:10]}. "
+    figure = Sheet(1, 2.0, f"{caption}Whiskers: quartiles. {_at_largest(found, names)}")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         for via in LOOKS:
             _curve(axes, found, via, "copy" if via == "memory" else name)
@@ -46,6 +43,18 @@ def draw(found: Calibration) -> Figure:
     there = [LOOKS[via] for via in LOOKS if (found.transfers["via"] == via).any()]
     key(figure, [rule(words, _line(marker), color=color, marker=marker, ms=4) for color, marker, words in there])
     return figure
+
+
+def _at_largest(found: Calibration, names: list[str]) -> str:
+    """A sentence that compares the engine's rates with torch's, at the largest size."""
+    size = found.transfers["bytes"].max()
+    most = found.transfers[found.transfers["bytes"] == size]
+    rates = size / most.groupby(["collective", "via"])["seconds"].median() / GIB
+    both = [name for name in names if {(name, "seam"), (name, "torch")} <= set(rates.index)]
+    if not both:
+        return ""
+    words = ", ".join(f"{name} {rates[name, 'seam']:.1f} and {rates[name, 'torch']:.1f}" for name in both)
+    return f"At {show_bytes(size)}, ours and torch in GiB/s: {words}."
 
 
 def _scale(axes: Axes, sizes: list[int]) -> None:
@@ -69,9 +78,8 @@ def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
     color, marker, _ = LOOKS[via]
     for size, same in rows.groupby("bytes"):
         seconds = same["seconds"].tolist()
-        low, high = median_interval(seconds)
-        middle = size / np.median(seconds) / GIB
-        reach = None if low is None else [[middle - size / high / GIB], [size / low / GIB - middle]]
+        low, middle, high = size / np.quantile(seconds, [0.75, 0.5, 0.25]) / GIB
+        reach = [[middle - low], [high - middle]]
         axes.errorbar([size / MIB], [middle], reach, color=color, marker=marker or "_", ms=4, capsize=3, lw=1)
     sizes = np.geomspace(rows["bytes"].min(), rows["bytes"].max(), 60)
     fit = found.fit(collective, int(rows["world_size"].iloc[0]), via)
@@ -80,7 +88,7 @@ def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     usual = Path("results/calibration/cpu/N=2")
     return folder_script("calibration", __doc__, load_calibration, {"calibration": draw}, usual, arguments, FIGURES_OUT)
 

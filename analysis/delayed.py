@@ -32,7 +32,7 @@ LOOKS = {0: ("not delayed", BLUE), 1: ("delayed", VERMILION), 2: ("delayed, {:.0
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One panel, whatever `panels`. Raises ValueError where no run has its states in host memory."""
+    """One panel, whatever `panels`. Raises ValueError if no run has its states in host memory."""
     every = [cell for cell in summarize(results.runs).itertuples() if kind_of(cell) is not None]
     cells = {kind_of(cell): cell for cell in every if cell.status == "ok"}
     if not cells:
@@ -56,7 +56,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def offload_of(cell: Any) -> dict[str, Any]:
-    """A cell's section of the config; empty where nothing leaves the device."""
+    """A cell's section of the config; empty if nothing leaves the device."""
     section: dict[str, Any] = json.loads(cell.config).get("offload", {})
     return section
 
@@ -73,7 +73,7 @@ def name_of(cell: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("delayed", __doc__, draw, arguments)
 
 

@@ -137,7 +137,7 @@ def _heights(rates: list[DiskRate]) -> tuple[list[float], list[list[float]]]:
 
 
 def _number(axes: Axes, x: list[float], y: list[float], fractions: list[float], groups: int) -> None:
-    """Fractions above what they are of; upright where there is little room."""
+    """Fractions above what they are of; upright if there is little room."""
     for place, top, fraction in zip(x, y, fractions, strict=True):
         axes.annotate(f"{fraction:.2f}", (place, top), (0, 3), textcoords="offset points", ha="center", va="bottom",
                       fontsize="small", rotation=90 if groups > 3 else 0)  # fmt: skip
@@ -150,7 +150,7 @@ def _name_places(axes: Axes, places: list[tuple[int, int]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     usual = Path("results/calibration/disk")
     return folder_script("disk", __doc__, load_disk_calibration, {"disk": draw}, usual, arguments, FIGURES_OUT)
 

@@ -36,7 +36,7 @@ LINES = {
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One line a tier. `panels`: there is one. Raises ValueError where no run has anything in files."""
+    """One line a tier. `panels`: there is one. Raises ValueError if no run has anything in files."""
     newest = latest(results.runs)
     runs = newest[(newest["status"] == "ok") & (newest["nvme_bytes"] > 0)].sort_values("psi")
     if runs.empty:
@@ -52,7 +52,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
     for size in sorted({pool_bytes(config) for config in runs["config"]}):
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
-    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters (log)", ylabel="MiB on the fullest rank (log)")
+    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters (log)", ylabel="MiB, largest rank (log)")
     axes.set_xticks(list(psi), [f"{x:.3g}" for x in psi])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
@@ -79,7 +79,7 @@ def _title(run: pd.Series) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("infinity", __doc__, draw, arguments)
 
 

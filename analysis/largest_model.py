@@ -30,11 +30,14 @@ from zerobench.strategies import find
 FOLDER = Path("results/largest_model")
 
 CAPTION = (
-    "The largest model that fits, simulated: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024."
+    "The largest model that fits, simulated: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, "
+    "sequence 1,024. ≥ marks the largest shape that was tried."
 )
 
 ORDER = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")
-"""Strategies from left to right: ours, then the peers; offload comes after both."""
+"""Strategies from left to right: ours, without offload and with it, then the peers from PEERS on."""
+
+PEERS = ORDER.index("megatron")
 
 FILLS = [(SKY, ""), (BLUE, "//"), (ORANGE, "..")]
 
@@ -66,7 +69,7 @@ class Largest:
     best: dict[str, Any]
     beyond: dict[str, Any] | None
     at_end: bool
-    """True where the largest shape of the family fits."""
+    """True if the largest shape of the family fits."""
 
     @property
     def label(self) -> str:
@@ -83,13 +86,19 @@ class Largest:
         return f"{self.gpus} × {size}"
 
     @property
+    def place(self) -> tuple[bool, bool, int]:
+        """Sorts the strategies: a peer, with offload, its place in ORDER."""
+        number = ORDER.index(self.strategy)
+        return number >= PEERS, self.offload != "none", number
+
+    @property
     def billions(self) -> float:
         """Parameters of the largest model."""
         return float(self.best["psi"]) / 1e9
 
 
 def read(folder: Path) -> list[Largest]:
-    """Returns the rows of all plans in a folder, by device and strategy. Raises ValueError where there are none."""
+    """Returns the rows of all plans in a folder, by device and strategy. Raises ValueError if there are none."""
     found = []
     for path in sorted(folder.glob("*.json")):
         plan = json.loads(path.read_text())
@@ -98,14 +107,13 @@ def read(folder: Path) -> list[Largest]:
         found += [Largest(row["best"]["gpus"], *sizes, **{name: row.get(name) for name in OF_ROW}) for row in fitting]
     if not found:
         raise ValueError(f"no plan in {folder} has a model that fits; `make largest-model` makes some")
-    return sorted(found, key=lambda one: (one.gpus, one.device_bytes, one.offload != "none", ORDER.index(one.strategy)))
+    return sorted(found, key=lambda one: (one.gpus, one.device_bytes, *one.place))
 
 
 def draw(rows: list[Largest]) -> Figure:
     """Draws bars by strategy, a color for each device; billions of parameters on a logarithmic scale."""
     devices = list(dict.fromkeys(one.device for one in rows))
-    keys = sorted({(one.offload != "none", ORDER.index(one.strategy), one.label) for one in rows})
-    labels = [label for *_, label in keys]
+    labels = list(dict.fromkeys(one.label for one in sorted(rows, key=lambda one: one.place)))
     figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
     width = 0.8 / len(devices)
@@ -114,7 +122,7 @@ def draw(rows: list[Largest]) -> Figure:
         for one in (one for one in rows if one.device == device):
             place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-            number(axes, place, one.billions, _three_digits(one.billions), 2)
+            number(axes, place, one.billions, "≥ " * bool(one.at_end) + _three_digits(one.billions), 2)
         there = {one.label for one in rows if one.device == device}
         for place in (place for place, label in enumerate(labels) if label not in there):
             absent(axes, place + (n - (len(devices) - 1) / 2) * width, "missing")
@@ -182,7 +190,7 @@ def _shape(probe: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure and writes the tables. Exit code 2 where there is nothing to draw."""
+    """Draws the figure and writes the tables. Exit code 2 if there is nothing to draw."""
     figures = {"largest_model": lambda rows: draw([one for one in rows if one.gpus != 64])}
     return folder_script("largest_model", __doc__, read, figures, FOLDER, arguments, also=write_tables)
 

@@ -29,8 +29,8 @@ from zerobench.results.tables import Results
 
 SETTING = ["model", "world_size", "batch", "sequence", "device"]
 CAPTION = (
-    "The fastest way to train within a memory limit, with 95 % intervals over launches. Above the bars: micro-batch × "
-    "accumulation, and r where blocks are recomputed."
+    "The fastest split of the batch within a memory limit, with 95 % intervals over launches. Above the bars: "
+    "micro-batch × accumulation; r: blocks are recomputed."
 )
 GROUP = 0.92
 """Width of the bars of one limit together."""
@@ -40,7 +40,7 @@ HATCHES = ("", "//", "..", "\\\\", "xx", "--")
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One panel a model, world size and batch. Raises ValueError where there are no searches."""
+    """One panel a model, world size and batch. Raises ValueError if there are no searches."""
     settings = [mine for _, mine in results.searches.groupby(SETTING, sort=False)]
     if not settings:
         raise ValueError("no searches in these folders; `zerobench experiment=memory_cap` makes some")
@@ -91,7 +91,7 @@ def _bar(axes: Axes, at: float, width: float, strategy: str, n: int, one: Any) -
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("memory_cap", __doc__, draw, arguments)
 
 

@@ -31,8 +31,8 @@ from zerobench.results.tables import Results
 
 PARTS: Fills = {"to other nodes": (ORANGE, "//"), "within the node": (SKY, "")}
 CAPTION = (
-    "What a rank sends in a step, by where it goes: flat exchanges, and those in two hops, within a node and then "
-    "between nodes. Numbers: to other nodes, of all. Flat exchanges are divided by where their ranks are."
+    "Bytes that a rank sends in a step, within its node and to other nodes: by flat exchanges, and in two hops, within "
+    "a node and then between nodes. Numbers: to other nodes, of all bytes."
 )
 
 
@@ -56,7 +56,7 @@ def crossing_bytes(cell: Any, hops: bool, size: int) -> float:
 
 
 def size_of_nodes(cells: pd.DataFrame) -> int | None:
-    """Ranks of a node, by the cells that were told; None where none was."""
+    """Ranks of a node, by the cells that were told; None if none was."""
     told = [words_of(str(label)).get("node_size") for label in cells["label"]]
     return next((int(size) for size in told if size is not None), None)
 
@@ -83,7 +83,7 @@ def _draw_cell(size: int | None, axes: Axes, place: int, cell: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("nodes", __doc__, draw, arguments)
 
 

@@ -35,8 +35,8 @@ TIERS: Fills = {
     "files": (GREEN, "\\\\"),
 }
 CAPTION = (
-    "Model states at their maximum by tier, in bytes per parameter on the fullest rank. Numbers: on the device, "
-    "of all. What is in flight comes and goes; the formula is for what the device keeps."
+    "Model states at their maximum by tier, in bytes per parameter on the rank with the most. Numbers: on the device, "
+    "of all. Buffers in flight are temporary; the formula is for the part that the device keeps."
 )
 OFFLOADED = {("true", "true"): "both", ("true", "false"): "optimizer", ("false", "true"): "gradients"}
 """Optimizer and gradients, as a label has them -> what leaves the device."""
@@ -104,7 +104,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("offload", __doc__, draw, arguments)
 
 

@@ -70,7 +70,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("offload_time", __doc__, draw, arguments)
 
 

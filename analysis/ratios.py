@@ -1,6 +1,6 @@
 """Ratios of our engine over a peer, with intervals and the verdict on a goal: the numbers of analysis/compare.py.
 
-A *ratio* is at most 1 where ours needs no more. Launches of one round of a sweep are a pair; of the pairs' ratios there
+A *ratio* is at most 1 if ours needs no more. Launches of one round of a sweep are a pair; of the pairs' ratios there
 is the geometric mean with a 95 % t-interval over their logarithms, the launch being the unit. A *goal* bounds the ratio
 of step times: it is "met" or "missed" by the mean, "within noise" where the interval holds the bound.
 """
@@ -61,7 +61,7 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Ratio:
-    """One metric of our engine over a peer's, in one setting; NaN where a side has no figure. `goal`: at most."""
+    """One metric of our engine over a peer's, in one setting; NaN if a side has no figure. `goal`: at most."""
 
     setting: str
     model: str
@@ -120,7 +120,7 @@ def _compare(setting: str, goal: Goal, ours: Any, peer: Any, launches: dict[str,
 
 
 def judge(ratio: float, low: float, high: float, bound: float | None) -> str:
-    """The word for a ratio with its interval against a bound; empty where there is none."""
+    """The word for a ratio with its interval against a bound; empty if there is none."""
     if bound is None:
         return ""
     word = "met" if ratio <= bound else "missed"

@@ -72,7 +72,7 @@ def _draw_volume(axes: Axes, place: int, cell: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("shard_group", __doc__, draw, arguments)
 
 

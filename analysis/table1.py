@@ -35,7 +35,7 @@ WIDTH = 0.38
 
 
 def load(folder: Path) -> pd.DataFrame:
-    """Returns the executed cells. Raises ValueError where there are none."""
+    """Returns the executed cells. Raises ValueError if there are none."""
     file = folder / "cells.csv"
     if not file.is_file():
         raise ValueError(f"{file}: is not there; `make table1` writes it")
@@ -125,7 +125,7 @@ FIGURES = {"table1": draw_table, "figure1": draw_figure_1, "in_flight": draw_in_
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figures. Exit code 2 where there is nothing to draw."""
+    """Draws the figures. Exit code 2 if there is nothing to draw."""
     return folder_script("table1", __doc__, load, FIGURES, FOLDER, arguments)
 
 

@@ -26,34 +26,41 @@ from analysis.common import script
 from zerobench.plots.marks import Rows, absent, bars, rows_of_labels, show, unit_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
-from zerobench.plots.style import CATEGORIES, GRAY, SKY, number, rule
+from zerobench.plots.style import CATEGORIES, GRAY, number, rule
 from zerobench.results.tables import Results
 
 SIZES = {"parameters": "max_parameters_bytes", "states": "states_bytes"}
-FILLS = {"parameters": CATEGORIES["parameters"], "states": (GRAY, ""), "volume": (SKY, "")}
-PREDICTED = {"states": "predicted_states_bytes", "volume": "predicted_volume_psi"}
+FILLS = {"parameters": CATEGORIES["parameters"], "states": (GRAY, "")}
+PREDICTED = {"states": "predicted_states_bytes"}
 
 CAPTION = (
     "Tiles of the MLP's matrices under ZeRO-3, which are gathered one by one: parameters and model states, each at its "
-    "maximum on the fullest rank, and the volume of a step."
+    "maximum on the rank with the most."
 )
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Three panels a setting: parameters, states, volume."""
+    """Two panels per setting: parameters, states. The caption has the volume, which tiles do not change."""
     settings = comparisons(results)
     name, unit = unit_of(highest(results.runs, SIZES))
-    figure, places = sheet(settings, panels, (2.2, 1.8), CAPTION, across=3)
-    for (parameters, states, volume), cells in places:
+    figure, places = sheet(settings, panels, (3.2, 1.8), f"{CAPTION}{_volume(results)}", across=2)
+    for (parameters, states), cells in places:
         rows = table(cells)
         for axes, part in ((parameters, "parameters"), (states, "states")):
             bars(axes, cells, partial(_draw, part, SIZES[part], unit, show), rows)
             axes.set_ylabel(f"{part} ({name})")
-        bars(volume, cells, partial(_draw, "volume", "volume_psi", 1, "{:.2f}".format), rows)
-        volume.set_ylabel("volume of a step (ψ)")
         parameters.set_title(title(cells, settings), loc="left")
     key(figure, [rule("predicted", lw=1.8)])
     return figure
+
+
+def _volume(results: Results) -> str:
+    """A sentence on the volume of a step."""
+    found = results.runs["volume_psi"].astype("float64").dropna().round(2)
+    if found.empty:
+        return ""
+    low, high = found.min(), found.max()
+    return f" A step sends {low:.2f} ψ" + (" with any number of tiles." if low == high else f" to {high:.2f} ψ.")
 
 
 def table(cells: pd.DataFrame) -> Rows:
@@ -79,7 +86,7 @@ def _draw(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("tiling", __doc__, draw, arguments)
 
 

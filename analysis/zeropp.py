@@ -41,7 +41,7 @@ from zerobench.plots.style import (
 )
 from zerobench.results.tables import Results
 
-CAPTION = "What crosses from node to node under ZeRO++, and what of the loss it costs (means over 10 steps)."
+CAPTION = "Left: bytes between nodes under ZeRO++. Right: its effect on the loss (means over 10 steps)."
 
 PARTS: Fills = {
     "gathers, forward": (GREEN, "\\\\"),
@@ -124,7 +124,7 @@ def losses_of(results: Results, cell: Any) -> pd.Series:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    """Draws the figure. Exit code 2 if there is nothing to draw."""
     return script("zeropp", __doc__, draw, arguments)
 
 

@@ -13,11 +13,11 @@ from zerobench.results.options import Parser
 from zerobench.sizes import printable
 
 NAMES = {
-    "table1": ("table1", "table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks"),
-    "published": ("published.command", "the papers' figures: formula, executed, printed"),
-    "published-runs": ("published_runs.command", "others' measured peaks beside our estimates"),
-    "predicted-here": ("predicted_here", "steps of this machine beside predictions that were written before"),
-    "predicted-runs": ("predicted_runs", "others' measured throughput beside our predictions; fits what is fitted"),
+    "table1": ("table1", "table 1 of the ZeRO paper, simulated up to 1T parameters on 1,024 ranks"),
+    "published": ("published.command", "the papers' figures: formula, simulated, printed"),
+    "published-runs": ("published_runs.command", "others' measured peaks and our estimates"),
+    "predicted-here": ("predicted_here", "steps of this machine and predictions that were written before them"),
+    "predicted-runs": ("predicted_runs", "others' measured throughput and our predictions; fits the scales"),
     "predicted-maps": (
         "predicted_maps",
         "the fastest strategy over model and ranks, break-even networks, live options",
@@ -42,7 +42,7 @@ a proof which was stopped goes on where it was.
 {names}
 
 Each explains itself: python -m validation NAME --help. `make NAME` runs it as the committed results were made.
-Exit code: 0 all is as it should be, 1 something differs or could not be executed, 2 the command was wrong, 130 stopped.
+Exit code: 0 all is as it should be, 1 something differs or could not be simulated, 2 a wrong command, 130 stopped.
 """
 
 

@@ -315,7 +315,7 @@ def run(chosen: argparse.Namespace) -> int:
 
     execute_cells("table1", on_cpu([place.config for place in due]), chosen.jobs, Limits(seconds=1800), take)
     _show([row for place in wanted for row in cells.found.get(place, ())])
-    print(f"{len(due) - len(problems)} cells executed; in {chosen.out}: {CELLS}, {IN_FLIGHT}")
+    print(f"{len(due) - len(problems)} cells simulated; in {chosen.out}: {CELLS}, {IN_FLIGHT}")
     for problem in problems:
         print(printable(f"validation table1: {problem}"), file=sys.stderr)
     return int(bool(problems))

@@ -1,9 +1,9 @@
-"""The command line: a Hydra app, with verbs beside it.
+"""The command line: a Hydra app, plus verbs.
 
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
     zerobench VERB ...             see HELP
 
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong or no cell of it can run, 130 interrupted.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command is invalid or no cell can run, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .results.options import refuse
 from .sizes import printable
 
 HELP = """\
-zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
+zerobench: DDP or which ZeRO stage? Compares their memory, communication and step time, measured in the same way.
 
 One run:
   zerobench strategy=zero2 model=gpt_tiny world_size=2
@@ -33,56 +33,56 @@ A sweep, every combination; finished cells of the same code are reused:
   zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4
 The main job, as `make bench` runs it:
   zerobench experiment=stages
-What it would run, with predicted bytes and what is reused:
+A list of the cells that would run, with predicted bytes, and of the runs that would be reused:
   zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4 --dry-run
-Three launches of each cell, interleaved, so that times have an interval over launches:
+Three interleaved launches of each cell, for confidence intervals over launches:
   zerobench -m strategy=ddp,zero2 measure.repeats=3
-In bf16 with fp32 master weights, clipped at norm 1, four micro-batches a step, another optimizer:
+In bf16 with fp32 master weights, clipped at norm 1, four micro-batches per step, another optimizer:
   zerobench -m strategy=ddp,zero1,zero2,zero3 precision=bf16 clip=1.0 accumulation=4 optimizer=adagrad
-In a job that was started elsewhere, on several machines too, one rank a process of it (also srun and mpirun):
+Inside a job of torchrun, srun or mpirun, one rank per process, also on several machines:
   torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero1,zero2
-Which stage under a memory limit, with which micro-batch, accumulation and recomputing:
+The fastest stage, micro-batch, accumulation and activation policy under a memory limit:
   zerobench experiment=memory_cap
-A sweeper of Hydra's proposes the cells, told the objective of those before (pip install hydra-optuna-sweeper):
+A Hydra sweeper that proposes cells from the results of earlier ones (pip install hydra-optuna-sweeper):
   zerobench -m hydra/sweeper=optuna objective=tokens_per_s strategy=zero2,zero3 micro_batch="range(1,9)"
-What a command line composes to, without running it:
+The composed config of a command line, without running it:
   zerobench strategy=zero3 --cfg job
 
 Verbs, in the order of the work:
-  zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           what fits, what binds, which strategy to take
+  zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           which strategy fits, by how much, and its limit
   zerobench estimate KEY=VALUE ... [--device-memory "80 GiB"]          peak and traffic before any run, without a GPU
-  zerobench predict --cluster NAME KEY=VALUE ...                       how long a step takes there, and what binds
-  zerobench status [RESULTS]                                           what a results folder holds
+  zerobench predict --cluster NAME KEY=VALUE ...                       the time of a step on a cluster, and its limit
+  zerobench status [RESULTS]                                           the contents of a results folder
   zerobench show RUN [--results DIR]                                   one run as a readable account
-  zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
-  zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
+  zerobench compare A B [--fail-on-change]                             changes between two runs or results folders
+  zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; changes
   zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
-  zerobench replay [RUNS] --out step.html                              the recorded step as a page that moves, or a film
+  zerobench replay [RUNS] --out step.html                              the recorded step as an animated page or a film
   zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
   zerobench export [RUNS] --format tensorboard|wandb|perfetto --out X  scalars for other programs; a trace of all ranks
-  zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
-  zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
-  zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
-  zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
-  zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
-  zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
-  zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
-Each verb explains itself: zerobench VERB --help
+  zerobench columns [PART ...] [--table TABLE]                         meaning and unit of the tables' columns
+  zerobench budget record [--file FILE] [-m] KEY=VALUE ...             record the bytes that cells need
+  zerobench budget check [FILE ...] [--runs PATH]                      run them again; exit code 1 if they need more
+  zerobench noise record [KEY=VALUE ...]                               how much times of the same code differ here
+  zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            time of each collective here, by size
+  zerobench calibrate --disk [PATH]                                    throughput of a disk, raw and by the engine
+  zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         remove superseded and failed runs
+Options of each verb: zerobench VERB --help
 
-Tables fit the terminal: a narrow one leaves columns out and says which. A pipe and a file have all.
-  --columns peak,step   of the table of a sweep, a dry run and most verbs: these columns; all: every one
-  --quiet, -q           with any command: no progress, no notes; tables, answers and what is wrong
-  NO_COLOR=1            no color; COLUMNS=120: as if the terminal had that width
+In a narrow terminal a table leaves columns out and names them below it; a pipe or a file gets all columns.
+  --columns peak,step   with a sweep, a dry run and most verbs: columns of the printed table; all: every column
+  --quiet, -q           with any command: no progress and no notes; only tables, answers and errors
+  NO_COLOR=1            no color; COLUMNS=120: assume a terminal of that width
 
-Groups (GROUP=CHOICE); zerobench --help strategy, zerobench --help strategy=zero3 say more:
+Groups (GROUP=CHOICE); more: zerobench --help strategy, zerobench --help strategy=zero3
 {groups}
 
-Keys and their defaults (KEY=VALUE), of the default choices; other choices have others:
+Keys of the default choices, with their defaults (KEY=VALUE); other choices have other keys:
 {keys}
 
 Each run becomes a folder under results_dir: config.yaml, provenance.json, run.json, and steps, memory,
 tensors and traffic as parquet files; zerobench.load(PATH) reads them into pandas.
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong or no cell of it can run, 130 interrupted.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command is invalid or no cell can run, 130 interrupted.
 Hydra's own flags (-m, --cfg job, --info, --config-dir): zerobench --hydra-help
 Tab completion: eval "$(zerobench -sc install=bash)"
 """
@@ -146,7 +146,7 @@ def _tell(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
-    """Warnings for people are a sentence each; those for programmers keep their kind."""
+    """Warnings for people are an error message each; those for programmers keep their kind."""
     print(
         printable(f"zerobench: {message}" if category is UserWarning else f"{category.__name__}: {message}"),
         file=sys.stderr,

@@ -1,4 +1,4 @@
-"""Batches for training: tokens of a text file read byte by byte, seeded random ones, or those of a user's builder.
+"""Batches for training: tokens of a text file read byte by byte, seeded random ones, or batches of a user's builder.
 
 A step's *global* batch depends on the seed and the step only. Rank r of N takes its r-th part, which is split into
 micro-batches, so that N ranks together train on the batch of one rank, for every accumulation.

@@ -19,7 +19,7 @@ TYPES = (int, float, str, bool)
 
 
 def check_name(function: str, name: str, build: Builder) -> None:
-    """Raises ValueError, for a call of `function`, where `name` is not a valid name or `build` not a builder."""
+    """Raises ValueError, for a call of `function`, if `name` is not a valid name or `build` not a builder."""
     if not name.isidentifier():
         raise ValueError(f"{function}: {name!r} is no usable name; use letters, digits and _")
     if not callable(build):
@@ -57,7 +57,7 @@ def options_of(
         elif parameter.default is parameter.empty or kind not in (*TYPES, *(one | None for one in TYPES)):
             raise ValueError(
                 f"{function}: {name}'s parameter {parameter.name} needs a default and a type among"
-                " int, float, str, bool (or one of these | None)"
+                " int, float, str, bool (or one of them | None)"
             )
         else:
             fields.append((parameter.name, kind, field(default=parameter.default)))
@@ -65,7 +65,7 @@ def options_of(
 
 
 def source_of(build: Builder) -> bytes:
-    """Returns the file that defines a builder; empty where there is none."""
+    """Returns the file that defines a builder; empty if there is none."""
     where = inspect.getsourcefile(build if inspect.isroutine(build) or inspect.isclass(build) else type(build))
     if where is None:
         return b""
@@ -114,11 +114,11 @@ class Registry:
         return options_of(self.function, name, build, self.filled, self.shown, self.identity, base)
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Returns True where the builder of that name has such a parameter."""
+        """Returns True if the builder of that name has such a parameter."""
         return name in self.all() and parameter in inspect.signature(self.all()[name]).parameters
 
     def source_of(self, name: str) -> bytes:
-        """Returns the file that defines the builder of that name; empty where there is none."""
+        """Returns the file that defines the builder of that name; empty if there is none."""
         return source_of(self.all()[name]) if name in self.all() else b""
 
 
@@ -162,7 +162,7 @@ def register_data(name: str, build: Builder) -> None:
     A batch is a tuple or list (`forward(*batch)`), a dict (`forward(**batch)`) or one thing (`forward(batch)`); tensors
     in it, at any depth, are moved to the rank's device, floating-point ones in the dtype of `precision`.
 
-    The options are keyword parameters as `register_model` has them; filled in, where the function has them, are `rank`,
+    The options are keyword parameters as for `register_model`; filled in, if the function has them, are `rank`,
     `world_size`, `micro_batch` (samples in a batch), `accumulation`, `sequence` and `seed`. For losses to be equal
     whatever the world size, samples are to follow from seed and step alone, and rank r is to take its part of them.
     Raises ValueError for a parameter or a name that cannot be used.

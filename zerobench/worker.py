@@ -55,12 +55,12 @@ class RankJob:
 
     @property
     def scratch(self) -> str | None:
-        """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
+        """Where this rank's files go that no one needs after it; None if it has none. The launcher sweeps there."""
         return self.config.offload.files_in(self.folder)
 
     @property
     def records_history(self) -> bool:
-        """True where a snapshot is asked for; the timed pass carries nothing."""
+        """True if a snapshot is asked for; the timed pass carries nothing."""
         return self.mode == "accounted" and self.config.measure.snapshot
 
 

@@ -213,7 +213,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         assert mine == [
             "node_size: 3 cannot be; use a divisor of the 4 ranks, and at least 1",
             "shard_group: 1 cannot be; use a divisor of the 4 ranks, and at least 2",
-            "shard_group: 2 ranks beside nodes of 4; a group must be a node, so use 4",
+            "shard_group: 2 ranks with nodes of 4; a group must be a node, so use 4",
             "zeropp: it is for gathers and reductions of zero3, not of zero2; leave it out",
             "shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out",
         ]

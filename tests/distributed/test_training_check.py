@@ -179,9 +179,9 @@ def judged(folder: Path, one: cells.Cell) -> dict:
     ("worker", "said"),
     [
         (None, "equal to DDP's to the bit over 4 steps: losses and gradient norms"),
-        (zeroed_on_rank_1, "a part of them is missing, a rank's or a bucket's"),
+        (zeroed_on_rank_1, "the gradients of a rank or of a bucket are missing"),
         (doubled, "2 times DDP's, as a sum over the 2 ranks would be in place of the mean"),
-        (doubled_of_one, "times DDP's, and the loss before them is not to blame: look at the backward"),
+        (doubled_of_one, "times DDP's, and the losses before agree: check the backward"),
     ],
 )
 def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, worker, said: str) -> None:

@@ -86,7 +86,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["-m", "hydra/launcher=basic,basic"], "a sweep has one launcher"),
         (["-m", "hydra/sweeper=basics"], "hydra/sweeper=basics: no such choice; did you mean basic?"),
         (["-m", "objective=peak_bytes", "seed=1,2"], "objective=peak_bytes: no sweeper asks for it"),
-        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs=2: no launcher of Hydra's is chosen; add hydra/launcher="),
+        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs=2: no Hydra launcher is chosen; add hydra/launcher="),
         (["-m", "hydra.sweeper.params.strategi='ddp,zero1'"], "strategi: no such key; did you mean strategy?"),
         (["hydra.sweeper.params.strategy='ddp,zero1'"], "strategy: several values make a sweep; add -m"),
         (["--info", "nonsense"], "--info nonsense: use one of all, config, defaults"),

@@ -133,7 +133,7 @@ def test_revisions_are_those_of_the_checkout_that_the_command_is_called_in(tmp_p
     ("arguments", "words"),
     [
         (["compare", "."], "compare: name two sides, A and B: runs or folders; or --interleave REV_A REV_B"),
-        (["compare", "a", "b", "--", "strategy=ddp"], "compare: --: what is measured is for --interleave"),
+        (["compare", "a", "b", "--", "strategy=ddp"], "compare: --: cells to measure are for --interleave"),
         (["compare", "--interleave", "HEAD", "."], "compare: --interleave: give the cells after --"),
         (["compare", "--interleave", "HEAD", ".", "--", "measure.repeats=3"], "measure.repeats: --interleave sets it"),
         (["compare", "--interleave", "nowhere", ".", "--", "seed=1"], "--interleave: nowhere: git says: "),
@@ -146,7 +146,7 @@ def test_revisions_are_those_of_the_checkout_that_the_command_is_called_in(tmp_p
         (["noise", "record", "--runs", "nowhere"], "noise: nowhere: there is no run"),
         (["noise", "record", "--launches", "2"], "noise: --launches 2: must be at least 3"),
         (["noise", "record", "strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
-        (["noise", "record", "-m", "strategy=ddp,zero1"], "makes 2 cells; noise is that of one"),
+        (["noise", "record", "-m", "strategy=ddp,zero1"], "makes 2 cells; noise is measured on one"),
         (["noise", "record", "measure.warmup=1"], "measure.warmup=1: must be at least 2"),
         (["noise", "show", "strategy=ddp"], "strategy=ddp: only a record that runs a cell takes overrides"),
     ],

@@ -71,7 +71,7 @@ def test_a_block_that_is_damaged_underneath_is_a_row(tmp_path: Path) -> None:
         time.sleep(0.01)
     _, errors = sweep.communicate(timeout=10)
     assert sweep.returncode == 1, errors
-    check(tmp_path, errors, "are not what was written there")
+    check(tmp_path, errors, "are not the bytes that were written")
 
 
 def damage(file: Path) -> None:

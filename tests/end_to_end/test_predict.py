@@ -50,7 +50,7 @@ def test_what_has_no_rates_has_no_prediction(word: str, capsys: pytest.CaptureFi
     [
         (["--cluster", "h100"], "cluster h100 is not described"),
         ([], "--cluster: name one of"),
-        (["--cluster", "h100-3200", "--published", "x.csv"], "--cluster, --published: each says where"),
+        (["--cluster", "h100-3200", "--published", "x.csv"], "--cluster, --published: each names the hardware"),
         (["--cluster", "h100-3200", "--node-gbit-s", "0"], "--node-gbit-s 0: must be above 0"),
     ],
 )

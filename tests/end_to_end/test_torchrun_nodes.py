@@ -96,7 +96,7 @@ def test_a_sweep_goes_on_without_the_node_that_died_midway(tmp_path: Path) -> No
     ], said  # fmt: skip
     lost, left = runs.reason[runs.status == "crash"]
     assert lost.startswith("timed pass: rank 1 is lost: its process says nothing (rank 1 of the job, on ")
-    assert left.startswith("world_size=4: 3 of the job's 4 ranks are left, without those of ")
+    assert left.startswith("world_size=4: 3 of the job's 4 ranks are left, without the ranks of ")
     assert all('"nodes": 2' in config for config in runs.config[runs.world_size == 3])
     again = Agents(tmp_path, (1, 1, 2), *cells, "strategy=zero1,zero2", "world_size=4", "measure.steps=300")
     codes, said = again.end()

@@ -45,7 +45,7 @@ def change_learning_rate(folder: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (lambda f: flip(data_file(f)), r"rank0-.*safetensors: it is damaged: its SHA-256"),
-    "cut": (lambda f: os.truncate(data_file(f), 100), r"rank0-.*: it has 100 bytes where the index says \d+"),
+    "cut": (lambda f: os.truncate(data_file(f), 100), r"rank0-.*: it has 100 bytes, but the index says \d+"),
     "missing": (lambda f: data_file(f).unlink(), r"rank0-.*: it is missing"),
     "no index": (lambda f: (f / INDEX).unlink(), f"good: it is not a checkpoint: it has no {INDEX}"),
     "not there": (shutil.rmtree, "good: it is not a checkpoint"),

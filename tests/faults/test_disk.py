@@ -46,7 +46,7 @@ def test_a_damaged_block_is_named(tmp_path: Path, direct: bool) -> None:
             os.fsync(underneath.fileno())
         region.read(zeros(2 * BLOCK)).wait()
         handle = region.read(zeros(region.nbytes))
-        where = f"{file}: {BLOCK} bytes at {region.offset + 2 * BLOCK} are not what was written there"
+        where = f"{file}: {BLOCK} bytes at {region.offset + 2 * BLOCK} are not the bytes that were written"
         with pytest.raises(DiskError, match=where):
             handle.wait()
         region.write(zeros(region.nbytes)).wait()

@@ -232,7 +232,7 @@ def test_passes_that_lack_what_is_asked_of_them_are_refused() -> None:
     def only(passes: str, **more: Any) -> str:
         return " ".join(cell("zero2", 2, measure=Measure(3, 2, passes=passes, **more)).problems)
 
-    assert only("accounted", trace=True).startswith("measure.trace=true: a trace stands beside times")
+    assert only("accounted", trace=True).startswith("measure.trace=true: a trace needs measured times")
     assert "a snapshot belongs to the accounted pass" in only("timed", snapshot=True)
     assert only("timed", trace=True) == ""
     for passes in ("timed", "accounted"):

@@ -280,7 +280,7 @@ def test_a_part_that_is_recorded_on_another_processor_leaves_the_other_processor
         ("environments: {cpu: {cells: {c: {limits: {peak_byte: 3}}}}}", "did you mean peak_bytes?"),
         ("environments: {cpu: {cells: {c: {limits: {peak_bytes: x}}}}}", "c: peak_bytes: 'x' is no limit"),
         ("environments: {cpu: {cells: [c]}}", "must be a mapping"),
-        ("command: one\ncommand: another", "command stands there twice"),
+        ("command: one\ncommand: another", "command is given twice"),
         ("!!python/object/apply:os.system ['true']", "it is no yaml"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_policys_bar_says_what_becomes_of_activations() -> None:
     assert list(whisker[:, 1]) == pytest.approx([90, 120])
     policy_of = import_module("analysis.activation").policy_of
     labels = ("zero2", "zero2 recomputed", "zero2 activation=offload a=2", "zero2 activation=checkpoint_offload")
-    assert [policy_of(label) for label in labels] == ["kept", "recomputed", "offloaded", "both"]
+    assert [policy_of(label) for label in labels] == ["none", "checkpoint", "offload", "checkpoint_offload"]
 
 
 def test_what_leaves_the_device_is_one_word() -> None:

@@ -28,7 +28,7 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("fsdp2", 4, {"zeropp": schema_memory.Qwz()}, "zeropp=qwz: it is for zero3"),
     ("zero2", 4, {"zeropp": schema_memory.Hpz()}, "zeropp=hpz: it is for zero3"),
     ("zero3", 4, {"zeropp": schema_memory.Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
-    ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: beside node_size=4 a shard group must be a node"),
+    ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: with node_size=4 a shard group must be a node"),
     ("zero3", 4, {"zeropp": schema_memory.Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
     (
         "zero3",

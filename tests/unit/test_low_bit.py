@@ -95,7 +95,7 @@ def test_states_keep_their_dtypes_in_a_state_dict(kind: type[Any]) -> None:
         (
             "zero2",
             {"optimizer": Adamw8bit(), "offload": schema_memory.NvmeOffloadConfig()},
-            "optimizer=adamw8bit: offload=nvme has files for states of a parameter's size",
+            "optimizer=adamw8bit: offload=nvme has files only for states of a parameter's size",
         ),
     ],
 )

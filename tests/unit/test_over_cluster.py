@@ -131,7 +131,8 @@ def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatc
         assert [place(one).config.nodes for one in (three, two)] == [2, 2]  # 0, 2, 3 and 0, 2
         assert (place(three).cell_id != three.cell_id, place(two) is two) == (True, True)
         left = (
-            "world_size=4: 3 of the job's 4 ranks are left, without those of a/1; the same command runs it in a new job"
+            "world_size=4: 3 of the job's 4 ranks are left, without the ranks of a/1; "
+            "the same command runs it in a new job"
         )
         assert (why_not(whole.config), why_not(three.config)) == (left, None)
         with pytest.raises(JobError, match=left):

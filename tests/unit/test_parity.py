@@ -56,16 +56,17 @@ def test_equal_is_to_the_bit_on_two_ranks_and_near_is_not() -> None:
 @pytest.mark.parametrize(
     ("losses", "norms", "said"),
     [
-        ([5.5, 4.0, 3.0], NORMS, "the loss of rank 0 at step 0 is 5.5 and DDP's 5: no update has been yet"),
+        ([5.5, 4.0, 3.0], NORMS, "the loss of rank 0 at step 0 is 5.5 and DDP's 5: there was no update yet"),
         (LOSSES, [2.0, 1.8, 1.6], "2 times DDP's, as a sum over the 2 ranks"),
         (LOSSES, [0.5, 0.45, 0.4], "0.5 times DDP's, as after a second division by the 2 ranks"),
         (
             LOSSES,
             [1.0, 0.7, 0.8],
-            "gradients: their norm at step 1 is 0.7, 0.777778 times DDP's: a part of them is missing",
+            "gradients: their norm at step 1 is 0.7, 0.777778 times DDP's: the gradients of a rank or of a bucket "
+            "are missing",
         ),
         (LOSSES, [1.0, math.inf, 0.8], "their norm at step 1 is inf, DDP's 0.9"),
-        ([5.0, 4.5, 3.0], NORMS, "after gradient norms that agree: look at the update of step 0"),
+        ([5.0, 4.5, 3.0], NORMS, "after gradient norms that agree: check the update of step 0"),
     ],
 )
 def test_what_differs_first_is_to_blame(losses: list[float], norms: list[float], said: str) -> None:

@@ -124,7 +124,7 @@ def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
     ]
     best = recommended(rows, goal)
     assert best is rows[1]
-    assert "Take zero3: it moves the least of what fits (3.00 ψ" in sentence(rows, goal, 100)
+    assert "Take zero3: it sends the least of those that fit (3.00 ψ" in sentence(rows, goal, 100)
     assert "zero1 partitions less" in sentence(rows, goal, 100)
     rows[1] = row("zero3", None)
     assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(rows, goal, 100)

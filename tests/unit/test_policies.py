@@ -126,8 +126,16 @@ REFUSED = [
     (("zero2", 2), {"activation": OFFLOAD, **SEARCH}, "let that be [false]"),
     (("ddp", 2), {"arena": True}, "arena=true: strategy=ddp has memory of its own; use one of zero1, zero2, zero3"),
     (("ddp", 2), {"compile": "model"}, "compile=model: use one of none, blocks"),
-    (("zero2", 2), GRAPHS | {"activation": OFFLOAD}, "compile=blocks: activation=offload moves what a graph keeps"),
-    (("zero2", 2), GRAPHS | {"arena": True}, "compile=blocks: arena=true has no slots for what a graph keeps"),
+    (
+        ("zero2", 2),
+        GRAPHS | {"activation": OFFLOAD},
+        "compile=blocks: activation=offload would move tensors of a graph",
+    ),
+    (
+        ("zero2", 2),
+        GRAPHS | {"arena": True},
+        "compile=blocks: arena=true has no slots for tensors that a graph keeps",
+    ),
     (("zero3", 2, "tiles"), GRAPHS, "compile=blocks: model.tiles are gathered apart, inside of a graph"),
     (("deepspeed_zero1", 2), GRAPHS, "compile=blocks: strategy=deepspeed_zero1 compiles by a call of its own"),
     (("ddp", 2), {"buffers": FUSED}, "buffers=fused: strategy=ddp has buffers of its own"),

@@ -58,7 +58,7 @@ def measured_gib(run: PublishedRun, folder: Path) -> float:
 @pytest.mark.thorough
 @pytest.mark.parametrize("chosen", [ROWS[1:2], pytest.param(ROWS, marks=pytest.mark.thorough)], ids=["one", "all"])
 def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[str, Any]]) -> None:
-    """And a run without a configuration is in the file, with its reason; what was executed is not executed again."""
+    """And a run without a configuration is in the file, with its reason; what was executed is not simulated again."""
     pytest.importorskip("transformers")
     rows = [row | {"peak_mem_gib": measured_gib(run_of(row), tmp_path)} for row in chosen]
     open_rows = [
@@ -83,10 +83,13 @@ NO_ESTIMATE = {
     "unknown": ({"model": "Wurlitzer 7B"}, "model=Wurlitzer 7B: no architecture is known by that name"),
     "encoder": ({"model": "bert 82M"}, "a loss over masked tokens"),
     "shape": ({"layers": "", "vocab": ""}, "the row does not give layers, vocab"),
-    "tensor parallel": ({"tp": 8}, "tp=8: only data parallelism is executed"),
-    "eight bits": ({"precision": "float8 rowwise"}, "precision=float8 rowwise: less than 16 bits is not executed"),
-    "tiers": ({"notes": "CPU offload"}, "the notes speak of offloading"),
-    "stage": ({"system": "jax-pax", "strategy": "zero3"}, "strategy=zero3 of jax-pax: no strategy here stands for it"),
+    "tensor parallel": ({"tp": 8}, "tp=8: only data parallelism is simulated"),
+    "eight bits": ({"precision": "float8 rowwise"}, "precision=float8 rowwise: less than 16 bits is not simulated"),
+    "tiers": ({"notes": "CPU offload"}, "the notes mention offloading"),
+    "stage": (
+        {"system": "jax-pax", "strategy": "zero3"},
+        "strategy=zero3 of jax-pax: no strategy here corresponds to it",
+    ),
     "policy": ({"act_ckpt": "some"}, "act_ckpt=some: none of none, full, selective"),
 }
 

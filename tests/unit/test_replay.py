@@ -233,7 +233,7 @@ def test_a_step_can_be_shown_at_its_predicted_times(world: ReplayWorld) -> None:
 def test_two_places_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["--cluster", "h100-3200", "--calibration", "x", "--out", str(tmp_path / "step.html"), "--worlds", "none"]
     assert command.replay([str(RECORDED), *words]) == 2
-    assert "--cluster, --calibration: each says where" in capsys.readouterr().err
+    assert "--cluster, --calibration: each names the hardware" in capsys.readouterr().err
 
 
 def test_numbers_of_ranks_are_parsed() -> None:

@@ -93,7 +93,7 @@ def test_the_verdict_says_which_is_least_what_it_costs_and_how_surely(stages: Pa
     assert f"{first}: {cells.loc[first, 'step_s'] * 1000:.1f} ms a step (95 % interval {low:.1f}–{high:.1f} ms)" in (
         stages.text
     )
-    assert "measure.repeats=3 tells by how much" in stages.text  # of one launch each
+    assert "measure.repeats=3 measures by how much" in stages.text  # of one launch each
     assert "states are met to the byte, volumes to the element" in stages.text
 
 
@@ -254,7 +254,7 @@ SENTENCES: dict[str, tuple[list[str], str]] = {
     "no folder": (["NONE"], "there is no such results folder"),
     "a folder of folders": (["ABOVE"], "reports those in it"),
     "three folders": (["ONE", "ONE", "ONE"], "RUNS: 3 folders given; name one, or two to compare"),
-    "nothing in common": (["ONE", str(STAGES)], "; `zerobench report` of each tells what is there"),
+    "nothing in common": (["ONE", str(STAGES)], "; `zerobench report` of each shows its cells"),
     "a condition that none meets": (["ONE", "--where", "strategy=ddp"], "--where strategy=ddp: no such run"),
     "a negative effect": (["ONE", "--minimum-effect", "-1"], "--minimum-effect -1.0: must be 0 or more"),
 }

@@ -100,7 +100,7 @@ def test_the_end_of_a_job_names_it_its_node_and_state(
     }  # fmt: skip
     assert "SLURM job 6 on n[1-2] reached its time limit (TIMEOUT, TimeLimit)" in ends[6].reason
     assert "SLURM job 9 on n2 lost a node (NODE_FAIL)" in ends[9].reason
-    assert "SLURM job 11 is gone from SLURM's queue" in ends[11].reason
+    assert "SLURM job 11 left the SLURM queue" in ends[11].reason
     early = watch.fate(job_folder(tmp_path, 12), RuntimeError("not requeued because: timed-out too many times"), None)
     assert early.status == "timeout"
     assert "time limit" in early.reason

@@ -99,7 +99,7 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
     assert "being written now: zero3-tiny-n2\n" in shown
     assert "1 leftover of dead processes" in shown
     assert (
-        f"1 failed run: `zerobench show RUN --results {tmp_path}` tells why; `zerobench prune {tmp_path}` removes them"
+        f"1 failed run: `zerobench show RUN --results {tmp_path}` shows why; `zerobench prune {tmp_path}` removes them"
         in shown
     )
     assert "1 cell by older code" in shown
@@ -132,7 +132,7 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
     shown = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert lines[0] == "zero2 tiny N=2 b=8: ok"
-    assert "Memory in a step, rank 1, the fullest of 2" in lines
+    assert "Memory in a step, rank 1, the largest of 2" in lines
     assert "gradients 2.0 MiB 3.0 MiB 2.0 MiB 1.0 MiB" in lines
     assert "activations 2.0 MiB 2.0 MiB – –" in lines
     assert "0 4.0 MiB 2.0 MiB 2.0 MiB 0 B" in lines

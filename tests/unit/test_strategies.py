@@ -95,7 +95,7 @@ def test_a_theory_fills_the_predicted_columns_of_a_users_strategy() -> None:
         ("strategy.depth=deep", "strategy.depth=deep: wants an integer, and 'deep' is none"),
         (
             "strategy=mien",
-            "strategy=mien: no such strategy; did you mean mine? (all of them: zerobench --help strategy)",
+            "strategy=mien: no such strategy; did you mean mine? (all choices: zerobench --help strategy)",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_what_an_engine_leaves_out_is_completed() -> None:
         ("zeropp=qwz", "zeropp=qwz: it is for zero3"),
         ("buffers=fused", "buffers=fused: strategy=mine has buffers of its own"),
         ("arena=true", "arena=true: strategy=mine has memory of its own"),
-        ("backend=simulated", "strategy=mine: a simulated world is there for ddp, zero1, zero2, zero3, megatron"),
+        ("backend=simulated", "strategy=mine: a simulated world supports ddp, zero1, zero2, zero3, megatron"),
         ("precision.wire_dtype=bf16", "precision.wire_dtype=bf16: strategy=mine keeps and sends gradients in"),
     ],
 )

@@ -70,7 +70,7 @@ def test_the_verb_executes_what_is_not_there_and_parts_add_up(
     monkeypatch.setitem(table1.MODELS, "7.5B", "gpt_tiny")
     command = ["table1", "--only", "7.5B", "N=4", "zero3", "--out", str(tmp_path)]
     assert main(command) == 0
-    assert "1 cells executed" in capsys.readouterr().out
+    assert "1 cells simulated" in capsys.readouterr().out
     [row] = read(tmp_path / "cells.csv", CellRow)
     assert place_of(row) == TableCell("7.5B", 4, "zero3")
     assert row.executed_bytes > row.formula_bytes == -(-16 * row.psi // 4)
@@ -78,7 +78,7 @@ def test_the_verb_executes_what_is_not_there_and_parts_add_up(
     assert sum(part.bytes for part in parts) == row.executed_bytes
     assert (row.printed_gb, row.how_printed, row.paper_formula_bytes) == ("30", "exact", 30 * GB)
     assert main(command) == 0
-    assert "0 cells executed" in capsys.readouterr().out
+    assert "0 cells simulated" in capsys.readouterr().out
     (tmp_path / "cells.csv").write_text("a,b\n1,2\n")
     assert main(command) == 2
     assert "its columns are not those of this version" in capsys.readouterr().err

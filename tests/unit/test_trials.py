@@ -131,7 +131,7 @@ def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: 
     assert [one["status"] for one in account["trials"]] == ["ok", "ok", "oom", "invalid", "ok", "ok"]
     assert account["best"][0]["values"] == {"tokens_per_s": 1000.0}
     assert account["found"] == {"name": "made_up"}
-    assert "6 trials of made_up, 2 of them again; infeasible: 1 oom, 1 invalid" in said
+    assert "6 trials of made_up, 2 of them repeated; infeasible: 1 oom, 1 invalid" in said
     assert "best: micro_batch=4: tokens_per_s 1000 tokens / s" in said
     assert "zerobench model=gpt_tiny world_size=2" in said
     assert "micro_batch=4 measure.repeats=3 rerun=true" in said, "the best of many times is measured again"
@@ -205,7 +205,7 @@ def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> No
         ((*BY_MADE_UP, "objective=peak_bytes", "hydra.sweeper.n_trials=0"), "n_trials=0: must be at least 1"),
         ((*BY_MADE_UP, "objective=peak_bytes", "hydra.sweeper.n_trials=x"), "hydra.sweeper.n_trials=x: Value 'x' of"),
         ((*BY_MADE_UP, "objective=peak_bytes", "hydra.sweeper.n_jobs=1,2"), "a sweep has one sweeper"),
-        (("-m", "hydra.sweeper.n_trials=3", "seed=1,2"), "no sweeper of Hydra's is chosen; add hydra/sweeper="),
+        (("-m", "hydra.sweeper.n_trials=3", "seed=1,2"), "no Hydra sweeper is chosen; add hydra/sweeper="),
         (("-m", "hydra/sweeper=mad_up", "seed=1,2"), "hydra/sweeper=mad_up: no such choice; did you mean made_up?"),
         ((*BY_MADE_UP, "objective=peak_bytes", "hydra/sweeper/sampler=none"), "sampler=none: no such choice"),
         ((*BY_MADE_UP, "objective=peak_bytes", "+hydra.sweeper.storage=redis://x"), "the same command again"),
@@ -235,7 +235,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Composer, "compose_whole", fails)
     overrides.compositions_of.cache_clear()
-    assert "a plugin of Hydra's cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
+    assert "a Hydra plugin cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> Non
     assert {one["parameters"][0] for one in account["trials"]} <= {f"micro_batch={size}" for size in range(13)}
     assert "Study" not in said
     storage = "hydra.sweeper.storage=sqlite:///x"
-    assert "the same command again takes it up" in refusal(*BY_OPTUNA, "objective=peak_bytes", "seed=1,2", storage)
+    assert "the same command again resumes it" in refusal(*BY_OPTUNA, "objective=peak_bytes", "seed=1,2", storage)
     opposite = refusal(*BY_OPTUNA, "objective=peak_bytes", "seed=1,2", "hydra.sweeper.direction=maximize")
     assert "smaller values of objective=peak_bytes are better" in opposite
 

@@ -413,7 +413,7 @@ def test_what_is_replaced_midway_is_named() -> None:
     )
     assert sentence(replace_both) == (
         "watch: the loop ended after 1 step of the watched AdamW, while another SGD stepped; were model and optimizer"
-        " replaced? Watch those that the loop uses"
+        " replaced? Watch the ones that the loop uses"
     )
 
 

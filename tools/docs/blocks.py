@@ -142,7 +142,7 @@ OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False
 def offload(root: Path) -> str:
     """Bytes per parameter by tier and link, of every part that leaves and every stage."""
     lines = [
-        "| | leaves | device, formula | kept | with what is in flight | host memory | down | up |",
+        "| | leaves | device, formula | kept | with buffers in flight | host memory | down | up |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",
     ]
     results = load(root / "offload")
@@ -204,7 +204,7 @@ def low_bit(root: Path) -> str:
 def largest_model(root: Path) -> str:
     """Returns the largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
     rows = read(root.parent.parent / "largest_model")
-    said = "ZeRO's Table 2 (64 GPUs of 32 GB, no model parallelism), beside executed cells of the same world:"
+    said = "ZeRO's Table 2 (64 GPUs of 32 GB, no model parallelism), and simulated cells of the same world:"
     paper = table_2(rows)
     return "\n".join([table(rows), *([said, "", paper] if paper else [])]).strip()
 

@@ -29,7 +29,7 @@ def offload_time(root: Path) -> str:
     cells = summarize(results.runs)
     base = cells.sort_values("states_bytes").iloc[-1]
     lines = [
-        "| | on the device | in host memory | in files | ms per step | beside none |",
+        "| | on the device | in host memory | in files | ms per step | over none |",
         "| --- | --: | --: | --: | --: | --: |",
     ]
     for cell in cells.sort_values("states_bytes", ascending=False).itertuples():
@@ -48,7 +48,7 @@ def offload_time(root: Path) -> str:
 def disk(root: Path) -> str:
     """Throughput reached of a disk, half of the bytes read and half written."""
     found = load_disk_calibration(root.parent.parent / "calibration" / "disk")
-    lines = ["| block × at once | | GiB/s | of raw (95 %) | CPU s/GiB |", "| --- | --- | --: | --: | --: |"]
+    lines = ["| block × depth | | GiB/s | of raw (95 %) | CPU s/GiB |", "| --- | --- | --: | --: | --: |"]
     for rate in found.rates:
         if rate.kind == "mixed" and rate.via in WAYS and rate.block_bytes == max(r.block_bytes for r in found.rates):
             share = f"{rate.of_raw:.2f} ({rate.of_raw_low:.2f}–{rate.of_raw_high:.2f})"

@@ -39,8 +39,8 @@ def validated(root: Path) -> str:
     far = [f"- `{one.id}`: {one.explanation}" for one in there.itertuples() if one.explanation]
     assumed = [f"- `{one.id}`: {one.assumed}" for one in there.itertuples()]
     parts = ["\n".join(lines), f"{said} median |error| {close.median():.1f} %."]
-    parts += ["Beyond 5 %, executed again with one thing changed:", "\n".join(far)] if far else []
-    return "\n\n".join([*parts, "What each row leaves open, and what was executed:", "\n".join(assumed)])
+    parts += ["Beyond 5 %, simulated again with one change:", "\n".join(far)] if far else []
+    return "\n\n".join([*parts, "What each row leaves open, and the simulated choice:", "\n".join(assumed)])
 
 
 def not_compared(root: Path) -> str:

@@ -40,13 +40,13 @@ COLUMNS = {
     "unit": "unit of all values but in_flight",
     "equation": "the formula",
     "formula": "its value",
-    "executed": "slope between two executed cells: how much more the larger holds or moves, over how much larger it is",
+    "executed": "slope between two simulated cells: the additional bytes or traffic over the additional size",
     "whole": "the larger cell's quantity over its size: the same with what is in flight",
-    "in_flight": "what of the larger cell does not grow with the model, in bytes, elements or FLOPs",
+    "in_flight": "part of the larger cell that does not grow with the model, in bytes, elements or FLOPs",
     "in_flight_parts": "the same by category or collective",
     "printed": "as the source has it",
     "value": "the printed value in the unit, at the cell's numbers",
-    "difference": "executed less value; less the formula where the source is misprinted",
+    "difference": "executed minus value; minus the formula if the source is misprinted",
     "within": "whether the difference is within a unit of the last printed digit, or 0.1 % of a printed equation",
     "verdict": "yes, no and why, or what is misprinted",
     "cell": "the larger cell; `zerobench` runs it",
@@ -72,7 +72,7 @@ def parts_of(one: Reproduced) -> str:
     return ", ".join(f"{name} {_number(size)}" for name, size in parts.items() if abs(size) > least)
 
 
-HEADER = ("where", "quantity", "unit", "formula", "executed", "in flight", "printed", "within")
+HEADER = ("where", "quantity", "unit", "formula", "simulated", "in flight", "printed", "within")
 
 
 def cells_of(one: Reproduced) -> list[str]:

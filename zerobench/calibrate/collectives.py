@@ -89,7 +89,7 @@ class Calibration:
 
 
 def fit_all(transfers: pd.DataFrame) -> list[FitRow]:
-    """Fits a line for each collective. Raises ValueError where there are fewer than two sizes."""
+    """Fits a line for each collective. Raises ValueError if there are fewer than two sizes."""
     if transfers["bytes"].nunique() < 2:
         raise ValueError("a line needs two sizes at least")
     return [_fit(key, rows) for key, rows in transfers.groupby(list(KEY), sort=False)]
@@ -124,7 +124,7 @@ def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance
 
 
 def load_calibration(folder: Path | str) -> Calibration:
-    """Reads the result of `zerobench calibrate`. Raises FileNotFoundError where there is none."""
+    """Reads the result of `zerobench calibrate`. Raises FileNotFoundError if there is none."""
     return Calibration(*read_tables(Path(folder), "fits", FitRow, "no calibration; zerobench calibrate"))
 
 
@@ -145,7 +145,7 @@ def write_tables(
 def read_tables(
     folder: Path, name: str, kind: Callable[..., Row], none: str
 ) -> tuple[pd.DataFrame, list[Row], dict[str, Any]]:
-    """Reads the files of `write_tables`. Raises FileNotFoundError, a sentence with `none`, where there are none, and
+    """Reads the files of `write_tables`. Raises FileNotFoundError if there are none, and
     ValueError where one is damaged.
     """
     if not (folder / f"{name}.parquet").is_file():

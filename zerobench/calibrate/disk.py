@@ -61,7 +61,7 @@ class DiskRow:
     block_bytes: int
     depth: int
     direct: bool
-    """True where the page cache is bypassed."""
+    """True if the page cache is bypassed."""
     file_bytes: int
     moved_bytes: int
     """Bytes read and written."""
@@ -142,7 +142,7 @@ def write_disk_calibration(folder: Path, transfers: Sequence[DiskRow], provenanc
 
 
 def load_disk_calibration(folder: Path | str) -> DiskCalibration:
-    """Reads the result of `zerobench calibrate --disk`. Raises FileNotFoundError where there is none."""
+    """Reads the result of `zerobench calibrate --disk`. Raises FileNotFoundError if there is none."""
     none = "no calibration of a disk; zerobench calibrate --disk"
     return DiskCalibration(*read_tables(Path(folder), "rates", DiskRate, none))
 
@@ -255,7 +255,7 @@ class FileStoreWay(Way):
 
 
 def measure(plan: DiskPlan, tell: Callable[[int], None]) -> list[DiskRow]:
-    """Returns all rows. `tell` receives the number of finished rounds. Raises OSError (DiskError) where the disk
+    """Returns all rows. `tell` receives the number of finished rounds. Raises OSError (DiskError) if the disk
     refuses.
     """
     rows: list[DiskRow] = []

@@ -1,4 +1,4 @@
-"""The time of a model's operators on a CPU, by shape and size, all ranks at once: what a prediction of a step takes.
+"""The time of a model's operators on a CPU, by shape and size, on all ranks concurrently: the input of a prediction.
 
 matrix product   by m, n, k
 attention        forward and backward, by b x heads x queries x keys x head

@@ -1,4 +1,4 @@
-"""Addresses and interfaces of a job's sockets: each listens where the job's other processes come from, not elsewhere.
+"""Addresses and interfaces of a job's sockets: each listens on the network of the job's other processes only.
 
 address      MASTER_ADDR, resolved: rank 0's machine as the other ranks reach it
 interface    that of this machine through which packets to the address go
@@ -51,7 +51,7 @@ def listening_socket(address: str, port: int) -> socket.socket:
 
 
 def interface_toward(address: str) -> str | None:
-    """Returns the name of the interface through which this machine reaches `address`; None where it has no route."""
+    """Returns the name of the interface through which this machine reaches `address`; None if it has no route."""
     mine = _own_address(reachable(address))
     return next((name for name, known in _addresses_of_interfaces().items() if mine in known), None)
 

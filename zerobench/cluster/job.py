@@ -37,7 +37,7 @@ TELLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 class JobError(Exception):
-    """Raised where there is a job that cannot be joined; the message is the sentence."""
+    """Raised if there is a job that cannot be joined, with the message for the user."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class RankInfo:
 
     @property
     def gpu(self) -> str | None:
-        """The GPU that this rank works on, as rank_environment chooses it; None where it sees none."""
+        """The GPU that this rank works on, as rank_environment chooses it; None if it sees none."""
         return self.gpus[self.local_rank % len(self.gpus)] if self.gpus else None
 
 
@@ -138,7 +138,7 @@ class Membership:
         return max(Counter(info.host for info in self._first(ranks)).values())
 
     def ranks_per_gpu(self, ranks: int) -> int:
-        """Returns the largest number of the first `ranks` ranks on one GPU; 0 where one of them sees no GPU."""
+        """Returns the largest number of the first `ranks` ranks on one GPU; 0 if one of them sees no GPU."""
         first = self._first(ranks)
         return max(Counter((info.host, info.gpu) for info in first).values()) if all(s.gpus for s in first) else 0
 
@@ -146,7 +146,7 @@ class Membership:
         return self.members[: max(1, ranks)]
 
     def check(self) -> None:
-        """Raises JobError where members contradict one another."""
+        """Raises JobError if members contradict one another."""
         first = self.members[0]
         places: dict[tuple[str, int], int] = {}
         for info in self.members:
@@ -189,7 +189,7 @@ class JobContext:
 
     def _agree_on_seal(self) -> Seal:
         """Seals the store from here on, before any of the job's values is in it. Rank 0 offers a secret, the others
-        take it and see that rank 0 has it. Raises SecretError, or JobError where rank 0 does not come.
+        take it and see that rank 0 has it. Raises SecretError, or JobError if rank 0 does not come.
         """
         socket_of_munge = socket_of_slurm(ask) if self.job.launched_by == "srun" else None
         is_first = self.job.rank == 0
@@ -208,7 +208,7 @@ class JobContext:
         return seal
 
     def _wait_for(self, key: str, rank: int, patience_s: float = JOIN_S) -> Any:
-        """Returns the value that a rank posts when it joins. Raises JobError where it does not come."""
+        """Returns the value that a rank posts when it joins. Raises JobError if it does not come."""
         deadline = time.monotonic() + patience_s
         while (found := self.store.read(key)) is None:
             if time.monotonic() > deadline:
@@ -218,13 +218,13 @@ class JobContext:
 
     @cached_property
     def membership(self) -> Membership:
-        """The infos of all ranks; waits until all have joined. Raises JobError where one does not."""
+        """The infos of all ranks; waits until all have joined. Raises JobError if one does not."""
         members = [rebuild(RankInfo, found) for found in self.wait_for_all()]
         self.stop_joining()
         return Membership(tuple(members))
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
-        """Returns what all ranks have posted as they joined. Raises JobError where one does not."""
+        """Returns what all ranks have posted as they joined. Raises JobError if one does not."""
         return [self._wait_for(f"info/{rank}", rank, patience_s) for rank in range(self.job.world_size)]
 
     @property
@@ -254,7 +254,7 @@ class JobContext:
 
 
 def too_many(ranks: int, world_size: int) -> str:
-    """Returns the sentence for a world that is larger than the job."""
+    """Returns an error message for a world that is larger than the job."""
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
 
 
@@ -270,7 +270,7 @@ _contexts: list[JobContext] = []
 
 
 def gather() -> None:
-    """Waits until the whole job is present, where one has been joined. Raises JobError where it does not come."""
+    """Waits until the whole job is present, where one has been joined. Raises JobError if it does not come."""
     mine = current_job()
     if mine is not None:
         mine.membership.check()
@@ -283,13 +283,13 @@ def machines(ranks: int) -> int:
 
 
 def current_job() -> JobContext | None:
-    """Returns this process's job context, or None where it has joined no job."""
+    """Returns this process's job context, or None if it has joined no job."""
     return _contexts[-1] if _contexts else None
 
 
 @contextmanager
 def joined(job: Job, code: str) -> Iterator[JobContext]:
-    """Joins `job` for the duration of the context. Raises JobError where that fails."""
+    """Joins `job` for the duration of the context. Raises JobError if that fails."""
     try:
         mine = JobContext(job, code)
     except (LostError, secret.SecretError) as error:

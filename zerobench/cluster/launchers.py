@@ -1,5 +1,5 @@
-"""Facts that launchers other than torchrun tell a process of its job, in torch's words: RANK, WORLD_SIZE, LOCAL_RANK,
-where the store is, and the node.
+"""A process's place in its job under launchers other than torchrun, in torch's variables: RANK, WORLD_SIZE, LOCAL_RANK,
+the address of the store, and the node.
 
     launcher    rank                    address of rank 0                           port
     srun        SLURM_PROCID            first of the step's nodes, as SLURM has it  by job and step
@@ -96,7 +96,7 @@ LAUNCHERS = (
 
 
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
-    """Returns the launcher that describes the process; None where none does."""
+    """Returns the launcher that describes the process; None if none does."""
     return next((one for one in LAUNCHERS if one.describes(environment)), None)
 
 
@@ -107,7 +107,7 @@ _by: list[tuple[str, Callable[[], bool]]] = [(LOCAL, lambda: True)]
 
 @contextmanager
 def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Names the plugin that started this process. `is_stopped`: True where the user, not it, ends its launches."""
+    """Names the plugin that started this process. `is_stopped`: True if the user, not it, ends its launches."""
     _by.append((launcher, is_stopped))
     try:
         yield
@@ -121,5 +121,5 @@ def launcher() -> str:
 
 
 def leaves_row() -> bool:
-    """Returns True where a launch that is interrupted has a row of its own."""
+    """Returns True if a launch that is interrupted has a row of its own."""
     return _by[-1][1]()

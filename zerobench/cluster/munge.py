@@ -21,7 +21,7 @@ Ask = Callable[..., str]
 
 
 def credential(payload: str, lifetime_s: float, socket: str | None) -> str | None:
-    """Returns a credential of `payload` for this user alone; None where munge is not installed or does not run."""
+    """Returns a credential of `payload` for this user alone; None if munge is not installed or does not run."""
     options = [f"--restrict-uid={os.geteuid()}", f"--ttl={lifetime_s:.0f}"]
     done = _run("munge", *options, given=payload, socket=socket)
     made = done.stdout.strip() if done is not None and done.returncode == 0 else ""

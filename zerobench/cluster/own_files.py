@@ -14,14 +14,14 @@ WRITABLE, ANY = 0o022, 0o077
 
 
 def make_own_folder(folder: Path) -> None:
-    """Creates a folder that is the user's alone. Raises OSError where the name is that of another one or of a link."""
+    """Creates a folder that is the user's alone. Raises OSError if the name is that of another one or of a link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own_folder(folder):
         raise PermissionError(f"{folder} is a link, another user's, or others can write to it")
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Returns True for a folder of the user's that no other can write to. Raises OSError where there is none."""
+    """Returns True for a folder of the user's that no other can write to. Raises OSError if there is none."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and _is_own(found, WRITABLE)
 

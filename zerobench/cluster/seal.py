@@ -19,7 +19,7 @@ NONCE_BYTES, TAG_BYTES = 16, 32
 
 
 class ForeignError(ValueError):
-    """Raised where a value was not sealed under this name with this secret."""
+    """Raised if a value was not sealed under this name with this secret."""
 
 
 class Seal:

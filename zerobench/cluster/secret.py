@@ -42,7 +42,7 @@ ADVICE = f"set {VARIABLE} to one text, drawn at random, for all processes of the
 
 
 class SecretError(RuntimeError):
-    """Raised where a process cannot have the job's secret; the message is the sentence."""
+    """Raised if a process cannot have the job's secret, with the message for the user."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Offer:
 
     @classmethod
     def from_plain(cls, value: Any) -> Offer:
-        """Reads an offer from the store, to which a stranger can write. Raises SecretError where it is none."""
+        """Reads an offer from the store, to which a stranger can write. Raises SecretError if it is none."""
         try:
             ways, session, credential = (value[name] for name in ("ways", "session", "credential"))
             well = re.fullmatch("[0-9a-f]{32}", session) and all(isinstance(one, str) for one in ways)
@@ -67,7 +67,7 @@ class Offer:
 
 
 def offer(environment: Mapping[str, str], munge_socket: str | None) -> tuple[Offer, bytes]:
-    """Returns rank 0's offer and the secret. Raises SecretError where there is no way."""
+    """Returns rank 0's offer and the secret. Raises SecretError if there is no way."""
     session = secrets.token_hex(16)
     if (given := _given(environment)) is not None:
         return Offer(("environment",), session), given
@@ -81,7 +81,7 @@ def offer(environment: Mapping[str, str], munge_socket: str | None) -> tuple[Off
 
 
 def take(found: Offer, environment: Mapping[str, str], munge_socket: str | None) -> bytes:
-    """Returns the secret on another rank. Raises SecretError where there is no way."""
+    """Returns the secret on another rank. Raises SecretError if there is no way."""
     given = _given(environment)
     if (given is not None) != ("environment" in found.ways):
         here, there = ("here", "for rank 0") if given is not None else ("for rank 0", "here")
@@ -107,7 +107,7 @@ def take(found: Offer, environment: Mapping[str, str], munge_socket: str | None)
 
 
 def forget(session: str, environment: Mapping[str, str]) -> None:
-    """Removes the file of a session, where there is one."""
+    """Removes the file of a session, if there is one."""
     for folder in _folders(environment):
         with suppress(OSError):
             (folder / session).unlink()
@@ -128,7 +128,7 @@ def _folders(environment: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 def _write(session: str, secret: bytes) -> bool:
-    """Writes the file into the first folder that takes it. Returns False where none does."""
+    """Writes the file into the first folder that takes it. Returns False if none does."""
     for folder in _folders(os.environ):
         try:
             make_own_folder(folder)
@@ -144,7 +144,7 @@ def _write(session: str, secret: bytes) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """Returns a file's secret; None where it is not there yet, or is not the user's alone."""
+    """Returns a file's secret; None if it is not there yet, or is not the user's alone."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -26,7 +26,7 @@ def to_plain(value: Any) -> Any:
 
 
 def rebuild(kind: Any, value: Any) -> Any:
-    """Rebuilds the value of type `kind` from the result of `to_plain`. Raises ValueError where it does not fit."""
+    """Rebuilds the value of type `kind` from the result of `to_plain`. Raises ValueError if it does not fit."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return value

@@ -57,11 +57,11 @@ _TRY_S = 10.0
 
 
 class LostError(RuntimeError):
-    """Raised where the job, or a part of it, cannot be reached; the message is the sentence."""
+    """Raised if the job, or a part of it, cannot be reached, with the message for the user."""
 
 
 class ForgedError(LostError):
-    """Raised where a value is not sealed with the job's secret; the message is the sentence."""
+    """Raised if a value is not sealed with the job's secret, with the message for the user."""
 
 
 class JobStore:
@@ -94,7 +94,7 @@ class JobStore:
             return bool(self._store.check([key]))
 
     def read(self, key: str) -> Any:
-        """Returns the value under `key`, or None. Raises ForgedError where it is not this job's."""
+        """Returns the value under `key`, or None. Raises ForgedError if it is not this job's."""
         if not self.has(key):
             return None
         try:
@@ -224,7 +224,7 @@ class HeartbeatMonitor:
         self._heard: dict[int, _Heard] = {}
 
     def silent(self, rank: int) -> bool:
-        """Returns True where a rank's heartbeat has not gone on for too long, as far as it was observed."""
+        """Returns True if a rank's heartbeat has not gone on for too long, as far as it was observed."""
         now = time.monotonic()
         heard = self._heard.setdefault(rank, _Heard(0, now, now - BEAT_S))
         if now - heard.asked >= BEAT_S / 2:
@@ -256,7 +256,7 @@ class Greeter(_Repeated):
 
 
 def enter(store: JobStore, rank: int) -> int:
-    """Returns the number of the round into which rank 0 takes this process. Raises LostError where it does not."""
+    """Returns the number of the round into which rank 0 takes this process. Raises LostError if it does not."""
     name, deadline = secrets.token_hex(8), time.monotonic() + JOIN_S
     store.post(f"hello/{rank}", name)
     while (number := store.take(f"welcome/{name}")) is None:

@@ -57,22 +57,23 @@ USAGE = """\
 zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
 zerobench budget check [FILE ...] [--runs PATH] [--strict] [--junit FILE] [--comment FILE] [KEY=VALUE ...]
 
-record writes what cells need, and explains each limit that it changes; check runs them again (or takes --runs) and
-says, a sentence each, what moved, and which line of code moved it. In a GitHub workflow it also annotates that line.
+record writes the bytes and volumes of cells as limits, and explains each limit that changes; check runs the cells
+again (or reads --runs) and prints each change with the line of code that caused it, which it annotates in a GitHub
+workflow.
 Bytes and volumes are compared exactly, both ways. Files are yaml: ceilings such as `states_bytes: <= 24 GiB`
 may be written by hand:
 
   command: [-m, "strategy=zero1,zero2", model=gpt_tiny]    # what makes the cells
   environments:
-    any:                                                   # or "cpu, torch 2.13", as record writes it
+    any:                                                   # or "cpu, torch 2.13", as written by record
       cells:
-        zero2 gpt_tiny N=2 b=8:                            # a cell's name, as zerobench status prints it
+        zero2 gpt_tiny N=2 b=8:                            # a cell's name, as printed by zerobench status
           limits: {states_bytes: <= 24 GiB, peak_bytes: 30 MiB ± 2 %}
 
 More: zerobench budget record --help, zerobench budget check --help.
 Exit code of check: 0 all within budget, or better; 1 a regression, a missing metric or cell (with --strict also an
 improvement); 125 no verdict: no budget for this environment, or a cell could not run, so that `git bisect run` skips
-the revision; 2 a wrong option; 130 interrupted.
+the revision; 2 an invalid option; 130 interrupted.
 """
 
 
@@ -360,7 +361,7 @@ def environment_of_cell(cell: Cell) -> str:
 
 
 def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
-    """Runs cells, finished ones reused, and summarizes them. Raises KeyboardInterrupt where the user stops it."""
+    """Runs cells, finished ones reused, and summarizes them. Raises KeyboardInterrupt if the user stops it."""
     code, rows = run_cells(cells)
     if code == 130:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`zerobench calibrate`: the cost of each collective by its size, the engine's beside torch's and a copy in memory.
+"""`zerobench calibrate`: the cost of each collective by size, for the engine, for torch and for a copy in memory.
 
 With `--compute` a model's operators are measured as well, for `zerobench predict --calibration`. With `--disk` a disk
 is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
@@ -72,7 +72,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def calibrate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
 
-    Raises JobError where the processes of a job do not come together.
+    Raises JobError if the processes of a job do not come together.
     """
     chosen = _parser().parse_args(arguments)
     _check(chosen)
@@ -176,15 +176,17 @@ def _now() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Measures every collective by size: the engine's own, torch's, and a copy in memory, in turns."
+    words = "Measures the time of collectives by size, in turns: the engine's, torch's, and a copy in memory."
     parser = Parser("zerobench calibrate", words)
     parser.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
-    parser.add_argument("--sizes", default=SIZES, help="of the full tensor, with commas (default: %(default)s)")
-    parser.add_argument("--repetitions", type=int, default=20, help="of every size (default: %(default)s)")
+    parser.add_argument(
+        "--sizes", default=SIZES, help="sizes of the full tensor, comma-separated (default: %(default)s)"
+    )
+    parser.add_argument("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for all of it (default: %(default)s)")
-    words = "and a model's operators, on a CPU, with one thread per rank: for zerobench predict --calibration"
+    words = "also measure a model's operators, on a CPU, with one thread per rank: for zerobench predict --calibration"
     parser.add_argument("--compute", action="store_true", help=words)
     parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, or disk)")
     add_arguments(parser)
@@ -263,12 +265,12 @@ BLOCKS, DEPTHS, FILE = "1MiB,4MiB", "1,4,8", "256MiB"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of --disk."""
     group = parser.add_argument_group("a disk instead of collectives")
-    words = "measure the disk of folder PATH (here): plain calls beside the engine's files, with and without checksums"
+    words = "measure the disk of folder PATH (default: here), by plain calls and through the engine's files"
     group.add_argument("--disk", nargs="?", const=".", metavar="PATH", help=words)
-    group.add_argument("--blocks", default=BLOCKS, help="bytes a request, with commas (default: %(default)s)")
-    group.add_argument("--depths", default=DEPTHS, help="requests at once, with commas (default: %(default)s)")
-    group.add_argument("--file", default=FILE, help="bytes a file; there are three (default: %(default)s)")
-    group.add_argument("--buffered", action="store_true", help="through the page cache, not past it")
+    group.add_argument("--blocks", default=BLOCKS, help="bytes per request, comma-separated (default: %(default)s)")
+    group.add_argument("--depths", default=DEPTHS, help="concurrent requests, comma-separated (default: %(default)s)")
+    group.add_argument("--file", default=FILE, help="bytes of each of the three files (default: %(default)s)")
+    group.add_argument("--buffered", action="store_true", help="use the page cache instead of direct I/O")
 
 
 def _calibrate_disk(chosen: argparse.Namespace) -> None:
@@ -287,7 +289,7 @@ def _calibrate_disk(chosen: argparse.Namespace) -> None:
 
 
 def _disk_plan(chosen: argparse.Namespace) -> DiskPlan:
-    """Builds the plan. Raises ValueError, a sentence, for invalid options."""
+    """Builds the plan. Raises ValueError for invalid options."""
     blocks = tuple(parse_bytes(size) for size in chosen.blocks.split(",") if size.strip())
     depths = tuple(int(depth) if depth.strip().isdecimal() else 0 for depth in chosen.depths.split(","))
     size = parse_bytes(chosen.file)

@@ -21,23 +21,23 @@ WIDEST = 120
 
 DESCRIPTION = """\
 Prints the columns of the tables that zerobench.load and zerobench export give, with unit and
-meaning: of all tables, or of those that are asked for. Nothing is run, and no results are needed.
+meaning, for all tables or for the chosen ones. Nothing is run, and no results are needed.
 """
 
 EXAMPLES = """\
 examples:
   zerobench columns                            every column of every table
-  zerobench columns states_bytes               those whose names contain it
+  zerobench columns states_bytes               columns whose names contain it
   zerobench columns predicted --table runs     predictions in the table of runs
   zerobench columns --unit bytes --table steps,traffic
-  zerobench columns --find allocator           those whose name, unit or meaning contains it
+  zerobench columns --find allocator           columns whose name, unit or meaning contains it
   zerobench columns --format json              for programs; also csv and markdown
 """
 
 
 @verb
 def columns(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, or 2 where no column matches."""
+    """Runs the verb. Returns the exit code: 0, or 2 if no column matches."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     tables = list(ROWS) if chosen.table is None else chosen.table.split(",")
@@ -57,11 +57,11 @@ def columns(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench columns", DESCRIPTION, EXAMPLES)
-    words = "a column's name, or a part of it; several: any of them"
+    words = "a column's name, or a part of it; several names are alternatives"
     parser.add_argument("part", nargs="*", metavar="PART", help=words)
-    parser.add_argument("--table", metavar="TABLE", help=f"of these tables, comma-separated: {', '.join(ROWS)}")
-    parser.add_argument("--unit", help="of this unit, as bytes, s, 'elements / ψ'")
-    parser.add_argument("--find", metavar="TEXT", help="whose name, unit or meaning contains it")
+    parser.add_argument("--table", metavar="TABLE", help=f"only these tables, comma-separated: {', '.join(ROWS)}")
+    parser.add_argument("--unit", help="only columns of this unit, such as bytes, s, 'elements / ψ'")
+    parser.add_argument("--find", metavar="TEXT", help="only columns whose name, unit or meaning contains TEXT")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: %(default)s")
     return parser
 

@@ -1,4 +1,4 @@
-"""`zerobench compare A B`: the output of a comparison of two runs, or two sets of them; comparison.py computes it.
+"""`zerobench compare A B`: prints a comparison of two runs or two sets of runs; comparison.py computes it.
 
 There is a passage (commands/text_blocks.py) for each pair of cells, printed as text or as Markdown.
 """
@@ -53,9 +53,9 @@ class Judge:
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
     """Adds --minimum-effect and --noise."""
-    words = "times that moved by less are noise (default: %(default)s)"
+    words = "smaller changes of times count as noise (default: %(default)s)"
     parser.add_argument("--minimum-effect", type=float, default=MINIMUM_EFFECT, metavar="PERCENT", help=words)
-    words = "what `zerobench noise record` wrote (default: %(default)s)"
+    words = "folder of `zerobench noise record` (default: %(default)s)"
     parser.add_argument("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help=words)
 
 
@@ -90,9 +90,9 @@ def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[Side, Side
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "What moved from A to B: bytes and volumes exactly, times by paired ratios of their launches."
+    words = "Changes from A to B: bytes and volumes exactly, times by paired ratios of launches."
     parser = Parser("zerobench compare", words)
-    where = "a run, a results folder, a collection, or a quoted pattern of those: 'results/runs/zero1-*'"
+    where = "a run, a results folder, a collection, or a quoted pattern that matches several: 'results/runs/zero1-*'"
     parser.add_argument("a", metavar="A", nargs="?", help=where)
     parser.add_argument("b", metavar="B", nargs="?", help="likewise")
     add_interleave(parser)
@@ -101,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=("text", "markdown"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
     words = (
-        "exit code 1 if bytes or volumes moved, a step became slower, a cell failed in B alone, is in one side only, or"
-        " is other work; losses are told and do not count"
+        "exit code 1 if bytes or volumes changed, a step became slower, a cell fails in B only, is on one side only,"
+        " or trains something else; losses are shown and do not count"
     )
     parser.add_argument("--fail-on-change", action="store_true", help=words)
     return parser

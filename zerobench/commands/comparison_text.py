@@ -147,7 +147,7 @@ def _effect(effect: Effect) -> list[str]:
 
 
 def interval(effect: Effect) -> str:
-    """Formats the interval of a ratio: "0.981–1.024"; empty where there is none."""
+    """Formats the interval of a ratio: "0.981–1.024"; empty if there is none."""
     return "" if effect.low is None or effect.high is None else f"{effect.low:.3f}–{effect.high:.3f}"
 
 
@@ -178,7 +178,7 @@ HEADER = {"peak": "lines of code at the peak", "growth": "lines of code that gro
 
 
 def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
-    """Returns a row per line that moved: line, bytes in A, in B, difference; none where a side has no lines.
+    """Returns a row per line that moved: line, bytes in A, in B, difference; none if a side has no lines.
 
     Lines beyond SHOWN are one row, so that the differences add up to the table's.
     """

@@ -50,7 +50,7 @@ class FolderContents:
     damaged_searches: list[Path]
 
     def verdicts(self) -> list[str]:
-        """Returns for each run "superseded", "failed", "outdated", or "" where it should be kept."""
+        """Returns for each run "superseded", "failed", "outdated", or "" if it should be kept."""
         newest: dict[tuple[Any, ...], Moment] = {}
         code: dict[tuple[Any, ...], str] = {}
         for run in self.runs:
@@ -76,7 +76,7 @@ class FolderContents:
 def look(where: Path) -> FolderContents:
     """Reads the rows of a results folder, a run or a collection, and no other table.
 
-    Raises FileNotFoundError where there is no such folder.
+    Raises FileNotFoundError if there is no such folder.
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")

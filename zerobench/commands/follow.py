@@ -67,8 +67,8 @@ class Followed:
 
 
 def follow(where: Path, every_s: float) -> int:
-    """Follows the sweeps of a results folder to their end. Returns the exit code: 1 where one was killed, else 0.
-    Raises FileNotFoundError where there is no such folder.
+    """Follows the sweeps of a results folder to their end. Returns the exit code: 1 if one was killed, else 0.
+    Raises FileNotFoundError if there is no such folder.
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")

@@ -42,8 +42,8 @@ def add_interleave(parser: argparse.ArgumentParser) -> None:
         "--interleave",
         nargs=2,
         metavar=("REV_A", "REV_B"),
-        help="instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; what is "
-        "measured stands behind --, as in -- -m strategy=ddp,zero1",
+        help="instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; the cells "
+        "follow --, as in -- -m strategy=ddp,zero1",
     )
     counted = "with --interleave: launches of each revision (default: %(default)s)"
     parser.add_argument("--launches", type=int, default=6, metavar="K", help=counted)
@@ -52,7 +52,7 @@ def add_interleave(parser: argparse.ArgumentParser) -> None:
 
 
 def split_overrides(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Returns the arguments before `--`, and those after it; None where there is no `--`."""
+    """Returns the arguments before `--`, and those after it; None if there is no `--`."""
     if "--" not in arguments:
         return arguments, None
     place = arguments.index("--")
@@ -60,13 +60,13 @@ def split_overrides(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def check_sides(a: str | None, b: str | None, interleave: list[str] | None, overrides: list[str] | None) -> None:
-    """Raises ValueError, one sentence, where the sides are not given exactly once."""
+    """Raises ValueError if the sides are not given exactly once."""
     if interleave and (a or b):
         raise ValueError(f"{a}: with --interleave the sides are {' and '.join(interleave)}; leave folders out")
     if interleave and overrides is None:
         raise ValueError("--interleave: give the cells after --, as in -- strategy=zero1 model=gpt_small")
     if not interleave and overrides is not None:
-        raise ValueError("--: what is measured is for --interleave REV_A REV_B; folders hold it already")
+        raise ValueError("--: cells to measure are for --interleave REV_A REV_B; folders have their runs already")
     if not interleave and (a is None or b is None):
         raise ValueError("name two sides, A and B: runs or folders; or --interleave REV_A REV_B -- OVERRIDES")
     given = {override.partition("=")[0].lstrip("+") for override in overrides or []}
@@ -86,7 +86,7 @@ class Side:
 def load_side(where: str) -> Side:
     """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began.
 
-    Raises FileNotFoundError where there are none.
+    Raises FileNotFoundError if there are none.
     """
     folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
     found = [Side(one.runs, one.lines) for one in map(tables.load, folders)]
@@ -122,7 +122,7 @@ def turns(launches: int) -> Iterator[tuple[str, int]]:
 def measure_in_turns(
     rev_a: str, rev_b: str, launches: int, overrides: list[str], runs: Path | None
 ) -> tuple[Side, Side]:
-    """Returns the runs of both revisions, their launches numbered. Raises ValueError where a command is refused, or
+    """Returns the runs of both revisions, their launches numbered. Raises ValueError if a command is refused, or
     without git.
     """
     if launches < LEAST:
@@ -143,7 +143,7 @@ def measure_in_turns(
 
 
 def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
-    """Runs the command once with the package in `place`. Raises ValueError where it has no runs to show."""
+    """Runs the command once with the package in `place`. Raises ValueError if it has no runs to show."""
     more = ["measure.repeats=1", "rerun=true", f"results_dir={folder}"]
     path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-P", "-m", "zerobench", *overrides, *more]  # -P: not the package in the current folder

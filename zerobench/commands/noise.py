@@ -62,14 +62,14 @@ def noise(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Records how much times differ between launches of one cell, or shows what is on record."
+    words = "Records how much times differ between launches of one cell, or shows the recorded spread."
     more = f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}."
     parser = Parser("zerobench noise", words, more)
     add = parser.add_argument
     add("action", choices=("record", "show"))
     add("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)")
     add("--launches", type=int, default=6, help=f"at least {LEAST_LAUNCHES}; more make it sharper (default: 6)")
-    add("--runs", metavar="PATH", help="take the launches of these runs, of one cell, and run nothing")
+    add("--runs", metavar="PATH", help="use the launches of these runs, all of one cell, and run nothing")
     return parser
 
 
@@ -81,7 +81,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     defaults = [one for one in (*STANDARD, f"measure.repeats={launches}") if one.partition("=")[0] not in given]
     cells = compose_cells([*defaults, *overrides])
     if len(cells) != 1:
-        raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is that of one"])
+        raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is measured on one"])
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
     if not has_times(cells[0].config):

@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("figure", choices=FIGURES, metavar="FIGURE", help="one of these")
-    words = "results folders, runs or collections (default: %(default)s)"
+    parser.add_argument("figure", choices=FIGURES, metavar="FIGURE", help="a name of the list above")
+    words = f"results folders, runs or collections (default: {RESULTS})"
     parser.add_argument("runs", nargs="*", default=[Path(RESULTS)], type=Path, help=words)
     add_figure_options(parser, out=None)
     for add in (add_capacity, add_drop_from):
@@ -70,7 +70,7 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
     """Adds --out, --panels, the page's options, --where and --all. `out`: the default of --out, None if it has none."""
     add = parser.add_argument
     told = "required" if out is None else f"default: {out}"
-    words = f"a file, whose ending is its format ({', '.join(FORMATS)}), or a folder ({told})"
+    words = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
     add("--out", type=Path, default=out, required=out is None, help=words)
     add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
     add_page_options(parser)

@@ -116,18 +116,21 @@ def _parser() -> argparse.ArgumentParser:
         "-m", "--multirun", action="store_true", help="accepted as in a sweep; several values always make several cells"
     )
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
-    add("--cluster", metavar="NAME", help="where it would run: a name below, or a yaml file like those")
-    words = "this machine instead, or one like it: a folder of zerobench calibrate --compute; cells have its ranks"
+    add("--cluster", metavar="NAME", help="cluster to predict for: a name below, or a yaml file of the same form")
+    words = "predict for a machine measured by zerobench calibrate --compute, with its number of ranks: the folder"
     add("--calibration", type=Path, metavar="DIR", help=words)
-    add("--node-gbit-s", type=float, metavar="RATE", help="of a node's network; with --calibration: between its ranks")
-    add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
     add(
-        "--cache", type=Path, metavar="DIR", help="--published: keeps executed schedules, to go on where it was stopped"
+        "--node-gbit-s",
+        type=float,
+        metavar="RATE",
+        help="rate of a node's network; with --calibration: between its ranks",
     )
+    add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
+    add("--cache", type=Path, metavar="DIR", help="--published: keep schedules here, so that a stopped command resumes")
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
     add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
-    add("--jobs", type=int, help="executions at a time (default: one per core)")
+    add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
     add_columns(parser, HEADER)
     return parser
@@ -140,9 +143,9 @@ def _check(chosen: argparse.Namespace) -> None:
         names = ", ".join(hardware.names("cluster"))
         raise ValueError(f"--cluster: name one of {names}; or give --calibration DIR, or --published CSV")
     if len(given) > 1:
-        raise ValueError(f"--{given[0]}, --{given[1]}: each says where a cell would run; give one")
+        raise ValueError(f"--{given[0]}, --{given[1]}: each names the hardware; give one")
     if chosen.published is not None and chosen.overrides:
-        raise ValueError("--published: its rows say the model; leave KEY=VALUE out")
+        raise ValueError("--published: its rows name the model; leave KEY=VALUE out")
     if chosen.published is not None and chosen.out is None:
         raise ValueError("--published: name the file for the predictions, as in --out predictions.csv")
     if chosen.jobs is not None and chosen.jobs < 1:

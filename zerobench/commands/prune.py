@@ -31,16 +31,16 @@ class Doomed:
 
 @verb
 def prune(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, 1 where something could not be removed, 2 where removal is refused."""
+    """Runs the verb. Returns the exit code: 0, 1 if something could not be removed, 2 if removal is refused."""
     parser = Parser(
         "zerobench prune",
-        "Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
-        "being written, what is no run and what lies behind a link stays. It asks first; where there is no terminal "
-        "to ask on, it removes nothing without --yes.",
+        "Removes superseded and failed runs, leftovers of dead processes and damaged searches. Runs that are being "
+        "written, other files and linked folders stay. It asks for confirmation; without a terminal it removes "
+        "nothing unless --yes is given.",
     )
     parser.add_argument("results", nargs="?", type=Path, default="results/runs", help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="show what would go, and remove nothing")
-    words = "also ok runs by older code, where their cell has an ok run by newer code"
+    words = "also ok runs by older code, if their cell has an ok run by newer code"
     parser.add_argument("--older-code", action="store_true", help=words)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
@@ -87,7 +87,7 @@ def remove_all(doomed: list[Doomed]) -> int:
 
 
 def remove(one: Doomed) -> bool:
-    """Removes a folder or file; a reader sees all of it or none. False where it is gone, another by now, or claimed."""
+    """Removes a folder or file; a reader sees all of it or none. False if it is gone, another by now, or claimed."""
     hidden = one.path.parent / f"{PRUNED}{uuid.uuid4().hex[:8]}"
     try:
         if one.path.stat().st_mtime_ns != one.changed:  # a new run may have the name of one that was removed

@@ -1,6 +1,4 @@
-"""Runs what a command line has composed, or shows its plan: cells, here or by a launcher's jobs, or those that a
-sweeper proposes.
-"""
+"""Runs the cells of a command line, or shows the plan: here, by a launcher's jobs, or as a sweeper proposes them."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def plan_composed(composed: Composed, chosen: Sequence[str] | None) -> int:
 
     if composed.proposed is not None:
         why = "its cells follow from what earlier ones measured, and are not known beforehand"
-        raise RefusedError([f"--dry-run: {composed.proposed.chosen}: {why}; leave one of them out"])
+        raise RefusedError([f"--dry-run: {composed.proposed.chosen}: {why}; leave one out"])
     refuse_senseless(composed.cells)
     return print_plan(composed.cells, chosen, composed.launcher) if composed.cells else 0
 

@@ -17,7 +17,7 @@ from .folder_contents import FolderContents, RunInFolder, look
 
 @verb
 def show(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
+    """Runs the verb. Returns the exit code: 0, or 2 if RUN names no run, or several."""
     words = "What was run, its memory, traffic, times and losses; for a failed run its reason and logs."
     parser = Parser("zerobench show", words)
     words = (
@@ -34,7 +34,7 @@ def show(arguments: list[str]) -> int:
 
 
 def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
-    """Returns the run and its tables. Raises ValueError, in a sentence, where `name` fits none or several."""
+    """Returns the run and its tables. Raises ValueError if `name` fits none or several."""
     for folder in (Path(name), where / name):
         if (folder / "run.json").is_file():
             return _only(look(folder)), _load_run(folder)
@@ -49,7 +49,7 @@ def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
 
 
 def _load_run(folder: Path) -> Results:
-    """Raises ValueError where a table is damaged."""
+    """Raises ValueError if a table is damaged."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = load(folder)
@@ -60,7 +60,7 @@ def _load_run(folder: Path) -> Results:
 
 def pick(name: str, held: FolderContents) -> RunInFolder:
     """Returns the run of that name (results/selection.py)."""
-    hint = f"; `zerobench status {held.where}` lists what is there"
+    hint = f"; `zerobench status {held.where}` lists the runs"
     row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)
 

@@ -22,7 +22,7 @@ Exit code: 0; 1 a sweep that was followed was killed; 2 no such folder; 130 inte
 
 @verb
 def status(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, 1 where a sweep that was followed was killed, 2 where there is no such
+    """Runs the verb. Returns the exit code: 0, 1 if a sweep that was followed was killed, 2 if there is no such
     folder.
     """
     words = "What a results folder or a collection holds: a line per cell with its newest launches."
@@ -49,7 +49,7 @@ def status(arguments: list[str]) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Parses --every. Raises ArgumentTypeError, a sentence."""
+    """Parses --every. Raises ArgumentTypeError."""
     try:
         seconds = float(text)
     except ValueError:

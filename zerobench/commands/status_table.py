@@ -1,4 +1,4 @@
-"""The table of `zerobench status`: what a results folder or a collection holds, and what could be done next."""
+"""The table of `zerobench status`: the contents of a results folder or a collection, and possible next commands."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
         return [f"no runs here; {hint}"]
     if failed := verdicts.count("failed"):
         removes = f"; `zerobench prune{where}` removes them" if "failed" in own else ""
-        steps.append(f"{show_count(failed, 'failed run')}: `zerobench show RUN{there}` tells why{removes}")
+        steps.append(f"{show_count(failed, 'failed run')}: `zerobench show RUN{there}` shows why{removes}")
     if "superseded" in own or held.leftovers:
-        steps.append(f"`zerobench prune{where}` removes what is superseded or left over")
+        steps.append(f"`zerobench prune{where}` removes superseded runs and leftovers")
     if older := sum(code_of(cell) == "older" for cell in cells):
         steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them again")
     return steps or [f"`zerobench export{where}` writes these as tables"]

@@ -1,4 +1,4 @@
-"""An output before it has a form: *passages*, of which a terminal, Markdown and a page show the same words.
+"""Output without a format: *passages*, which a terminal, Markdown and a page show in the same words.
 
 A passage is a heading with its *parts*: sentences and grids. A *grid* is a table of text.
 """

@@ -24,7 +24,7 @@ class Axis(Section):
     """
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns a sentence for each combination with the rest of `cell` that cannot run."""
+        """Returns an error message for each combination with the rest of `cell` that cannot run."""
         return []
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Topology(Axis):
             elif size < least or ranks % size:
                 problems.append(f"{key}={size}: must be a divisor of world_size={ranks}, and at least {least}")
         if None not in (self.node_size, self.shard_group) and self.node_size != self.shard_group:
-            words = f"beside node_size={self.node_size} a shard group must be a node"
+            words = f"with node_size={self.node_size} a shard group must be a node"
             problems.append(f"shard_group={self.shard_group}: {words}")
         return problems
 

@@ -24,7 +24,7 @@ class CellConfig(Config):
     command line.
 
     `model_name`: the choice of the group, as "gpt_tiny"; `text_hash`: of the text that is trained on, None for other
-    data; `nodes`: machines of a joined job; `ranks_per_gpu`: above 1 where ranks share a GPU. `huggingface`: None but
+    data; `nodes`: machines of a joined job; `ranks_per_gpu`: above 1 if ranks share a GPU. `huggingface`: None but
     for model=huggingface. Sizes are per rank (`micro_batch`, sequences) or over all ranks (`batch`). `left_open`: keys
     that were not given and whose default depends on the device; no part of the identity.
     """
@@ -109,7 +109,7 @@ class CellConfig(Config):
 
     @property
     def recomputes(self) -> bool:
-        """True where blocks are computed again in backward."""
+        """True if blocks are computed again in backward."""
         return self.activation.policy().recompute or self.model.checkpoints
 
     @property

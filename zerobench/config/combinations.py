@@ -52,7 +52,7 @@ UNBOUNDED_BYTES = 2**40
 
 
 def problems_of_arena(cell: CellConfig) -> list[str]:
-    """Returns a sentence where a strategy of others is to have an arena."""
+    """Returns an error message if a strategy of others is to have an arena."""
     if cell.arena and not spec_of(cell.strategy.name).composes.arena:
         words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
         return [f"arena=true: {words}"]
@@ -69,9 +69,9 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
         (not spec_of(strategy).composes.compiles, f"strategy={strategy} compiles by a call of its own"),
         (
             cell.activation.policy().keep != "device",
-            f"activation={cell.activation.name} moves what a graph keeps; use none, checkpoint or selective",
+            f"activation={cell.activation.name} would move tensors of a graph; use none, checkpoint or selective",
         ),
-        (cell.arena, "arena=true has no slots for what a graph keeps; leave it out"),
+        (cell.arena, "arena=true has no slots for tensors that a graph keeps; leave it out"),
         (getattr(cell.model, "tiles", 1) > 1, "model.tiles are gathered apart, inside of a graph; use model.tiles=1"),
         (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
     )
@@ -99,7 +99,7 @@ def problems_of_units(cell: CellConfig) -> list[str]:
 
 
 def problems_of_parameters(cell: CellConfig) -> list[str]:
-    """Returns a sentence where an optimizer cannot take the model's parameters, as its own list divides them."""
+    """Returns an error message if an optimizer cannot take the model's parameters, as its own list divides them."""
     if type(cell.optimizer).owned is Optimizer.owned:
         return []
     try:

@@ -33,7 +33,7 @@ def complete(words: Sequence[str], verbs: Sequence[str]) -> None:
         return
     typed = os.environ.get(LINE)
     if typed is None:
-        raise RefusedError([f"-sc query: a shell asks so, with what was typed in {LINE}; {USAGE}"])
+        raise RefusedError([f"-sc query: for shells, with the typed line in {LINE}; {USAGE}"])
     found = [word for word in _ask_hydra(shell, _overrides_of(typed, verbs)) if not word.startswith("schema")]
     if len(typed.split()) < 2 or (len(typed.split()) == 2 and not typed.endswith(" ")):
         found += [verb for verb in verbs if verb.startswith(typed.split()[-1] if typed.split()[1:] else "")]

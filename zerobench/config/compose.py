@@ -47,7 +47,7 @@ from .unknown_keys import stray_keys
 
 
 class RefusedError(ValueError):
-    """The command line makes no sweep; `problems` says why, a sentence each."""
+    """The command line makes no sweep; `problems` says why, an error message each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(map(printable, problems)))
@@ -99,9 +99,9 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
 
 
 def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed:
-    """Composes the cells of `[-m] KEY=VALUE ...`; none where a flag of Hydra's asks for something else.
+    """Composes the cells of `[-m] KEY=VALUE ...`; none if a flag of Hydra's asks for something else.
 
-    Raises RefusedError where the command line is wrong, and JobError where the processes of a job do not come together.
+    Raises RefusedError if the command line is wrong, and JobError if the processes of a job do not come together.
     """
     with _hydra_untouched(), named_alone(arguments):
         return _compose(arguments, verbs)

@@ -1,4 +1,4 @@
-"""The command line's flags, ours and Hydra's, told from overrides."""
+"""The command line's flags, ours and Hydra's, distinguished from overrides."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COLUMNS = "--columns"
 
 
 def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Takes --columns NAME,NAME out of a command line. Returns the rest, and the names; None where it is not there."""
+    """Takes --columns NAME,NAME out of a command line. Returns the rest, and the names; None if it is not there."""
     for place, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name == COLUMNS:

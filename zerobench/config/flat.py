@@ -48,7 +48,7 @@ def by_key(config: dict[str, Any]) -> dict[str, Any]:
 
 def swept(configs: Sequence[str], beside: Iterable[str] = ()) -> dict[str, list[Any]]:
     """Keys in which configs (JSON) of the same choices differ, and the choices that differ: key -> a value for each
-    config, None where it has no such key. Less the keys `beside`, which the caller has columns for.
+    config, None if it has no such key. Less the keys `beside`, which the caller has columns for.
     """
     every = [by_key(json.loads(text)) for text in configs]
     keys = [key for key in dict.fromkeys(key for one in every for key in one) if key not in {*beside, *LOCAL}]
@@ -67,7 +67,7 @@ DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabular
 
 
 def base_name(cell: CellConfig) -> str:
-    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates, "recomputed" where blocks are and "tuned" where a peer
+    """ "zero2 gpt_small N=2 b=8", with a=4 if it accumulates, "recomputed" where blocks are and "tuned" where a peer
     is; a simulated world, several machines, a precision but fp32 and an optimizer but adamw are told, too.
     """
     name = f"{cell.strategy.name} {cell.model_name} N={cell.world_size} b={cell.batch}"

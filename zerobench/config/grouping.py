@@ -1,4 +1,4 @@
-"""Groups of cells that one job of a launcher runs, interleaved: those that agree in the keys of `launch.group_by`.
+"""Groups of cells that one job of a launcher runs, interleaved: cells that agree in the keys of `launch.group_by`.
 
 key     as on the command line and in tables: a group's choice (`model`, `strategy`), `world_size`, `optimizer.lr`
 all     one job for all cells
@@ -32,7 +32,7 @@ def group_of(cell: Cell) -> Hashable:
 
 
 def problems_of_groups(cells: Sequence[Cell], launcher: LauncherChoice | None, words: Sequence[str]) -> list[str]:
-    """Returns a sentence for each key of `launch.group_by` that none of the cells has, or on `words` of the command
+    """The error message for each key of `launch.group_by` that none of the cells has, or on `words` of the command
     line that set it without a launcher. An experiment may set it for whatever launcher is chosen.
     """
     if launcher is None:

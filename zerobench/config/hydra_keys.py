@@ -75,7 +75,7 @@ def problem_of(override: Override) -> str:
 
 
 def problem_of_choices(hydra: DictConfig, usual: DictConfig) -> str:
-    """Returns a sentence on choices of an experiment or of a user's config that would import code, or that have no
+    """The error message on choices of an experiment or of a user's config that would import code, or that have no
     effect, else "". `usual`: Hydra's part of the config without them.
     """
     if problem := problem_of_code(hydra):
@@ -90,7 +90,7 @@ def problem_of_choices(hydra: DictConfig, usual: DictConfig) -> str:
 
 
 def problem_of_code(hydra: DictConfig) -> str:
-    """Returns a sentence for a launcher or a sweeper whose config names code that no installed plugin's does, or ""."""
+    """The error message for a launcher or a sweeper whose config names code that no installed plugin's does, or ""."""
     for key, value in _leaves(OmegaConf.to_container(hydra, resolve=False), "hydra"):
         if key.startswith(INSTANTIATED) and key.endswith(f".{TARGET}") and value not in sweeper.targets():
             return f"{key}={value}: {NO_CODE}"
@@ -165,15 +165,15 @@ def reason(error: BaseException) -> str:
 
 
 def not_composed(words: list[str], error: BaseException) -> str:
-    """Returns a sentence for a command line that Hydra cannot compose, be it for a plugin, all of which it imports."""
+    """The error message for a command line that Hydra cannot compose, be it for a plugin, all of which it imports."""
     if "mutable default <class 'hydra_plugins." in str(error):
-        why = f"a plugin of Hydra's cannot be imported here: {reason(error)}"
+        why = f"a Hydra plugin cannot be imported here: {reason(error)}"
         return f"{why}; uninstall it, or install a later version of it"
     return f"{' '.join(words)}: it cannot be composed: {reason(error)}"
 
 
 def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:
-    """Returns a sentence for one of `keys`, each the name of a schema, that a yaml has set to another name, or that it
+    """The error message for one of `keys`, each the name of a schema, that a yaml has set to another name, or that it
     has set where it begins with no schema, or "". All have a value.
     """
     for key in keys:
@@ -188,7 +188,7 @@ def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:
 
 
 def problem_of_missing(config: DictConfig) -> str:
-    """Returns a sentence for a key that has no value yet, as in a yaml that does not begin with our schema, or ""."""
+    """The error message for a key that has no value yet, as in a yaml that does not begin with our schema, or ""."""
     missing = sorted(OmegaConf.missing_keys(config))
     if not missing:
         return ""

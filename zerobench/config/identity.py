@@ -1,4 +1,4 @@
-"""The identity of a cell: its config as runs on disk have it, less what is at its default, and the hashes of that.
+"""The identity of a cell: its config as stored with a run, without keys at their defaults, and its hashes.
 
 A default that is dropped leaves the config as it was before there was such a key, so that a new option does not change
 the ids of cells that do not use it. The Key of each says its part (zerobench/sections.py): omitted, volatile or local.

@@ -12,7 +12,7 @@ from .schema import SCHEMAS, SECTIONS, Config
 
 GROUPS: dict[str, Key] = {
     **{name: key for name, key in keys_of(Config).items() if name in SCHEMAS},
-    "experiment": Key("a sweep or setting that is there already; its own file says what for"),
+    "experiment": Key("a sweep or setting that comes with zerobench; the head of its file explains it"),
     **{name: key for name, key in keys_of(Config).items() if name in SECTIONS},
 }
 """Group, or section of keys -> its Key."""

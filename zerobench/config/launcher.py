@@ -1,4 +1,4 @@
-"""The launcher of a sweep: ours, which starts ranks where the command runs, or one of Hydra's plugins.
+"""The launcher of a sweep: ours, which starts ranks on this machine, or a Hydra plugin.
 
 local       ours: one cell after the other, on this machine or over the job that was joined
 plugin      Hydra's (submitit_slurm, ray, ...): each of its jobs runs a cell, on a machine that may be unknown here
@@ -52,7 +52,7 @@ class LauncherChoice:
 
     @property
     def is_here(self) -> bool:
-        """True where its jobs run on this machine, so that GPUs and cores can be counted."""
+        """True if its jobs run on this machine, so that GPUs and cores can be counted."""
         return self.name in HERE
 
     def wants_gpus(self) -> bool:
@@ -117,7 +117,7 @@ def known_launchers() -> list[str]:
 
 
 def problem_of_name(name: str) -> str:
-    """Returns a sentence for a launcher that is not installed, or ""."""
+    """Returns an error message for a launcher that is not installed, or ""."""
     if name in known_launchers():
         return ""
     if name in PLUGINS:
@@ -126,7 +126,7 @@ def problem_of_name(name: str) -> str:
 
 
 def problem_of_setting(word: str, usual: DictConfig) -> str:
-    """Returns a sentence for an override below hydra.launcher whose key the plugin does not have, or "". `usual`: the
+    """The error message for an override below hydra.launcher whose key the plugin does not have, or "". `usual`: the
     plugin's settings without it. Where a setting is itself a mapping with names of any kind, + adds one.
     """
     key, _, _ = word.lstrip("+").partition("=")
@@ -138,7 +138,7 @@ def problem_of_setting(word: str, usual: DictConfig) -> str:
         if part not in node:
             is_open = OmegaConf.get_type(node) is dict and place > 0
             if is_open and not word.startswith("+"):
-                return f"{word}: a name that is not there yet is added with a plus: +{word}"
+                return f"{word}: a new name is added with a plus: +{word}"
             known = [str(one) for one in node if one != "_target_"]
             return "" if is_open else f"{key}: no such key{nearest(part, known, '.'.join([SETTINGS, *parts[:place]]))}"
         node = node[part]
@@ -172,7 +172,7 @@ def planning_for(choice: LauncherChoice | None) -> Iterator[None]:
 
 
 def planned() -> LauncherChoice | None:
-    """Returns the plugin for whose jobs cells are resolved; None where it is ours."""
+    """Returns the plugin for whose jobs cells are resolved; None if it is ours."""
     return _planned[-1] if _planned else None
 
 

@@ -155,7 +155,7 @@ class Composer:
         return f"; choose {group}={words} for it" if words else ""
 
     def _problems_of_values(self, key: str, values: list[Any], overrides: list[str]) -> list[str]:
-        """Returns a sentence for each of the values that does not fit in the key's place, the extremes of many."""
+        """The error message for each of the values that does not fit in the key's place, the extremes of many."""
         config = self.config_of(overrides)
         *path, last = key.split(".")
         parent = OmegaConf.select(config, ".".join(path)) if path else config
@@ -370,7 +370,7 @@ class Overrides(Composer):
         for choice in choices:
             if choice not in known and not (group == "experiment" and choice is None):
                 hint = nearest(str(choice), known)
-                hint += f" (all of them: zerobench --help {group})" if "did you mean" in hint else ""
+                hint += f" (all choices: zerobench --help {group})" if "did you mean" in hint else ""
                 if group == "optimizer" and (why := why_not_sharded(str(choice))):
                     hint = f": it cannot be sharded, since {why}"
                 if group in REGISTERED and "did you mean" not in hint:

@@ -1,4 +1,4 @@
-"""The plugins of Hydra's that a command line or its experiment chooses: a launcher and a sweeper, checked.
+"""The Hydra plugins that a command line or its experiment chooses: a launcher and a sweeper, checked.
 
 compose     composes Hydra's part of the config of some overrides
 problems    sentences on what is wrong; where there are some, nothing is chosen
@@ -30,7 +30,7 @@ def choose_launcher(
     chosen = [one for one in parsed if launching([one.input_line or ""])]
     problems += [problem for one in chosen if (problem := problem_of(one))]
     if not problems and not study and chosen and not any(one.key_or_group == launcher.GROUP for one in chosen):
-        problems.append(f"{chosen[0].input_line}: no launcher of Hydra's is chosen; add {launcher.GROUP}=")
+        problems.append(f"{chosen[0].input_line}: no Hydra launcher is chosen; add {launcher.GROUP}=")
     words = [*study, *(one.input_line or "" for one in chosen)]
     settings = [word for word in words if word.lstrip("+").startswith(f"{launcher.SETTINGS}.")]
     if settings and not problems:
@@ -68,7 +68,7 @@ def choose_sweeper(
 def _without_sweeper(words: list[str], objective: str | None) -> list[str]:
     settings = [word for word in words if word.lstrip("+").startswith(f"{sweeper.SETTINGS}.")]
     if settings:
-        return [f"{settings[0]}: no sweeper of Hydra's is chosen; add {sweeper.GROUP}="]
+        return [f"{settings[0]}: no Hydra sweeper is chosen; add {sweeper.GROUP}="]
     why = f"no sweeper asks for it; add {sweeper.GROUP}=optuna, or leave it out"
     return [f"{KEY}={objective}: {why}"] if objective is not None else []
 

@@ -114,7 +114,7 @@ def _check_search(draft: Config, problems: list[str]) -> None:
     if draft.batch is None:
         problems.append("search.memory_limit: give batch, the sequences a step that all combinations have in common")
     if draft.micro_batch is not None or draft.accumulation != 1:
-        problems.append("search.memory_limit: micro_batch and accumulation are what is searched for; leave them out")
+        problems.append("search.memory_limit: the search chooses micro_batch and accumulation; leave them out")
     if not search.checkpointing:
         problems.append("search.checkpointing=[]: name at least one of false and true")
 
@@ -138,7 +138,7 @@ def _resolve_data(draft: Config, problems: list[str]) -> str | None:
 
 
 def _has_sequences(draft: Config) -> bool:
-    """True where the key `sequence` says something of this model or of the user's data."""
+    """True if the key `sequence` says something of this model or of the user's data."""
     kind = draft.model.kind
     return kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(draft.data.name, "sequence")
 

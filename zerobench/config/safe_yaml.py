@@ -22,13 +22,13 @@ class OnceLoader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for number, key in enumerate(keys) if key in keys[:number]]
         if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} stands there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         return made
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a file. Raises ValueError, with a sentence, or OSError."""
+    """The content of a file. Raises ValueError or OSError."""
     text, _ = check_yaml(path)
     try:
         return yaml.load(text, Loader=OnceLoader)
@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_yaml(path: Path) -> tuple[str, yaml.Node | None]:
-    """Returns the text of a yaml file and the root of what it says, None where that is nothing. Raises ValueError, with
+    """Returns the text of a yaml file and the root of what it says, None if that is nothing. Raises ValueError, with
     a sentence, for one that is no yaml or unfolds without end, or OSError.
     """
     if path.stat().st_size > MOST_BYTES:
@@ -56,7 +56,7 @@ def check_yaml(path: Path) -> tuple[str, yaml.Node | None]:
 
 
 def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> list[str]:
-    """Returns a sentence for each yaml file of these config folders that cannot be used. Those of `groups` are choices,
+    """The error message for each yaml file of these config folders that cannot be used. Those of `groups` are choices,
     which have keys.
     """
     found = []

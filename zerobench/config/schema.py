@@ -45,7 +45,11 @@ class Model(Section):
 LAYERS = Key("transformer blocks, or hidden layers of an MLP", unit="blocks", rule="at least 1")
 HIDDEN = Key("width of the model", unit="features", rule="a multiple of `heads`")
 HEADS = Key("attention heads; must divide hidden", unit="heads", rule="a divisor of `hidden`")
-VOCABULARY = Key("how many different ones; null: as the data has", unit="tokens", rule="at least that of the data")
+VOCABULARY = Key(
+    "number of different tokens; null: the vocabulary of the data",
+    unit="tokens",
+    rule="at least the vocabulary of the data",
+)
 POSITIONS = Key("longest sequence; null: as sequence", unit="tokens", rule="at least `sequence`")
 
 LORA = Key(
@@ -77,7 +81,7 @@ class Gpt(Model):
         torch="`torch.utils.checkpoint`", transformers="`gradient_checkpointing`",
     )(False)  # fmt: skip
     tiles: int = Key(
-        "what each matrix of the MLP is cut into; zero3 gathers each apart", unit="tiles", limits=(1, 1e6),
+        "tiles of each matrix of the MLP; zero3 gathers each tile separately", unit="tiles", limits=(1, 1e6),
         omitted=True, deepspeed="`deepspeed.zero.TiledLinear`",
     )(1)  # fmt: skip
     lora: int = LORA
@@ -176,7 +180,7 @@ class Measure(Section):
         limits=(1, 1000), volatile=True,
     )(1)  # fmt: skip
     check_training: str = Key(
-        "losses and gradient norms are held against DDP's: auto (where such a run is at hand), true or false",
+        "compare losses and gradient norms with DDP's: auto (if such a run exists), true or false",
         words=("auto", "true", "false"), volatile=True,
     )("auto")  # fmt: skip
     passes: str = Key(
@@ -184,11 +188,11 @@ class Measure(Section):
         omitted=True,
     )("both")  # fmt: skip
     trace: bool = Key(
-        "one more pass tells how much communication is hidden behind computation", omitted=True,
+        "a third pass, which measures how much communication is hidden behind computation", omitted=True,
         deepspeed="`comms_logger`", torch="`torch.profiler`",
     )(False)  # fmt: skip
     snapshot: bool = Key(
-        "each allocation with its labels, a file per rank for torch's viewer (pytorch.org/memory_viz)", omitted=True,
+        "a file per rank with each allocation and its labels, for pytorch.org/memory_viz", omitted=True,
         torch="`torch.cuda.memory._record_memory_history`",
     )(False)  # fmt: skip
     events: bool = Key(
@@ -250,14 +254,14 @@ class Config(Section):
         "how ranks share model states: DDP, our ZeRO stages, Megatron's optimizer, or a peer", deepspeed="`stage`",
         torch="`fully_shard`, `DistributedDataParallel`", transformers="`deepspeed`, `fsdp`",
     )(MISSING)  # fmt: skip
-    model: Model = Key("what is trained")(MISSING)
-    data: Data = Key("what it is trained on")(MISSING)
-    optimizer: Optimizer = Key("which of torch's optimizers updates it")(MISSING)
+    model: Model = Key("the model to train")(MISSING)
+    data: Data = Key("the data to train on")(MISSING)
+    optimizer: Optimizer = Key("the torch optimizer that updates it")(MISSING)
     precision: Precision = Key(
         "in which dtypes", deepspeed="`bf16.enabled`, `fp16.enabled`", torch="`MixedPrecisionPolicy(param_dtype)`",
         transformers="`bf16`, `fp16`",
     )(MISSING)  # fmt: skip
-    measure: Measure = Key("how many steps are measured, and what of them").made(Measure)
+    measure: Measure = Key("number of measured steps, and what is recorded").made(Measure)
     offload: schema_memory.OffloadConfig = Key(
         "where model states live: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True,
         deepspeed="`offload_optimizer.device`, `offload_param.device`", torch="`CPUOffloadPolicy`",
@@ -290,7 +294,7 @@ class Config(Section):
         torch="`fully_shard(mesh=)`, 2-D: HSDP", transformers="`fsdp`",
     )(None)  # fmt: skip
     rank: int | None = Key(
-        "of a simulated world: which of its ranks is run; null: the fullest", unit="number",
+        "rank of a simulated world to run; null: the rank with the most bytes", unit="number",
         rule="0 to `world_size` - 1", omitted=True,
     )(None)  # fmt: skip
     arena: bool = Key(
@@ -314,7 +318,7 @@ class Config(Section):
         transformers="`seed`",
     )(0)  # fmt: skip
     deterministic: bool = Key(
-        "torch's deterministic kernels only; an operation without one ends in an error", omitted=True,
+        "deterministic kernels only; an operation without one raises an error", omitted=True,
         torch="`torch.use_deterministic_algorithms`", transformers="`full_determinism`",
     )(False)  # fmt: skip
     draw_on: str = Key(
@@ -352,7 +356,7 @@ class Config(Section):
     rerun: bool = Key("measure again what an earlier run of the same cell and code has measured", volatile=True)(False)
     fail_fast: bool = Key("stop at the first cell that fails", volatile=True)(False)
     objective: str | None = Key(
-        "column of the table of runs that a sweeper of Hydra's optimizes: hydra/sweeper=optuna",
+        "column of the table of runs that a Hydra sweeper optimizes, such as hydra/sweeper=optuna",
         rule="columns of numbers, with commas between them",
     )(None)  # fmt: skip
 

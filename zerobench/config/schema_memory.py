@@ -60,12 +60,12 @@ class OffloadConfig(Choice):
 
     @property
     def updates_on_host(self) -> bool:
-        """True where the CPU updates the optimizer's shard."""
+        """True if the CPU updates the optimizer's shard."""
         return bool(getattr(self, "optimizer", False))
 
     @property
     def exact_steps(self) -> int | None:
-        """Number of steps whose updates are on time; None where all are."""
+        """Number of steps whose updates are on time; None if all are."""
         return None
 
     @property
@@ -139,7 +139,7 @@ class NvmeOffloadConfig(OffloadConfig):
     """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
     the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
-    `parameters`: null means under zero3. `direct`: past the page cache where the file system can. `checksums`: every
+    `parameters`: null means under zero3. `direct`: past the page cache if the file system can. `checksums`: every
     block is checked as it is read.
     """
 
@@ -161,7 +161,7 @@ class NvmeOffloadConfig(OffloadConfig):
     depth: int = Key(
         "how many are read or written at a time", unit="blocks", limits=(1, 256), deepspeed="`aio.queue_depth`"
     )(8)
-    direct: bool = Key("past the page cache where the file system can")(True)
+    direct: bool = Key("bypass the page cache if the file system can")(True)
     checksums: bool = Key("blocks are checked as they are read")(True)
 
     def resolved(self, strategy: str) -> OffloadConfig:
@@ -386,7 +386,7 @@ class PartsOfZeropp(ZeroppConfig):
         return []
 
     def _one_node(self, cell: CellConfig) -> list[str]:
-        """A sentence where secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
+        """An error message if ZeRO++ adds only secondary shards, and they have as many ranks as the first."""
         ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
         if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
             return []

@@ -141,7 +141,7 @@ class Optimizer(Axis):
         return block_numel(KINDS[self.name].make)
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns a sentence where torch cannot update, with this `implementation`, the strategy's parameters."""
+        """Returns an error message if torch cannot update, with this `implementation`, the strategy's parameters."""
         strategy, kind = cell.strategy.name, KINDS[self.name]
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
         if self.implementation not in refused:
@@ -297,8 +297,8 @@ class Rprop(Optimizer):
 
     name: str = "rprop"
     lr: float = LR(1e-3)
-    eta_minus: float = Key("Rprop's factor where a gradient's sign changed", limits=(1e-6, 1))(0.5)
-    eta_plus: float = Key("Rprop's factor where it did not", limits=(1, 1e6))(1.2)
+    eta_minus: float = Key("Rprop's factor for elements whose gradient changed its sign", limits=(1e-6, 1))(0.5)
+    eta_plus: float = Key("Rprop's factor for the other elements", limits=(1, 1e6))(1.2)
     step_min: float = Key("Rprop's least step", limits=(0, 1e6))(1e-6)
     step_max: float = Key("Rprop's largest step", limits=(0, 1e6))(50.0)
 
@@ -410,7 +410,7 @@ class LowBitStates(Betas):
             words = f"strategy={cell.strategy.name} has no rule to cut its states; use strategy={', '.join(ours)}"
             return [f"optimizer={self.name}: {words}"]
         if cell.offload.name == "nvme" and self.block_numel > 1:
-            words = "offload=nvme has files for states of a parameter's size, and none for those of its blocks"
+            words = "offload=nvme has files only for states of a parameter's size, not for states per block"
             return [f"optimizer={self.name}: {words}; use offload=cpu, or optimizer=adamw_bf16"]
         return []
 
@@ -457,7 +457,7 @@ class Precision(Axis):
         deepspeed="`communication_data_type`", torch="`MixedPrecisionPolicy(reduce_dtype)`",
     )(None)  # fmt: skip
     tile_bytes: int | None = Key(
-        "most of fp32 gradients made at once for an update; null: 4 MiB, 256 MiB on a GPU", unit="bytes",
+        "limit of the fp32 gradients that an update makes at a time; null: 4 MiB, 256 MiB on a GPU", unit="bytes",
         limits=(2**10, 2**40), deepspeed="`sub_group_size` (elements)",
     )(None)  # fmt: skip
     masters: bool = Key(

@@ -62,7 +62,7 @@ def problem_of_values(override: Override) -> str:
 
 
 def problem_of_count(counts: Mapping[str, int]) -> str:
-    """A sentence where keys with so many values each make more cells than are listed, else nothing."""
+    """An error message if keys with so many values each make more cells than are listed, else nothing."""
     cells, keys = math.prod(counts.values()), [key for key, count in counts.items() if count > 1]
     return f"{', '.join(keys)}: {cells:,} cells; at most {MOST_CELLS:,} are listed" if cells > MOST_CELLS else ""
 
@@ -73,7 +73,7 @@ def extremes(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def problem_of_folder(line: str, value: Any) -> str:
-    """A sentence where `value` names no folder that is there or can be made, else nothing."""
+    """An error message if `value` names no folder that is there or can be made, else nothing."""
     if not isinstance(value, str) or not value:
         return f"{line}: name a folder"
     if "${" in value:

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "search_space": "list the values of a key as on a command line, KEY=V1,V2 or KEY=interval(A,B)",
     "parametrization": "list the values of a key as on a command line, KEY=V1,V2 or KEY=interval(A,B)",
     "custom_search_space": "it names code to import, which no config does here",
-    "storage": "a search is kept by the results folder: the same command again takes it up where it was",
+    "storage": "a search is kept by the results folder: the same command again resumes it",
     "study_name": "it names a study of a storage, and the results folder keeps the search",
 }
 """Settings of plugins that are not used -> what is done instead."""
@@ -85,11 +85,11 @@ class Proposed:
 
     @property
     def direction(self) -> str:
-        """The setting by which it is told the direction; "" where none is known: such a plugin minimizes."""
+        """The setting by which it is told the direction; "" if none is known: such a plugin minimizes."""
         return next((key for key in DIRECTIONS if key in self.settings), "")
 
     def is_grid(self) -> bool:
-        """Returns True where it goes through all combinations, and needs lists."""
+        """Returns True if it goes through all combinations, and needs lists."""
         return str(self.settings.get("sampler._target_", "")).endswith(".GridSampler")
 
     def changes(self, one_by_one: bool) -> Settings:
@@ -126,7 +126,7 @@ def _stored(group: str) -> list[str]:
 
 
 def problem_of_override(override: Override) -> str:
-    """Returns a sentence for an override of a sweeper that is none, or "". Its settings are checked by `chosen`."""
+    """The error message for an override of a sweeper that is none, or "". Its settings are checked by `chosen`."""
     line, key = override.input_line or "", override.key_or_group
     if override.is_sweep_override():
         return f"{line}: a sweep has one sweeper, and that one setting; run the sweeps one by one"
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of_settings(proposed: Proposed, words: Sequence[str]) -> str:
-    """Returns a sentence on settings that the plugin does not have, or "". `words`: those of the command line."""
+    """Returns an error message on settings that the plugin does not have, or "". `words`: those of the command line."""
     known = {key for key in proposed.settings if not key.startswith("params")}
     known |= {".".join(parts[:end]) for parts in (key.split(".") for key in known) for end in range(1, len(parts))}
     for word in words:
@@ -276,7 +276,7 @@ LARGER_UNITS, SMALLER_UNITS = ("tokens / s",), ("bytes", "s", "elements / ψ", "
 """Units of columns of which larger, or smaller, values are better."""
 
 LARGER = {"mfu": True, "hfu": True, "overlap": True, "seconds": False}
-"""Columns whose unit does not tell -> True where larger values are better."""
+"""Columns whose unit does not tell -> True if larger values are better."""
 
 NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
 """Columns of numbers that measure nothing."""
@@ -284,7 +284,7 @@ NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
 
 @dataclass(frozen=True)
 class Objective:
-    """A column that is optimized. `larger`: True where larger values are better, None where the column leaves that
+    """A column that is optimized. `larger`: True if larger values are better, None if the column leaves that
     open.
     """
 
@@ -311,8 +311,8 @@ def _larger(column: Column) -> bool | None:
 
 
 def objectives_of(text: str) -> tuple[Objective, ...]:
-    """Returns the objectives that `text` names, separated by commas. Raises ValueError, a sentence, for a name that is
-    no column of numbers, and for one that is there twice.
+    """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is
+    not a column of numbers, and for one that is given twice.
     """
     known, found = _numbers(), list[Objective]()
     for name in (part.strip() for part in text.split(",")):
@@ -321,7 +321,7 @@ def objectives_of(text: str) -> tuple[Objective, ...]:
             hint = f"; its column is {kinds[name]}, not a number" if name in kinds else _near(name, list(known))
             raise ValueError(f"{KEY}={name}: no such column of numbers{hint}")
         if name in [one.column for one in found]:
-            raise ValueError(f"{KEY}={text}: {name} is there twice")
+            raise ValueError(f"{KEY}={text}: {name} is given twice")
         found.append(Objective(name, known[name].unit, _larger(known[name])))
     return tuple(found)
 

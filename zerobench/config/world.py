@@ -84,7 +84,7 @@ def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:
 
 
 def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems: list[str]) -> None:
-    """Adds what device=cuda lacks here. `sharing`: ranks per GPU, 0 where there is none."""
+    """Adds what device=cuda lacks here. `sharing`: ranks per GPU, 0 if there is none."""
     if draft.device == "cuda" and not sharing:
         where = "a rank of the job sees" if in_job else "this machine has"
         problems.append(f"device=cuda: {where} no GPU that torch can use")
@@ -112,7 +112,7 @@ def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problem
 
 
 def has_times(cell: CellConfig) -> bool:
-    """True where times mean something: not in a simulated world, nor where ranks take turns on a GPU."""
+    """True if times mean something: not in a simulated world, nor where ranks take turns on a GPU."""
     return cell.measure.passes != "accounted" and cell.backend != SIMULATED and cell.ranks_per_gpu == 1
 
 
@@ -120,7 +120,7 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
     """Returns sentences on what is asked of a measurement that this world cannot give."""
     measure, passes, problems = cell.measure, cell.measure.passes, []
     if measure.trace and passes == "accounted":
-        problems.append("measure.trace=true: a trace stands beside times; measure.passes=accounted takes none")
+        problems.append("measure.trace=true: a trace needs measured times; measure.passes=accounted takes none")
     elif measure.trace and not has_times(cell):
         simulated = cell.backend == SIMULATED
         what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
@@ -173,7 +173,7 @@ def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
     if draft.tensors == FAKE:
         draft.device = "cpu"  # stands for any: no kernel runs
     if not spec_of(draft.strategy.name).composes.simulated and draft.tensors != FAKE:
-        words = f"a simulated world is there for {', '.join(names_with('simulated'))}; peers need a real one"
+        words = f"a simulated world supports {', '.join(names_with('simulated'))}; peers need a real one"
         problems.append(f"strategy={draft.strategy.name}: {words}")
     if draft.measure.passes == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")

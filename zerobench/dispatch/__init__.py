@@ -1,1 +1,1 @@
-"""Dispatches the launches of a sweep to the jobs of a launcher of Hydra's: SLURM's, Ray's, processes side by side."""
+"""Dispatches the launches of a sweep to the jobs of a Hydra launcher: SLURM, Ray, processes side by side."""

@@ -5,7 +5,7 @@ It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system tha
     order.json   the composing process's: the launches to run, the command that runs them, the launcher's name
     stop         the composing process's: present once the job is to end, or not to begin
     rows.json    the job's: the rows of its launches so far, in their order, replaced as a whole
-    unwritten.json  the job's: runs that are not in their results folder, where there are such
+    unwritten.json  the job's: runs that are not in their results folder, if there are such
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
     lease-*      leases (results/leftovers.py) of the composing process and of the job's tasks, while they live
@@ -86,7 +86,7 @@ class JobFolder:
         return f"zerobench-{self.path.name}"
 
     def order(self) -> dict[str, Any]:
-        """Returns the order as it was written. Raises ValueError, or OSError, with a sentence where it is damaged."""
+        """Returns the order as it was written. Raises ValueError, or OSError if it is damaged."""
         path = self.path / ORDER
         try:
             return dict(json.loads(read_text(path)))
@@ -207,5 +207,5 @@ class LauncherJob:
 
     @property
     def is_left_over(self) -> bool:
-        """True where all rows were taken long ago and the plugin still waits."""
+        """True if all rows were taken long ago and the plugin still waits."""
         return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S

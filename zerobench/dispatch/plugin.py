@@ -93,7 +93,7 @@ AT_ONCE = ("array_parallelism", "n_jobs")
 """Settings of plugins that bound the jobs that run at once."""
 
 NOTE_HERE = (
-    "jobs run side by side on this machine, where they disturb one another's times, not bytes and volumes; with"
+    "jobs run side by side on this machine and disturb each other's times, not bytes and volumes; with"
     " launch.group_by=all one cell runs after the other"
 )
 

@@ -63,7 +63,7 @@ OVER = {
     "TIMEOUT": ("timeout", "reached its time limit"),
     "DEADLINE": ("timeout", "reached its deadline"),
     "OUT_OF_MEMORY": ("oom", "ran out of memory"),
-    GONE: ("crash", "is gone from SLURM's queue without a row for it"),
+    GONE: ("crash", "left the SLURM queue without a row"),
 }
 """State of a job that is over -> the status of its launches without a row, and words."""
 
@@ -182,7 +182,7 @@ class SlurmWatch(JobWatch):
         return [one for one, ids in known if ids and all(jobs.get(job, Seen(GONE)).state in OVER for job in ids)]
 
     def _settled(self, folder: JobFolder) -> Seen | None:
-        """Returns the folder's job, once SLURM has an end for it too; None where none was submitted."""
+        """Returns the folder's job, once SLURM has an end for it too; None if none was submitted."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             jobs = self.queue.jobs(at_once=True)
@@ -236,7 +236,7 @@ class Partition:
 
 
 def problems_of(choice: LauncherChoice, wanted: Sequence[Resources]) -> list[str]:
-    """Returns a sentence for each kind of job that SLURM would refuse."""
+    """Returns an error message for each kind of job that SLURM would refuse."""
     for name in PROGRAMS:
         if shutil.which(name) is None:
             where = "start the sweep on a machine of the cluster from which jobs are submitted"
@@ -274,7 +274,7 @@ def ask_partitions() -> dict[str, Partition]:
 
 
 def _too_large(wanted: Resources, names: Sequence[str], partitions: Mapping[str, Partition]) -> str:
-    """Returns a sentence on a job for which no partition of `names` has enough nodes, or CPUs in one."""
+    """Returns an error message on a job for which no partition of `names` has enough nodes, or CPUs in one."""
     where = f"partition {' or '.join(names)}"
     nodes = max((partitions[name].nodes for name in names), default=wanted.nodes)
     if wanted.nodes > nodes:
@@ -288,7 +288,7 @@ def _too_large(wanted: Resources, names: Sequence[str], partitions: Mapping[str,
 
 
 def refusal(choice: LauncherChoice, wanted: Resources) -> str:
-    """Returns the sentence of a request that sbatch refuses, in its own words; "" where it takes it."""
+    """Returns the sentence of a request that sbatch refuses, in its own words; "" if it takes it."""
     try:
         _run("sbatch", "--test-only", *flags(choice.settings, wanted), "--wrap=true")
     except subprocess.CalledProcessError as error:

@@ -1,4 +1,4 @@
-"""A sweep whose launches are run by the jobs of a launcher of Hydra's.
+"""A sweep whose launches are run by the jobs of a Hydra launcher.
 
 1. reuse      launches that an earlier sweep has finished need no job
 2. group      a job runs a cell, all its repeats; or, interleaved, the cells that agree in `launch.group_by`
@@ -84,7 +84,7 @@ class DispatchedSweep(Sweep):
     def run_all(self, launches: Sequence[CellLaunch], found: dict[CellLaunch, dict[str, Any] | None]) -> None:
         """Takes the rows that are `found`, writes those of invalid cells here, and has jobs run the others.
 
-        Raises RefusedError where the launcher would refuse their jobs.
+        Raises RefusedError if the launcher would refuse their jobs.
         """
         to_run = [one for one in launches if found[one] is None and not one.cell.problems]
         jobs = [self._job_of(mine) for mine in groups_of(to_run)]
@@ -189,7 +189,7 @@ class DispatchedSweep(Sweep):
         self._said = words, time.monotonic()
 
     def _take_of(self, job: LauncherJob, row: dict[str, Any] | None, reused: bool = False) -> None:
-        """Takes the row of the job's next launch; None where the job left it out, since one of its cell had failed."""
+        """Takes the row of the job's next launch; None if the job left it out, since one of its cell had failed."""
         launch, self.reused = job.launches[job.taken], reused
         if row is not None and job.taken not in job.started:
             self.reporter.start(launch)

@@ -41,7 +41,7 @@ TASK_NUMBERS = ("SLURM_PROCID",)
 
 
 def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) -> int | None:
-    """Runs the command of the job in `folder` to its end, and returns its exit code; None where it was not to begin."""
+    """Runs the command of the job in `folder` to its end, and returns its exit code; None if it was not to begin."""
     place, begun = Path(folder), next(filter(None, map(os.environ.get, TASK_NUMBERS)), "0")
     if (place / "stop").exists() or not place.is_dir():
         return None

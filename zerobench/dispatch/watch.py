@@ -1,4 +1,4 @@
-"""The watch over a launcher's jobs, from outside of them: a launcher with a queue tells why a job waits, or is lost.
+"""Watches a launcher's jobs from outside: a launcher with a queue reports why a job waits, or that it is lost.
 
 Fate        the status and the reason of the launches that a job has lost
 JobWatch    of a launcher that tells nothing; SLURM's is in dispatch/slurm.py
@@ -29,11 +29,11 @@ class JobWatch:
     choice: LauncherChoice
 
     def problems(self, wanted: Sequence[Resources]) -> list[str]:
-        """Returns a sentence for each request that the launcher would refuse, before any job is submitted."""
+        """Returns an error message for each request that the launcher would refuse, before any job is submitted."""
         return []
 
     def waiting(self, folders: Sequence[JobFolder]) -> str:
-        """Returns a sentence on jobs that have not begun; "" where nothing is known of such."""
+        """Returns an error message on jobs that have not begun; "" if nothing is known of such."""
         return ""
 
     def fate(self, folder: JobFolder, error: BaseException | None, code: int | None) -> Fate:

@@ -223,7 +223,7 @@ def _places(pool: BlockPool) -> Iterator[MemoryBlock]:
 
 
 def _fits(block: MemoryBlock | None, size: int) -> bool:
-    """Returns True where free and unmapped blocks in a row, from `block` on, hold `size` bytes."""
+    """Returns True if free and unmapped blocks in a row, from `block` on, hold `size` bytes."""
     there = 0
     while block is not None and block.is_free and there < size:
         there += block.size

@@ -134,8 +134,8 @@ def writes_in_place(func: Any) -> bool:
 
 
 def needed(operator: str) -> str:
-    """Returns the sentence on an operator that needs values."""
+    """Returns an error message on an operator that needs values."""
     return (
         f"tensors=fake: the model reads values in its forward or backward ({operator}), and fake tensors have none:"
-        " what it allocates depends on the data; use tensors=real"
+        " its allocations depend on the data; use tensors=real"
     )

@@ -1,4 +1,4 @@
-"""Observers of fake-tensor allocations, beside the ledger, and two facts that the ledger of a fake world asks for.
+"""Observers of fake-tensor allocations besides the ledger, and two facts that the ledger of a fake world needs.
 
 observers  hear of each allocation in order
 shapes     DTensor asks each operator's shape function once, with tensors of the global shape. In a run these are fake
@@ -80,7 +80,7 @@ def shapes_asked() -> bool:
 
 @contextmanager
 def shapes_asked_apart() -> Iterator[None]:
-    """Notes when DTensor asks. Its method is private to torch; a test fails where it moves.
+    """Notes when DTensor asks. Its method is private to torch; a test fails if it moves.
 
     Imported here: it takes most of a second, which a command that fakes nothing would spend, too.
     """
@@ -104,6 +104,6 @@ COPIED = {torch.ops.c10d._reduce_scatter_base_.default: 1}
 
 
 def copied_by_backend(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Returns a new tensor in place of the copy that the backend makes for an operator, None where it makes none."""
+    """Returns a new tensor in place of the copy that the backend makes for an operator, None if it makes none."""
     place = COPIED.get(func)
     return None if place is None else torch.empty_like(args[place])

@@ -141,7 +141,7 @@ def threads_done_at_start(*modes: AbstractContextManager[Any]) -> Iterator[None]
 
 
 MODULE, FUNCTION = "transformers.masking_utils", "find_packed_sequence_indices"
-"""The function returns None where no sequences are packed."""
+"""The function returns None if no sequences are packed."""
 
 
 @contextmanager

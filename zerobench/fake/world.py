@@ -8,7 +8,7 @@
     files        have sizes, and are not made: substitutes.py
     threads      of the engine's updates: substitutes.py
 
-FakeTensorMode is private to torch: this package alone imports it, and a test fails where it moves.
+FakeTensorMode is private to torch: this package alone imports it, and a test fails if it moves.
 """
 
 from __future__ import annotations

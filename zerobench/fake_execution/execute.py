@@ -1,4 +1,4 @@
-"""One rank of a cell, executed on fake tensors in this process: what a run would hold, and send, before there is one.
+"""One rank of a cell, simulated on fake tensors in this process: the bytes that a run would hold and send.
 
 cell        any resolved cell; it is run as backend=simulated tensors=fake, with as few steps as reach the steady state
 target      the device that it stands for: cpu, as this harness runs there (gloo's exchange in pieces, CPU kernels);
@@ -191,7 +191,7 @@ class Execution:
 
     @property
     def known(self) -> RankRecord:
-        """The record. Raises ValueError where the cell could not be executed."""
+        """The record. Raises ValueError if the cell could not be executed."""
         if self.record is None:
             raise ValueError(self.problem)
         return self.record

@@ -1,4 +1,4 @@
-"""Cells executed side by side, each in a process of its own: what goes wrong in one is a sentence of its result.
+"""Simulates cells side by side, each in its own process: a failure becomes an error message in the cell's result.
 
 limits      time and memory of each process; one that exceeds them ends, and the others go on
 in order    executions come back as the cells were given, whichever was done first

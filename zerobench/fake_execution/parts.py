@@ -1,4 +1,4 @@
-"""The peak of an execution by part, with what the vocabulary costs apart from the other activations.
+"""The peak of a simulated cell by part, with the vocabulary's activations separate from the others.
 
 logits        outputs as wide as the vocabulary that a module with a weight makes: the output projection's
 loss          what is as wide as the vocabulary and made elsewhere: the loss, its copy in fp32, their gradients

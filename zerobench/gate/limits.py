@@ -85,7 +85,7 @@ def metric_of(argument: str) -> str:
 
 
 def parse_hand(argument: str, value: Any) -> HandLimit:
-    """Parses a limit of a marker. Raises GateError, a sentence."""
+    """Parses a limit of a marker. Raises GateError."""
     metric = metric_of(argument)
     written = f'{argument}="{value}"' if isinstance(value, str) else f"{argument}={value!r:.60}"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -126,7 +126,7 @@ OPTIONS = ("ranks", "timeout_s", "recorded")
 
 @dataclass(frozen=True)
 class Request:
-    """Limits and options of a test. `ranks`: None for a test in this process; `recorded`: held against its record."""
+    """Limits and options of a test. `ranks`: None for a test in this process; `recorded`: compared with its record."""
 
     limits: tuple[HandLimit, ...]
     recorded: bool
@@ -135,7 +135,7 @@ class Request:
 
 
 def read(markers: Iterable[Any]) -> Request:
-    """Reads a test's markers, the closest one first; it wins. Raises GateError, a sentence."""
+    """Reads a test's markers, the closest one first; it wins. Raises GateError."""
     arguments: dict[str, Any] = {}
     for marker in reversed(list(markers)):
         if marker.args:
@@ -156,7 +156,7 @@ def read(markers: Iterable[Any]) -> Request:
 
 
 def hand_limits(arguments: Mapping[str, Any]) -> tuple[HandLimit, ...]:
-    """Reads limits by hand. Raises GateError, a sentence."""
+    """Reads limits by hand. Raises GateError."""
     limits = tuple(parse_hand(argument, value) for argument, value in arguments.items())
     metrics = [limit.metric for limit in limits]
     for limit in limits:

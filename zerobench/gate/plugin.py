@@ -2,7 +2,7 @@
 
 Everything else is imported by tests that use them: a session without such a test loads neither torch nor pandas.
 
-    setup      the marker is read and held against the fixture; a test in ranks needs no fixtures in this process
+    setup      the marker is read and compared with the fixture; a test in ranks needs no fixtures in this process
     call       the test's body, here or in ranks; then its watches are judged, or recorded
     report     what was recorded travels with the report, also from a worker of pytest-xdist
     end        records are written, in one process

@@ -126,13 +126,13 @@ class GateRank:
     environment: dict[str, str]
     path: tuple[str, ...]
     covers: bool
-    """True where coverage is measured in the test's process, which a rank leaves alone."""
+    """True if coverage is measured in the test's process, which a rank leaves alone."""
     shown: bool
-    """True where output is not captured."""
+    """True if output is not captured."""
     timeout_s: float
 
     def failure(self) -> RankReport | None:
-        """Returns the report of a rank on which the test has failed; None where it wrote none."""
+        """Returns the report of a rank on which the test has failed; None if it wrote none."""
         path = self._failure
         return RankReport(**json.loads(path.read_text())) if path.is_file() else None
 
@@ -160,7 +160,7 @@ class RankReport:
 
 
 class FailedError(Exception):
-    """Raised where the test failed on this rank, which has written its report."""
+    """Raised if the test failed on this rank, which has written its report."""
 
 
 def run_rank(job: GateRank, _tell: Any) -> RankReport:

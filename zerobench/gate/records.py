@@ -1,4 +1,4 @@
-"""Recorded limits: a budget file beside the test's file, of the same name and with the suffix `.zerobench.yaml`.
+"""Recorded limits: a budget file next to the test's file, with the same name and the suffix `.zerobench.yaml`.
 
 It is written by `pytest --zerobench-record`, has a cell per watch of a test, named as the test is within its file, and
 is kept per environment as any budget file. What was measured travels as plain values: from a rank to the test's

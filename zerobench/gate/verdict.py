@@ -1,4 +1,4 @@
-"""The verdict on a test: its watches' tables held against limits by hand and recorded ones, and a failure's words.
+"""The verdict on a test: its watches' tables compared with recorded and handwritten limits, and the text of a failure.
 
 test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
   peak_bytes is 3,150,848 B (3.0 MiB): 53,248 B (52.0 KiB), 1.72% above its ceiling of 3,097,600 B (3.0 MiB)
@@ -40,7 +40,7 @@ class GateVerdict:
 
 
 def judge(made: Sequence[WatchedByTest], request: Request, home: Home, record: bool) -> GateVerdict:
-    """Judges the watches of a test whose body has passed. Raises GateError where there is nothing to judge.
+    """Judges the watches of a test whose body has passed. Raises GateError if there is nothing to judge.
 
     `record`: recorded limits are measured again rather than held. On a rank that has no tables nothing is judged.
     """

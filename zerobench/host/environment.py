@@ -167,7 +167,7 @@ def reset_resident_peak() -> None:
 
 
 def loopback_bytes() -> int | None:
-    """Returns the bytes over the loopback interface so far, of all processes; None where the system has no "lo"."""
+    """Returns the bytes over the loopback interface so far, of all processes; None if the system has no "lo"."""
     found = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
     return None if found is None else found.bytes_recv
 
@@ -241,7 +241,7 @@ def data_bytes() -> int:
 
 
 def resident_peak_bytes() -> int | None:
-    """Returns the peak resident set since the last reset, or None where the system does not report it."""
+    """Returns the peak resident set since the last reset, or None if the system does not report it."""
     return _of_status("VmHWM:")
 
 

@@ -57,7 +57,7 @@ def open_small(path: Path | str, folder: int | None = None) -> TextIO:
 
 
 def is_small(path: Path) -> bool:
-    """Returns True where `open_small` would open it. Raises OSError where it does not exist."""
+    """Returns True if `open_small` would open it. Raises OSError if it does not exist."""
     return not _problem(path.lstat(), SMALL_BYTES)
 
 
@@ -121,7 +121,7 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def is_there(target: Path, error: OSError) -> bool:
-    """Returns True where the target of a rename exists that has failed with this error; waits until it can be seen."""
+    """Returns True if the target of a rename exists that has failed with this error; waits until it can be seen."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     while not os.path.lexists(target):
         if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
@@ -133,7 +133,7 @@ def is_there(target: Path, error: OSError) -> bool:
 
 
 def clock_of(folder: Path) -> float | None:
-    """Returns the time, in seconds, by the clock of the file system; None where nothing can be written there."""
+    """Returns the time, in seconds, by the clock of the file system; None if nothing can be written there."""
     probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
     try:
         probe.touch()

@@ -85,7 +85,7 @@ class Lease:
 
 
 def lease_in(folder: Path, name: str) -> Lease:
-    """Leases a folder that no other process knows yet; the kernel's lock is on the folder. Raises OSError where no file
+    """Leases a folder that no other process knows yet; the kernel's lock is on the folder. Raises OSError if no file
     can be written there.
     """
     descriptor = os.open(folder, os.O_RDONLY)
@@ -95,7 +95,7 @@ def lease_in(folder: Path, name: str) -> Lease:
 def take(path: Path) -> Lease | None:
     """Takes the lease `path`, against all processes on all machines; returns None while another holds it.
 
-    Creation decides (O_EXCL, which NFS has had since version 3). Raises OSError where no file can be written there, and
+    Creation decides (O_EXCL, which NFS has had since version 3). Raises OSError if no file can be written there, and
     if the name is that of a pipe or a link, which is never released.
     """
     for _ in range(2):
@@ -114,7 +114,7 @@ def take(path: Path) -> Lease | None:
 
 
 def is_held(path: Path, lock: Path | None = None) -> bool:
-    """Returns True where the lease `path` is held. `lock`: the path that has the kernel's lock, else the lease."""
+    """Returns True if the lease `path` is held. `lock`: the path that has the kernel's lock, else the lease."""
     try:
         text, stamp = _text(path)
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def is_held(path: Path, lock: Path | None = None) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns True where a process has the kernel's lock on `path`, or the file system gives no locks."""
+    """Returns True if a process has the kernel's lock on `path`, or the file system gives no locks."""
     return _is_locked(path) is not False
 
 
@@ -176,7 +176,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _break(path: Path) -> bool:
-    """Removes a lease that is free; False where another process was faster."""
+    """Removes a lease that is free; False if another process was faster."""
     judged = _text_or_none(path)
     aside = path.with_name(f"{BROKEN}{uuid.uuid4().hex[:12]}")
     try:
@@ -201,7 +201,7 @@ def _text_or_none(path: Path) -> str | None:
 
 
 def _is_locked(path: Path, device: int | None = None) -> bool | None:
-    """Tries the kernel's lock. None where this tells nothing: no locks, or another mount than the owner's `device`."""
+    """Tries the kernel's lock. None if this tells nothing: no locks, or another mount than the owner's `device`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -322,14 +322,14 @@ class Owner:
 
     @classmethod
     def from_plain(cls, value: dict[str, Any]) -> Owner:
-        """Reads an owner from an untrusted file. Raises TypeError or ValueError where it is none."""
+        """Reads an owner from an untrusted file. Raises TypeError or ValueError if it is none."""
         found = cls(**value)
         if not isinstance(found.pid, int) or not 0 < found.pid < 2**31:
             raise ValueError(f"{found.pid!r:.60} is no process id")
         return found
 
     def lives(self) -> bool | None:
-        """Returns True or False where that can be known: on the same kernel, in the same namespace of pids."""
+        """Returns True or False if that can be known: on the same kernel, in the same namespace of pids."""
         if (self.boot, self.namespace) != machine():
             return None
         try:
@@ -356,7 +356,7 @@ def machine() -> tuple[str, int]:
 
 def _started(pid: int) -> int | None:
     """Returns the time at which a process started, in ticks since the boot, 0 for one that has ended and was not waited
-    for; None where that cannot be read.
+    for; None if that cannot be read.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -109,7 +109,7 @@ def exit_when_interrupted(cleanup: Callable[[], None]) -> Iterator[None]:
 
 
 def _raises(number: signal.Signals) -> bool:
-    """Returns True where the signal raises KeyboardInterrupt, by Python's handler or by one of `interrupt_on`."""
+    """Returns True if the signal raises KeyboardInterrupt, by Python's handler or by one of `interrupt_on`."""
     handler = signal.getsignal(number)
     return handler is signal.default_int_handler or getattr(handler, "__module__", None) == __name__
 

@@ -80,7 +80,7 @@ def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) 
 
 
 def is_claimed(partial: Path) -> bool:
-    """Returns True where a living process, on any machine, writes in this folder, or where that cannot be known."""
+    """Returns True if a living process, on any machine, writes in this folder, or where that cannot be known."""
     lease = partial / LEASE
     try:
         lease.stat()

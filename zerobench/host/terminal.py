@@ -41,7 +41,7 @@ def file_console(file: TextIO) -> Output:
 
 
 def progress_console() -> Console:
-    """Returns a console on standard error, for progress; it prints nothing where the command is quiet."""
+    """Returns a console on standard error, for progress; it prints nothing if the command is quiet."""
     return Console(stderr=True, quiet=is_quiet())
 
 
@@ -60,7 +60,7 @@ def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[[], Non
 
 
 def is_endless(console: Console) -> bool:
-    """Returns True where lines may have any length."""
+    """Returns True if lines may have any length."""
     return console.width >= ENDLESS
 
 

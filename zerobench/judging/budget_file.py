@@ -36,7 +36,7 @@ ANY = "any"
 
 @dataclass
 class CellBudget:
-    """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None where only the name was
+    """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None if only the name was
     written. `lines`: the recorded lines of code; empty in files written by hand, or before they were kept.
     """
 
@@ -55,7 +55,7 @@ class Environment:
 
 @dataclass
 class BudgetFile:
-    """A budget file. `command`: the arguments that compose the cells; empty where they were recorded from runs."""
+    """A budget file. `command`: the arguments that compose the cells; empty if they were recorded from runs."""
 
     path: Path
     command: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Compares two *sides*, A and B: sets of runs, of which each cell's newest launches count.
+"""Compares two *sides*, A and B: sets of runs, in which each cell's newest launches count.
 
 A *pair of cells* is one of each side that are compared. Fields of a pair are of three kinds. Those of the *work*
 determine the training: where they differ, nothing is comparable. Those of a *condition* affect one kind of metric:
@@ -64,7 +64,7 @@ LOSSES = ("loss_first", "loss_last")
 
 @dataclass(frozen=True)
 class Change:
-    """A metric's value on both sides; None where a side does not have it."""
+    """A metric's value on both sides; None if a side does not have it."""
 
     metric: str
     a: float | None
@@ -111,7 +111,7 @@ class Compared:
 
     @property
     def worse(self) -> bool:
-        """True where bytes or volumes have changed, the step is slower, only B failed, or the work differs."""
+        """True if bytes or volumes have changed, the step is slower, only B failed, or the work differs."""
         slower = any(effect.metric == "step_s" and effect.verdict == "slower" for effect in self.effects)
         return bool(self.moved or self.refused or slower or list(self.failed) == ["B"])
 
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """True where a pair is worse, or a cell has lost its counterpart, which a gate must not ignore."""
+        """True if a pair is worse, or a cell has lost its counterpart, which a gate must not ignore."""
         return bool(self.only_a or self.only_b or any(pair.worse for pair in self.pairs))
 
 
@@ -188,12 +188,12 @@ def _sides(a: Measured, b: Measured, of: Callable[[Any], bool], words: str) -> t
 
 
 def is_work(key: str) -> bool:
-    """Returns True where cells that differ in this field train different things."""
+    """Returns True if cells that differ in this field train different things."""
     return key in DEVICE or (key.startswith(WORK) and key not in CHOICES)
 
 
 def _change(metric: str, a: Row, b: Row) -> Change | None:
-    """Returns the change of a metric; None where neither side has it."""
+    """Returns the change of a metric; None if neither side has it."""
     return None if a[metric] is None and b[metric] is None else Change(metric, a[metric], b[metric])
 
 

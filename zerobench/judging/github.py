@@ -34,7 +34,7 @@ def is_github(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def commands_of(findings: list[Finding], root: Path | None) -> list[str]:
-    """Returns a workflow command per level, cell and line. `root`: the repository's, None where there is none."""
+    """Returns a workflow command per level, cell and line. `root`: the repository's, None if there is none."""
     groups: dict[tuple[str, str, tuple[str, int]], list[Finding]] = {}
     for one in findings:
         groups.setdefault((LEVELS[one.kind], one.cell, _first_place(one, root)), []).append(one)
@@ -59,7 +59,7 @@ def _first_place(finding: Finding, root: Path | None) -> tuple[str, int]:
 
 
 def _inside(place: Place, root: Path | None) -> str:
-    """Returns the file's path from the repository's root; nothing where it is not a file in it.
+    """Returns the file's path from the repository's root; nothing if it is not a file in it.
 
     A loop that ran in another folder of the repository names its files from there: the one file of git's of that name.
     """
@@ -75,7 +75,7 @@ def _inside(place: Place, root: Path | None) -> str:
 
 @cache
 def _tracked(root: Path) -> list[str]:
-    """Returns the files that git tracks; none where it tells none."""
+    """Returns the files that git tracks; none if it tells none."""
     try:
         return git(root, "ls-files", "-z").split("\0")
     except GitError:

@@ -1,4 +1,4 @@
-"""Budgets: limits of chosen cells, and sentences where they are not met.
+"""Budgets: limits of chosen cells, and error messages for limits that are not met.
 
 A *limit* applies to one metric of one cell::
 
@@ -173,7 +173,7 @@ def show_value(metric: str, value: float) -> str:
 def judge_cell(
     cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "", lines: Lines | None = None
 ) -> list[Finding]:
-    """Returns findings of one cell. `row`: its summarized row, with its `lines` where they are known, None where there
+    """Returns findings of one cell. `row`: its summarized row, with its `lines` where they are known, None if there
     is none; `largest`: see `what_moved`; `lines`: those that were recorded with the limits.
     """
     if row is None:
@@ -264,4 +264,4 @@ def part_name(part: str) -> str:
 
 
 class UnjudgedError(ValueError):
-    """Raised where nothing can be judged; the message is the sentence."""
+    """Raised if nothing can be judged, with the message for the user."""

@@ -1,4 +1,4 @@
-"""Lines of code that hold bytes, as tables that a budget keeps, and those that moved between two measurements.
+"""Lines of code that hold bytes, as tables that a budget keeps, and the lines that changed between two measurements.
 
 line      storages of one category that one line of code made in one module, of one rank
 table     the lines that live at the peak, or those that have grown over the measured steps
@@ -54,7 +54,7 @@ class Line:
 
     @property
     def number(self) -> int:
-        """The line's number in its file; 0 where there is none."""
+        """The line's number in its file; 0 if there is none."""
         found = _SOURCE.fullmatch(self.source)
         return int(found["number"]) if found else 0
 
@@ -138,7 +138,7 @@ def fold(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _number_at(module: str, depth: int) -> int:
-    """Returns the number that is a module's part at this depth; -1 where it is none."""
+    """Returns the number that is a module's part at this depth; -1 if it is none."""
     part = [*module.split("."), *[""] * depth][depth]
     return int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
 
@@ -181,7 +181,7 @@ def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
         for one in found:
             rows += _unfold_one(one, depth, most)
             if len(rows) > most:
-                raise ValueError(f"the modules of these lines are more than {most:,}")
+                raise ValueError(f"these lines name more than {most:,} modules")
         found = rows
     return _ordered(found)
 
@@ -222,7 +222,7 @@ def plain(lines: Lines) -> dict[str, list[list[Any]]]:
 
 
 def parse_lines(content: Any) -> Lines:
-    """Reads what `plain` has written. Raises ValueError, a sentence."""
+    """Reads what `plain` has written. Raises ValueError."""
     found: Lines = {}
     if not isinstance(content, dict) or not set(content) <= set(AT):
         raise ValueError(f"lines is {content!r:.80}; it is a mapping with peak and growth")
@@ -258,13 +258,13 @@ KEYS: tuple[tuple[Key, bool], ...] = (
     (lambda one: (one.category, one.module, one.function), False),
     (lambda one: (one.category, one.module, one.function[0], one.function[2]), True),
 )
-"""By what lines are matched, the strictest first, and True where each side's must be of one file: a label may change,
+"""By what lines are matched, the strictest first, and True if each side's must be of one file: a label may change,
 and a function may move to another file, or its file be named from another folder."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a file, with a sentence on it. `file` is empty and `line` 0 where no line of Python is known."""
+    """A line of a file, with a sentence on it. `file` is empty and `line` 0 if no line of Python is known."""
 
     file: str
     line: int
@@ -420,7 +420,7 @@ def _by_line(pairs: list[tuple[Line | None, Line | None]]) -> list[MovedLine]:
 
 
 def categories_of(metric: str) -> tuple[str, tuple[str, ...]] | None:
-    """Returns the table, "peak" or "growth", and the categories whose lines explain a metric; None where none do."""
+    """Returns the table, "peak" or "growth", and the categories whose lines explain a metric; None if none do."""
     if metric == "growth_bytes":
         return "growth", CATEGORIES
     if metric in ("peak_bytes", "allocator_peak_bytes", "timed_allocator_peak_bytes"):

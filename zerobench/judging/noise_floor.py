@@ -74,7 +74,7 @@ def floor_of(times: list[float]) -> float:
 
 
 def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor:
-    """Returns the record of a cell's launches, rows that are ok. Raises ValueError where they are too few."""
+    """Returns the record of a cell's launches, rows that are ok. Raises ValueError if they are too few."""
     if len(launches) < LEAST_LAUNCHES:
         raise ValueError(f"{base_name(config)} has {len(launches)} launches; a noise floor needs {LEAST_LAUNCHES}")
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
@@ -91,7 +91,7 @@ def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor
 
 
 def read(folder: Path) -> list[NoiseFloor]:
-    """Reads all records in a folder; none where there is no folder. Raises ValueError for a file with other content."""
+    """Reads all records in a folder; none if there is no folder. Raises ValueError for a file with other content."""
     return [floor for path in sorted(folder.glob("*.yaml")) for floor in _read_file(path)]
 
 
@@ -121,7 +121,7 @@ def _read_file(path: Path) -> list[NoiseFloor]:
 
 
 def _check(floor: NoiseFloor) -> None:
-    """Raises TypeError where a record's values differ from NoiseFloor's types."""
+    """Raises TypeError if a record's values differ from NoiseFloor's types."""
     if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
         raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
     if not isinstance(floor.medians, dict) or not all(isinstance(one, list) and one for one in floor.medians.values()):

@@ -57,7 +57,7 @@ def pair_up(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Pair]:
 
 
 def interleaved(pairs: list[Pair]) -> bool:
-    """Returns True where both launches of every pair began before any of the next pair, as in the rounds of a sweep."""
+    """Returns True if both launches of every pair began before any of the next pair, as in the rounds of a sweep."""
     spans = [sorted(row["started"] for row in pair) for pair in pairs]
     return len(pairs) > 1 and all(one[1] < following[0] for one, following in pairwise(spans))
 
@@ -73,7 +73,7 @@ def effects(pairs: list[Pair], minimum: float, floors: list[NoiseFloor]) -> list
 
 
 def same_runs(pairs: list[Pair]) -> bool:
-    """Returns True where the sides are the same runs."""
+    """Returns True if the sides are the same runs."""
     return all((a["run_id"], a["started"]) == (b["run_id"], b["started"]) for a, b in pairs)
 
 

@@ -83,7 +83,7 @@ def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> li
 
 
 def print_changes(changes: list[LimitChange]) -> None:
-    """Prints the changes as a table per cell; nothing where there are none."""
+    """Prints the changes as a table per cell; nothing if there are none."""
     console = stdout_console()
     for cell in dict.fromkeys(one.cell for one in changes):
         mine = [one.row[1:] for one in changes if one.cell == cell]
@@ -182,17 +182,17 @@ def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
         shown = ", ".join(show_value(metric, value) for value in sorted(set(values)))
         said.append(
             f"{row['name']}: {metric} differs between {len(values)} launches of the same code: {shown}; nothing was"
-            " recorded: find out why, take one of them (--where run_id=...), or allow it:"
+            " recorded: find out why, choose one launch (--where run_id=...), or allow it:"
             f" --tolerance {metric}={percent}"
         )
     return said
 
 
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:
-    """Raises where the machine cannot repeat a time within the tolerance: such a time is no budget."""
+    """Raises an error if the machine cannot repeat a time within the tolerance: such a time is no budget."""
     low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
     if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
         raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")
     if high - middle > tolerance * middle or middle - low > tolerance * middle:
         words = f"between {show_value('step_s', low)} and {show_value('step_s', high)}"
-        raise UnjudgedError(f"{row['name']}: step_s lies {words}, wider than its tolerance of {tolerance:.0%}")
+        raise UnjudgedError(f"{row['name']}: step_s varies {words}, wider than its tolerance of {tolerance:.0%}")

@@ -1,4 +1,4 @@
-"""A process of a joined job, and what those of other ranks than 0 do: they follow (over_cluster.py)."""
+"""A process of a joined job; processes of ranks other than 0 follow rank 0 (over_cluster.py)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _saying_goodbye(mine: JobContext) -> Iterator[None]:
 
 
 def _next_order(mine: JobContext) -> dict[str, Any] | None:
-    """Waits for it; None where the command is over. Raises LostError where rank 0 is."""
+    """Waits for it; None if the command is over. Raises LostError if rank 0 is."""
     mine.passes += 1
     key = f"order/{mine.passes}"
     while not mine.store.has(key):

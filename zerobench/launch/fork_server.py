@@ -67,7 +67,7 @@ def start() -> ForkServerContext:
 
 
 def process_id() -> int | None:
-    """Returns the server's process id; None where none was started."""
+    """Returns the server's process id; None if none was started."""
     server: Any = forkserver._forkserver
     found: int | None = server._forkserver_pid
     return found

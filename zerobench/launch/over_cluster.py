@@ -180,7 +180,7 @@ LATER = "the same command runs it in a new job"
 
 
 def look(mine: JobContext, ranks: Iterable[int] | None = None) -> None:
-    """Looks for lost ranks. Raises Interrupted where one of them was stopped by the user."""
+    """Looks for lost ranks. Raises Interrupted if one of them was stopped by the user."""
     mine.look(ranks)
     if INTERRUPTED in mine.lost.values():
         raise Interrupted
@@ -196,15 +196,15 @@ def place(cell: Cell) -> Cell:
 
 
 def why_not(config: CellConfig) -> str | None:
-    """Returns why the ranks that are left cannot hold a cell; None where they can, and where none is lost."""
+    """Returns why the ranks that are left cannot hold a cell; None if they can, and where none is lost."""
     mine = _with_losses()
     return None if mine is None else _does_not_fit(mine, config)
 
 
 def too_few(mine: JobContext, ranks: int) -> str:
-    """Returns the sentence for a world that is larger than what is left of the job."""
+    """Returns an error message for a world that is larger than what is left of the job."""
     where = sorted({info.machine for info in mine.membership.members if info.rank in mine.lost})
-    left = f"{len(mine.living.members)} of the job's {mine.job.world_size} ranks are left, without those of"
+    left = f"{len(mine.living.members)} of the job's {mine.job.world_size} ranks are left, without the ranks of"
     return f"world_size={ranks}: {left} {', '.join(where)}; {LATER}"
 
 

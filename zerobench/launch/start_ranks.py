@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where the user interrupted the command (Ctrl-C or SIGTERM) while ranks ran; they have ended."""
+    """Raised if the user interrupted the command (Ctrl-C or SIGTERM) while ranks ran; they have ended."""
 
 
 @dataclass(eq=False)

@@ -28,9 +28,9 @@ ABOUT_WEIGHTS = (
 """Keys that say how weights were stored or run; `precision` and the device decide that here."""
 
 REFUSED = {
-    "auto_map": "names code of its own, which is not executed; register the model in your own script, or remove the"
+    "auto_map": "names code of its own, which is not run; register the model in your own script, or remove the"
     " key if transformers' own code is what you train",
-    "trust_remote_code": "asks for code of others, which is not executed; register the model in your own script",
+    "trust_remote_code": "asks for external code, which is not run; register the model in your own script",
     "quantization_config": "describes quantized weights, which are not trained; remove the key",
 }
 """Key -> why a file with it is refused, and what would help."""

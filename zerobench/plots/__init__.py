@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     Drawn = Axes | np.ndarray[Any, np.dtype[np.object_]]
-    """One Axes, or an array of those of several panels, as `plt.subplots` returns them."""
+    """One Axes, or an array of Axes for several panels, as `plt.subplots` returns them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Plots:
 
     A method draws a panel for each set of cells that train the same thing, as `zerobench plot` does, and leaves out
     what that leaves out: failed attempts, and runs that a newer one of the same cell supersedes. It returns one
-    matplotlib Axes, or an array of Axes where there are several. `axes.figure` is the figure, which is pyplot's: a
+    matplotlib Axes, or an array of Axes for several panels. `axes.figure` is the figure, which is pyplot's: a
     notebook shows it, and so does `plt.show()`; further figures are `panels=`, the most that are drawn.
 
     `results.plot(width="column", style="slides")` returns the same for another page.
@@ -41,7 +41,7 @@ class Plots:
     def __call__(self, width: str = "page", style: str = "paper") -> Plots:
         """Returns the figures for another page. `width`: page or column; `style`: paper or slides.
 
-        Raises ValueError, a sentence, for another word.
+        Raises ValueError for another word.
         """
         from .page import POINTS, WIDTHS
 
@@ -62,7 +62,7 @@ class Plots:
         return self._drawn("volume", **options)
 
     def step_time(self, **options: Any) -> Drawn:
-        """Milliseconds of a step on the slowest rank, by phase, with the 95 % interval where there is one."""
+        """Milliseconds of a step on the slowest rank, by phase, with 95 % intervals if available."""
         return self._drawn("step_time", **options)
 
     def timeline(self, **options: Any) -> Drawn:
@@ -89,7 +89,7 @@ class Plots:
         return self._drawn("pareto", **options)
 
     def _drawn(self, name: str, **options: Any) -> Drawn:
-        """Draws one figure. Raises ValueError, a sentence, where no run can be drawn."""
+        """Draws one figure. Raises ValueError if no run can be drawn."""
         from .page import Page, settle
 
         results = self._standing(name)

@@ -1,10 +1,9 @@
-"""Loss curves of the strategies on top of one another, and their differences from DDP.
+"""Loss curves of the strategies, and their differences from DDP.
 
-Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks; the first curve is the
-widest and each that follows lies on top of it, so that equal curves show as one band of several colors. Right: the
-curves less DDP's (or the first one's, where DDP did not run). Where all are equal to the bit a sentence says so, and
-where they are in every setting there is no right panel. A loss that is not finite is a gap, with a cross at the axis;
-a cell that failed, or was not run, is named.
+Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks. Curves that are equal to
+the bit are one line, whose label names them all. Right: the curves minus DDP's (or the first one, if DDP did not run);
+without differences in any setting there is no right panel. A loss that is not finite is a gap, with a cross at the
+axis; a cell that failed, or was not run, is named.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from .page import sheet
 from .panels import MOST_PANELS, comparisons, rows_of, title
 from .style import look
 
-CAPTION = "All strategies on the same batches. Equal curves lie on top of one another, the later ones narrower."
+CAPTION = "All strategies on the same batches. Curves that are equal to the bit are one line."
 
 Curves = dict[str, pd.Series]
 """A cell's label -> its losses by step."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """A setting's losses, and beside them the differences where any setting has some."""
+    """A setting's losses, and next to them the differences if any setting has some."""
     settings = [
         cells.assign(status=cells["status"].mask(cells["backend"] == "simulated", "simulated, no losses"))
         for cells in comparisons(results)
@@ -42,8 +41,6 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         _draw_losses(left, cells, found)
         if both:
             _draw_differences(place[1], found)
-        elif len(found) > 1:
-            left.text(0.02, 0.03, _sentence(found), transform=left.transAxes, fontsize="small")
         left.set_title(title(cells, settings), loc="left")
     return figure
 
@@ -54,14 +51,24 @@ def _curves(results: Results, cells: pd.DataFrame) -> Curves:
     return dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name))
 
 
+def _distinct(found: Curves) -> Curves:
+    """The curves without repetitions: those that are equal to the bit are one, under all their labels."""
+    names: dict[str, list[str]] = {}
+    for label, curve in found.items():
+        same = next((one for one in names if found[one].equals(curve)), label)
+        names.setdefault(same, []).append(label)
+    ending = {True: ", to the bit", False: ""}
+    return {" = ".join(all_) + ending[len(all_) > 1]: found[one] for one, all_ in names.items()}
+
+
 def _differ(found: Curves) -> bool:
-    first, *others = found.values() or [pd.Series()]
-    return any(not curve.equals(first) for curve in others)
+    return len(_distinct(found)) > 1
 
 
 def _draw_losses(axes: Axes, cells: pd.DataFrame, found: Curves) -> None:
-    for number, (label, curve) in enumerate(found.items()):
-        _curve(axes, label, curve, number, len(found))
+    distinct = _distinct(found)
+    for number, (label, curve) in enumerate(distinct.items()):
+        _curve(axes, label, curve, number, len(distinct))
     _scale_steps(axes)
     axes.set_ylabel("loss, mean over ranks (nats per token)")
     if found:
@@ -71,15 +78,15 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame, found: Curves) -> None:
 
 
 def _draw_differences(axes: Axes, found: Curves) -> None:
-    """Zero in the middle; a sentence in place of axes on which there would be nothing but zero."""
+    """Zero in the middle; words instead of axes if all differences are zero."""
     if not _differ(found):
         axes.set_axis_off()
         words = _sentence(found) if len(found) > 1 else "no other losses"
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center")
         return
-    first = next(iter(found))
-    for number, (label, curve) in enumerate(found.items()):
-        _curve(axes, label, curve - found[first], number, len(found))
+    first, distinct = next(iter(found)), _distinct(found)
+    for number, (label, curve) in enumerate(distinct.items()):
+        _curve(axes, label, curve - found[first], number, len(distinct))
     curves = [line for line in axes.lines if line.get_linestyle() == "-"]
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in curves])
     largest = float(np.nanmax(np.abs(values), initial=0.0))
@@ -87,7 +94,7 @@ def _draw_differences(axes: Axes, found: Curves) -> None:
     if largest:  # else they differ in what is not finite
         axes.set_ylim(-1.3 * largest, 1.3 * largest)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    axes.set_ylabel(f"loss less that of {first} (nats per token)")
+    axes.set_ylabel(f"loss − loss of {first} (nats per token)")
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
 
 
@@ -102,7 +109,7 @@ def _scale_steps(axes: Axes) -> None:
 
 
 def losses(results: Results, cell: Any) -> pd.Series:
-    """Mean over the ranks by step, of the timed pass of the newest launch; NaN where a rank's is not finite."""
+    """Mean over the ranks by step, of the timed pass of the newest launch; NaN if a rank's is not finite."""
     steps = rows_of(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == "timed")]
     return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False)

@@ -1,4 +1,4 @@
-"""Marks of figures: bars with a name for each cell, curves against N, and words for what is not there.
+"""Marks of figures: bars with a name for each cell, curves against N, and notes on missing data.
 
 Names of cells below an axis are a small table of what differs between them or, if there is no room, words upright. A
 cell's *label* is its strategy and words: `key=value`, or a flag. A *row* of the table is a key with its value for

@@ -53,12 +53,12 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION)
     for axes, cells in places:
         bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))
-        axes.set_ylabel(f"{name} on the fullest rank")
+        axes.set_ylabel(f"{name}, largest rank")
         axes.set_title(title(cells, settings), loc="left")
         if capacity is not None:
             axes.axhline(capacity / unit, color=VERMILION, ls="--", lw=1.4)
     lines = [
-        rule("states predicted, with what is in flight", lw=1.8),
+        rule("states predicted, buffers in flight included", lw=1.8),
         rule("states by the paper's formula alone", ":", lw=1.4),
     ]
     if capacity is not None:

@@ -309,7 +309,7 @@ def stand_upright(figure: Figure) -> None:
 
 
 def run_together(labels: Sequence[Text]) -> bool:
-    """True where two neighbors touch."""
+    """True if two neighbors touch."""
     boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
     return any(a.padded(GAP / 2).overlaps(b.padded(GAP / 2)) for a, b in pairwise(boxes))
 

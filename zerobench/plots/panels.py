@@ -100,13 +100,13 @@ def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
 
 
 def cores_of(cells: pd.DataFrame) -> float:
-    """Cores that all ranks of a panel have together; infinite where ranks are no processes of one CPU."""
+    """Cores that all ranks of a panel have together; infinite if ranks are no processes of one CPU."""
     known = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
     return float(known.min()) if len(known) else float("inf")
 
 
 def on_cores(panels: Sequence[pd.DataFrame]) -> str:
-    """Words of a caption for where times were measured; empty where not on a CPU."""
+    """Words of a caption for where times were measured; empty if not on a CPU."""
     known = sorted({cores_of(cells) for cells in panels} - {float("inf")})
     return f", all ranks on {' or '.join(f'{count:.0f}' for count in known)} cores" if known else ""
 

@@ -2,7 +2,7 @@
 
 Up and to the left is better. Filled points are on the front: no other cell needs less memory without being slower. The
 staircase is the most tokens/s that any cell reaches within a peak. One panel, with a front of its own, for each set of
-cells that train the same thing on as many ranks; whiskers are 95 % intervals, where there are any. Labels: in what
+cells that train the same thing on as many ranks; whiskers are 95 % intervals, if there are any. Labels: in what
 cells of one strategy differ. Cells that failed, or that have no run where another strategy has, have no place in the
 plane: they stand below it.
 
@@ -52,7 +52,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         unit = _points(axes, ok)
         axes.set_ylabel("tokens/s, all ranks together")
         more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS)
-        axes.set_xlabel("\n".join([f"peak on the fullest rank ({unit})", *more, *_without_a_place(cells)]))
+        axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *_without_a_place(cells)]))
         axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
@@ -72,7 +72,7 @@ def _settings(results: Results) -> Iterator[pd.DataFrame]:
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
-    """True where no other cell is at least as good in both memory and throughput and better in one."""
+    """True if no other cell is at least as good in both memory and throughput and better in one."""
     peak, rate = cells["peak_bytes"].astype("float64"), cells["tokens_per_s"]
 
     def dominated(place: Any) -> bool:
@@ -83,7 +83,7 @@ def front(cells: pd.DataFrame) -> pd.Series:
 
 
 def _named(cells: pd.DataFrame) -> pd.DataFrame:
-    """`name`: what tells a cell from others of its strategy; empty where nothing does."""
+    """`name`: what tells a cell from others of its strategy; empty if nothing does."""
     shown = [key for key in ("micro_batch", "accumulation") if cells[key].nunique() > 1]
     names = []
     for cell in cells.itertuples():
@@ -173,7 +173,7 @@ def name_points(axes: Axes, named: Sequence[tuple[str, float, float]], others: S
 def _place(
     axes: Axes, extent: Bbox, point: Point, marks: Mapping[Point, Bbox], taken: list[Bbox], strokes: list[Path]
 ) -> tuple[Bbox, bool]:
-    """The box of a name of this extent, and True where a line must join it to its point."""
+    """The box of a name of this extent, and True if a line must join it to its point."""
     others = [mark for at, mark in marks.items() if at != point]
 
     def unclear(box: Bbox) -> float:

@@ -15,7 +15,7 @@ from .page import key, sheet
 from .panels import MOST_PANELS, grids, title
 from .style import rule
 
-CAPTION = "Memory on the fullest rank at a fixed micro-batch."
+CAPTION = "Memory on the rank with the most, at a fixed micro-batch."
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -30,7 +30,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
                 states.plot(mine["world_size"], predicted, color=how["color"], linestyle=line, lw=1.2)
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
-        states.set_ylabel(f"states and what is in flight ({name})")
+        states.set_ylabel(f"states with buffers in flight ({name})")
         peak.set_ylabel(f"peak ({name})")
         for axes in (states, peak):
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])

@@ -45,7 +45,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def is_traced(cells: Any) -> Any:
-    """True where a cell, or each of some, has a traced pass to draw."""
+    """True if a cell, or each of some, has a traced pass to draw."""
     return pd.notna(cells.traced_step_s) & (cells.status == "ok")
 
 

@@ -4,7 +4,7 @@ Left: tokens/s of all ranks together, with their 95 % interval where there is on
 100 · (1 - tokens/s ÷ reference), where the reference is
     ddp      what DDP reaches at the same N: the price of a stage (the default), or
     linear   N times what the same strategy reaches at N = 1: the price of scaling.
-Where the reference was not measured there is no drop, and the panel says so. Right: peak memory on the fullest rank.
+If the reference was not measured there is no drop, and the panel says so. Right: peak memory on the largest rank.
 Where ranks are processes of one CPU, the caption says how many cores they have, and the shade begins where there are
 more ranks than cores. A cell that failed, or that has no run where others have, is named at its N.
 """
@@ -32,7 +32,7 @@ REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
 
 def add_drop_from(parser: argparse.ArgumentParser) -> None:
     """Adds --drop-from."""
-    words = "throughput: what the drop is measured from (default: %(default)s)"
+    words = "throughput: reference of the drop (default: %(default)s)"
     parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=words)
 
 
@@ -40,8 +40,8 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
     """Three panels a setting: tokens/s, drop, peak."""
     settings = with_times(grids(results))
     name, unit = unit_of(results.runs["peak_bytes"].max())
-    caption = f"Throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals; "
-    caption += f"its drop is against {REFERENCES[drop_from]}."
+    caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
+    caption += f"Middle: its loss against {REFERENCES[drop_from]}. Right: the memory that this buys."
     figure, places = sheet(settings, panels, (2.2, 1.9), caption, across=3)
     for (rate, lost, peak), cells in places:
         cells = cells.assign(drop=drop(cells, drop_from))
@@ -56,8 +56,8 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
         for axes in (rate, lost):
             _shade_shared_cores(axes, cells)
         rate.set_ylabel("tokens/s, all ranks together")
-        lost.set_ylabel(f"drop against {REFERENCES[drop_from]} (%)")
-        peak.set_ylabel(f"peak on the fullest rank ({name})")
+        lost.set_ylabel("loss of tokens/s (%)")
+        peak.set_ylabel(f"peak, largest rank ({name})")
         for axes in (rate, peak):
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
@@ -80,7 +80,7 @@ def _shade_shared_cores(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
-    """Per cent of the reference that a cell does not reach; NaN where there is no reference, or no cell."""
+    """Per cent of the reference that a cell does not reach; NaN if there is no reference, or no cell."""
     if drop_from == DDP:
         ok = cells[(cells["strategy"] == DDP) & (cells["status"] == "ok")]
         most = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())

@@ -1,14 +1,15 @@
 """Memory against time within one step, stacked by category, with the phases of the step marked.
 
 The last measured step of the accounted pass, on the rank that needs most. That pass carries the instrument and is
-slower than the timed one: the milliseconds order the instants, they are no step time. One panel a cell, with one scale
-for cells that train the same thing; a cell that failed, or was not run, is an empty panel that says so.
+slower than the timed one, so that the axis is per cent of the step, without milliseconds. One panel per cell, with one
+scale for cells that train the same thing; a cell that failed, or was not run, is an empty panel that says so.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,9 +20,10 @@ from .page import key, sheet
 from .panels import MOST_PANELS, comparisons, rows_of, title
 from .style import CATEGORIES, LEAST, patches
 
-CAPTION = "One step of the accounted pass, which the instrument slows down: its milliseconds are no step time."
+CAPTION = "Live memory during one step, on the rank with the largest sum."
 
-MS = 1000
+WHOLE = 100
+"""Per cent: the length of the axis."""
 
 LITTLE, NONE = 0.15, 0.05
 """Fraction of the step: a shorter phase has its name upright, or outside of it."""
@@ -39,8 +41,8 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         name, unit = unit_of(most)
         cell: Any = next(cells.itertuples())
         axes.set_title(cell.label if len(settings) == 1 else f"{cell.label}: {title(cells, settings)}", loc="left")
-        axes.set_ylabel(f"live on the fullest rank ({name})")
-        axes.set_xlabel("time in the accounted step (ms)")
+        axes.set_ylabel(f"live bytes, largest rank ({name})")
+        axes.set_xlabel("time (% of the step)")
         axes.set_ylim(0, 1.3 * (1 if pd.isna(most) else most / unit))
         rows = rows_of(results, "timeline", cell)
         if cell.status != "ok" or rows.empty:
@@ -65,25 +67,32 @@ def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
     """Draws steps: what is alive stays so until the next instant. Returns the categories that can be seen."""
-    ms = rows["seconds"].to_numpy() * MS
-    low, drawn = 0 * ms, set()
+    passed = _passed(rows)
+    low, drawn = 0 * passed, set()
     for name, (color, hatch) in CATEGORIES.items():
         high = low + rows[f"{name}_bytes"].to_numpy(dtype="float64") / unit
-        axes.fill_between(ms, low, high, step="post", facecolor=color, hatch=hatch, edgecolor="white", lw=0, label=name)
+        how = {"facecolor": color, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
+        axes.fill_between(passed, low, high, step="post", **how)
         drawn |= {name} if (high - low).max() > LEAST * axes.get_ylim()[1] else set()
         low = high
-    axes.set_xlim(0, ms[-1])
-    _mark_phases(axes, rows, ms[-1])
+    axes.set_xlim(0, WHOLE)
+    _mark_phases(axes, rows, WHOLE)
     return drawn
 
 
+def _passed(rows: pd.DataFrame) -> np.ndarray:
+    """The instants as per cent of the step."""
+    seconds = rows["seconds"].to_numpy(dtype="float64")
+    return WHOLE * seconds / (seconds[-1] or 1)
+
+
 def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
-    """A line where each phase begins, and its name at the top: upright where there is little room, and left of the line
-    where there is none. What is between two phases counts as data, and is mostly too short for a name.
+    """A line where each phase begins, and its name at the top: upright if there is little room, and left of the line
+    if there is none. Time between two phases counts as data, and is mostly too short for a name.
     """
     phases = rows["phase"]
-    begins = rows[phases != phases.shift()]
-    starts = list(begins["seconds"] * MS)
+    is_first = (phases != phases.shift()).to_numpy()
+    begins, starts = rows[is_first], list(_passed(rows)[is_first])
     free = 0.0
     for phase, start, stop in zip(begins["phase"], starts, [*starts[1:], end], strict=True):
         axes.axvline(start, color="black", lw=0.8, ls="--")

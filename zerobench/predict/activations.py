@@ -1,4 +1,4 @@
-"""Activations of a cell's model alone: their peak, and the bytes of them that move to host memory.
+"""Activations of a cell's model alone: their peak, and the bytes that move to host memory.
 
 The peak is that of the model's forward and backward on fake tensors, observed by the ledger, without engine or ranks: a
 run's excess over it is the engine's.
@@ -27,7 +27,7 @@ DATA = ("text", "synthetic")
 
 
 def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module]) -> int | None:
-    """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None where nothing is
+    """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None if nothing is
     predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, where a policy moves
     activations, and for fake tensors, whose run is such a prediction itself.
     """
@@ -73,7 +73,7 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
 
 
 def moved_bytes(config: CellConfig) -> int | None:
-    """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None where nothing
+    """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None if nothing
     is predicted: for models other than our GPT, with adapters, or with MLPs in parts. All layers but the last send what
     they keep: Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4, without dropout and
     with fused attention.

@@ -1,4 +1,4 @@
-"""Builds a cell's model, places it where it trains, and derives what theory and estimates need to know of it."""
+"""Builds a cell's model, places it on its device, and derives the facts that theory and estimates need."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
 
 def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
     """Returns the bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy;
-    None where activations that cannot be predicted go to host memory.
+    None if activations that cannot be predicted go to host memory.
     """
     activations = own_activations.moved_bytes(config)
     if activations is None:

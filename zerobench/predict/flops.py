@@ -1,4 +1,4 @@
-"""Arithmetic of a step, and what a device could do at most: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
+"""Arithmetic of a step, and the most that a device could do: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
 
     model FLOPs      matrix products of the forward and the backward, counted by torch over the model without memory
     hardware FLOPs   the same with what is computed again: recomputed activations
@@ -128,7 +128,7 @@ def peak_of(device_class: str) -> Peak | None:
 
 
 def utilization(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
-    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None where the peak
+    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None if the peak
     is not known.
     """
     peak = peak_of(device_class)

@@ -1,7 +1,7 @@
 """The unexplained figures of a run, in words: each figure against its prediction, and disagreements of two witnesses.
 
 A sentence begins with the category or collective concerned. An unexplained byte is a bug in the theory, the probe or
-the engine; the column `unexplained` of a run is empty where there is none.
+the engine; the column `unexplained` of a run is empty if there is none.
 """
 
 from __future__ import annotations

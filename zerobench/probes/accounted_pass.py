@@ -161,7 +161,7 @@ class AccountedPass(Probe):
     """True: this pass measures no times."""
 
     def may_look(self, measured: bool) -> bool:
-        """Returns True where the harness may read gradients before the update: a profiler would count its memory."""
+        """Returns True if the harness may read gradients before the update: a profiler would count its memory."""
         return self._profiled is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:
@@ -230,7 +230,7 @@ class AccountedPass(Probe):
 
     def line_rows(self, rank: int) -> list[LineRow]:
         """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code; of a
-        fake world, whose states are held against formulas, also these at their own maximum.
+        fake world, whose states are compared with formulas, also these at their own maximum.
         """
         step = self.ledger.sums.extremes["step"]
         states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()

@@ -1,4 +1,4 @@
-"""The allocator's peaks by phase, beside the ledger: taken and reset wherever a phase begins.
+"""The allocator's peaks by phase, next to the ledger: read and reset at the beginning of each phase.
 
 Its counters live on the host, CUDA's too, and change when a tensor is allocated or freed there, as the ledger does, so
 a phase is the same interval for both, whatever the device is still executing. The allocators: allocator.py.

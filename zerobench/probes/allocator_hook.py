@@ -45,7 +45,7 @@ class AllocatorHook:
 
 @cache
 def install() -> AllocatorHook | None:
-    """Installs the hook of this process, which counts from the first call on; None where it is not available."""
+    """Installs the hook of this process, which counts from the first call on; None if it is not available."""
     path = library()
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""The log of a step's events that change no storage, and the step as both logs together tell it.
+"""The log of a step's events that change no storage, and the step as both logs together describe it.
 
 happening   one such event: a collective, a module, a unit, an update; `place`: number of the ledger's events before it
 step        the ledger's interval, and the happenings of the same time

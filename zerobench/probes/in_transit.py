@@ -1,4 +1,4 @@
-"""Tensors in transit: given to a collective, and held by a thread of the backend a moment longer than by the loop.
+"""Tensors in transit: given to a collective, and kept by a thread of the backend a moment longer than by the loop.
 
 gloo's thread drops its references only after it has reported completion, within milliseconds on a busy machine. What it
 still holds when the next storage is made would count at one time and not at another, so the ledger waits for it.

@@ -16,7 +16,7 @@ from ..zero import labels
 
 
 def holds_others(types: Iterable[type]) -> bool:
-    """Returns True where an operator's argument is such a tensor, which then dispatches the operator again on its
+    """Returns True if an operator's argument is such a tensor, which then dispatches the operator again on its
     contents.
     """
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)

@@ -139,11 +139,11 @@ class Ledger(GraphMode, labels.Observer):
         return self._live.get(tensor.untyped_storage()._cdata)
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Returns True where the tensor's storage has been met."""
+        """Returns True if the tensor's storage has been met."""
         return self.record_of(tensor) is not None
 
     def is_labeled(self, tensor: torch.Tensor) -> bool:
-        """Returns True where a label has said what the tensor's storage is."""
+        """Returns True if a label has said what the tensor's storage is."""
         stored = self.record_of(tensor)
         return stored is not None and stored.labeled
 

@@ -61,7 +61,7 @@ class HeapGrowth:
 
 
 def malloc_bytes() -> int | None:
-    """Returns the bytes that malloc has handed out to this process, torch's included; None where it does not report
+    """Returns the bytes that malloc has handed out to this process, torch's included; None if it does not report
     them.
     """
     return _in_use() if _tells() else None
@@ -76,7 +76,7 @@ def _in_use() -> int:
 
 @cache
 def _tells() -> bool:
-    """Returns True where this process uses the malloc that keeps these numbers: a preloaded one may not."""
+    """Returns True if this process uses the malloc that keeps these numbers: a preloaded one may not."""
     try:
         before = _in_use()
     except (OSError, AttributeError):  # another libc, or one before 2.33

@@ -25,7 +25,7 @@ from .intervals import ASIDE, Event, Interval, IntervalReplay, StorageRecord
 Entry = dict[str, Any]
 
 UNKNOWN = "unknown"
-"""The page's category for blocks that have none; it fails where categories are there and this one is not."""
+"""The page's category for blocks that have none; it fails if categories are there and this one is not."""
 
 SPACE = 1 << 44
 """Distance of the tiers' address spaces, in bytes; all addresses are exact in a float, as JavaScript's numbers are."""
@@ -84,7 +84,7 @@ class _Device:
         self._free: dict[int, list[int]] = defaultdict(list)
 
     def shows(self, stored: StorageRecord, size: int, category: str) -> bool:
-        """Returns True where the storage's block is written with this size and category; without bytes it has none."""
+        """Returns True if the storage's block is written with this size and category; without bytes it has none."""
         block = self._live.get(stored)
         return not size if block is None else (block["size"], block["category"]) == (size, category)
 

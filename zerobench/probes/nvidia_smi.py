@@ -38,7 +38,7 @@ idle GPU is not held back, and between steps it may be idle.
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty where there is
+    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty if there is
     none.
     """
 
@@ -50,7 +50,7 @@ class GpuState:
 
 
 def read_state(device: torch.device) -> GpuState | None:
-    """Reads the state of the GPU that torch calls `device`; None where that fails."""
+    """Reads the state of the GPU that torch calls `device`; None if that fails."""
     name = name_of(device.index or 0)
     for reasons in REASONS:
         said = ask(name, ",".join((*FIELDS, reasons)))
@@ -71,7 +71,7 @@ def name_of(index: int) -> str:
 
 
 def ask(name: str, fields: str) -> str | None:
-    """Returns nvidia-smi's line of CSV on the GPU `name`; None where it is missing, late or has no such GPU. After it
+    """Returns nvidia-smi's line of CSV on the GPU `name`; None if it is missing, late or has no such GPU. After it
     was late once it is not called again.
     """
     if _late:

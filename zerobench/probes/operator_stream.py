@@ -1,4 +1,4 @@
-"""The stream of operators of a step: what each computes and moves, as events of kind `compute` between the others.
+"""The stream of operators of a step: the work and bytes of each, as events of kind `compute` between the others.
 
 operator   one that reads or writes memory; views and what only makes a tensor are none
 flops      by torch's own formulas (torch.utils.flop_counter), 0 for what they do not know

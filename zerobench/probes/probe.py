@@ -1,4 +1,4 @@
-"""Probe: what one rank's loop tells its instrument; and what that has found out when the steps are over."""
+"""Probe: the calls of one rank's loop to its instrument, and the results when the steps are over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .nvidia_smi import GpuState
 @dataclass(frozen=True)
 class EventOrder:
     """The order of events in a step: `arrivals`, parameters by number, in the order in which their gradients came;
-    `modules_run`, in the order in which the forward ran them, each with True where backward comes back to it.
+    `modules_run`, in the order in which the forward ran them, each with True if backward comes back to it.
     """
 
     arrivals: tuple[int, ...]
@@ -85,10 +85,10 @@ class Probe(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """True where the device may be asked for a value between steps."""
+        """True if the device may be asked for a value between steps."""
 
     def may_look(self, measured: bool) -> bool:
-        """True where gradients may be looked at before the update."""
+        """True if gradients may be looked at before the update."""
 
     @property
     def peak_bytes(self) -> int | None:

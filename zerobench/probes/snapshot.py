@@ -113,7 +113,7 @@ PROTOCOL = 4
 def snapshots(folder: Path, rank: int, device: torch.device, asked: bool) -> Iterator[History | None]:
     """Writes a snapshot at the end of the context, if one is `asked` for, and when CUDA runs out of memory in any case.
 
-    Yields what the ledger is to fill, or None where nothing is asked for. The error is passed on; a snapshot that could
+    Yields what the ledger is to fill, or None if nothing is asked for. The error is passed on; a snapshot that could
     not be written is noted on it. A rank on a machine without access to the run's `folder` writes none.
     """
     cuda = device.type == "cuda"
@@ -149,7 +149,7 @@ def recorded(device: torch.device, history: History | None) -> Iterator[None]:
 
 
 def take(device: torch.device, history: History | None) -> dict[str, Any] | None:
-    """Returns the snapshot as it is now; None where no step was measured."""
+    """Returns the snapshot as it is now; None if no step was measured."""
     if device.type != "cuda":
         return snapshot_of(history.step) if history is not None and history.step is not None else None
     taken: dict[str, Any] = torch.cuda.memory._snapshot()

@@ -57,7 +57,7 @@ class SourceLines:
             self._of_node[number] = self.here()
 
     def here(self) -> str:
-        """Returns the line that runs now, as "train.py:12 in step"; empty where no frame is the user's."""
+        """Returns the line that runs now, as "train.py:12 in step"; empty if no frame is the user's."""
         frame: FrameType | None = None if self.silent else sys._getframe(1)
         while frame is not None:
             code = frame.f_code

@@ -54,7 +54,7 @@ def scale_of(engine: Engine) -> torch.Tensor | float:
 
 
 def squares(gradients: Iterable[torch.Tensor], scale: torch.Tensor | float) -> torch.Tensor | None:
-    """Returns Σ g² over this rank's part of the reduced gradients, unscaled, 0-dim fp64 on the device; None where there
+    """Returns Σ g² over this rank's part of the reduced gradients, unscaled, 0-dim fp64 on the device; None if there
     are none. `scale`: the factor of the loss.
     """
     total: torch.Tensor | None = None

@@ -118,7 +118,7 @@ class TimedPass(Probe):
         return not self._cuda
 
     def may_look(self, measured: bool) -> bool:
-        """Returns True where the harness may read gradients before the update: not in a measured step."""
+        """Returns True if the harness may read gradients before the update: not in a measured step."""
         return not measured
 
     @property

@@ -82,7 +82,7 @@ class Operation(NamedTuple):
 
 
 def is_of_step(operation: Operation) -> bool:
-    """Returns True where it is part of the step. Reading gradients aside writes nothing: that is a thread of the step's
+    """Returns True if it is part of the step. Reading gradients aside writes nothing: that is a thread of the step's
     files.
     """
     return operation.phase != ASIDE or operation.kind == labels.WRITE

@@ -1,7 +1,7 @@
-"""A published run becomes a cell and a device: by the tables below, and what they assume is said.
+"""A published run becomes a cell and a device, by the tables below; assumptions are reported.
 
 given        columns of the row
-assumed      what the row does not give, and what is executed in its place; a sentence each, in the errors file
+assumed      what the row does not give, and what is executed in its place; an error message each, in the errors file
 not given    the run has no estimate, and the reason is said (NotGivenError)
 """
 
@@ -117,7 +117,7 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     if compiles:
         notes.assume("compile", "blocks compiled, the loss not")
     elif run.compile not in ("", "0"):
-        notes.assume("compile", f"executed eagerly, where the source compiles ({run.compile})")
+        notes.assume("compile", f"simulated eagerly, although the source compiles ({run.compile})")
     target = _target(cell.config, on_cpu, notes)
     if flash and target.kind == "cuda" and (run.system in FUSES_NORMS or run.compile not in ("", "0")):
         target = replace(target, fused_norms=True)
@@ -147,13 +147,13 @@ def _refuse(run: PublishedRun) -> None:
     """Raises NotGivenError for parallelism, precisions and tiers that are not executed, and for missing sizes."""
     others = [f"{name}={size}" for name in ("tp", "pp", "cp") if (size := getattr(run, name) or 1) > 1]
     if others:
-        raise NotGivenError(f"{' '.join(others)}: only data parallelism is executed")
+        raise NotGivenError(f"{' '.join(others)}: only data parallelism is simulated")
     if EIGHT_BIT.search(run.precision):
-        raise NotGivenError(f"precision={run.precision}: less than 16 bits is not executed")
+        raise NotGivenError(f"precision={run.precision}: less than 16 bits is not simulated")
     if missing := [column for column in ("gpus", "seq", "micro_batch") if getattr(run, column) is None]:
         raise NotGivenError(f"the row does not give {', '.join(missing)}")
     if "offload" in run.notes.lower():
-        raise NotGivenError("the notes speak of offloading, of which no column says what is where")
+        raise NotGivenError("the notes mention offloading, and no column says which states are offloaded")
 
 
 def _strategy(run: PublishedRun, notes: _Notes) -> str:
@@ -164,7 +164,7 @@ def _strategy(run: PublishedRun, notes: _Notes) -> str:
     system = run.system or "zerobench"
     found = STRATEGIES.get(system, {}).get(run.strategy)
     if found is None:
-        raise NotGivenError(f"strategy={run.strategy} of {system}: no strategy here stands for it")
+        raise NotGivenError(f"strategy={run.strategy} of {system}: no strategy here corresponds to it")
     if system in STAND_INS:
         notes.assume("system", STAND_INS[system])
     return found
@@ -179,7 +179,7 @@ def _optimizer(run: PublishedRun, on_cpu: bool, notes: _Notes) -> Any:
     name = "sgd" if "sgd" in printed else "adamw"
     how = "auto" if on_cpu else "foreach"
     if not on_cpu:
-        notes.assume("implementation", f"{name} by foreach, torch's default on a GPU")
+        notes.assume("implementation", f"{name} by foreach, the default of torch on a GPU")
     return OPTIMIZERS[name](implementation=how)
 
 
@@ -227,7 +227,7 @@ def _compare_sizes(run: PublishedRun, shape: schemas.Huggingface, notes: _Notes)
     built = _psi(json.dumps(shape.values()))
     off = built / run.params - 1
     if abs(off) > 0.001:
-        notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of what the row prints")
+        notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of the row's number")
 
 
 @cache

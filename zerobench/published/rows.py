@@ -33,7 +33,7 @@ NEEDED = ("id", "strategy", "model", "gpus", "seq", "micro_batch", "peak_mem_gib
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A published run. Numbers are None, texts empty, where the source does not say; the units are the file's."""
+    """A published run. Numbers are None, texts empty if the source does not say; the units are the file's."""
 
     id: str = ""
     source: str = ""
@@ -127,7 +127,7 @@ def _value(where: str, column: str, text: str, hint: Any) -> Any:
         number = math.nan
     if not math.isfinite(number) or number <= 0 or (whole and number != int(number)):
         right = "a whole number above 0" if whole else "a number above 0"
-        raise ValueError(f"{where}, {column}={printable(text)}: write {right}, or nothing where the source says none")
+        raise ValueError(f"{where}, {column}={printable(text)}: write {right}, or nothing if the source gives none")
     return int(number) if whole else number
 
 
@@ -142,7 +142,7 @@ SHAPE = ("layers", "hidden", "heads", "vocab")
 @dataclass(frozen=True)
 class Family:
     """An architecture. `names`: a pattern of printed names. `ffn`, `kv_heads`: its settings for these columns, empty
-    where it has none; `options`: settings that its published models have; `ties`: a setting that ties embeddings.
+    if it has none; `options`: settings that its published models have; `ties`: a setting that ties embeddings.
     """
 
     architecture: str
@@ -167,8 +167,8 @@ FAMILIES = (
 """In the order in which names are tried."""
 
 OTHERS = {
-    r"\bt5": "an encoder with a decoder, which is not executed here: its loss is of another kind",
-    r"bert": "an encoder with a loss over masked tokens, which is not executed here",
+    r"\bt5": "an encoder with a decoder, which is not simulated here: its loss is of another kind",
+    r"bert": "an encoder with a loss over masked tokens, which is not simulated here",
 }
 """Pattern of a name -> a reason why it cannot be estimated."""
 

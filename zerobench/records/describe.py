@@ -54,7 +54,7 @@ def said_of(table: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `unit` is empty for text and flags; `optional`: None where there is nothing to tell."""
+    """One column of a table. `unit` is empty for text and flags; `optional`: None if there is nothing to tell."""
 
     table: str
     name: str
@@ -79,7 +79,7 @@ def columns_of(table: str) -> list[Column]:
 
 
 def unit_of(name: str) -> str:
-    """The unit of a numeric column; empty where neither table above has it."""
+    """The unit of a numeric column; empty if neither table above has it."""
     ends = [end for end in SUFFIXES if name.endswith(end)]
     return UNITS.get(name) or (SUFFIXES[max(ends, key=len)] if ends else "")
 

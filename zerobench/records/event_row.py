@@ -72,11 +72,11 @@ class EventRow:
     """The module that ran, or the thread; of a storage the one that ran when it was made."""
     source: str = ""
     """The line that did it, "train.py:12 in step"; of a live storage, and of a label, the line that made it; empty
-    where no line of Python did."""
+    if no line of Python did."""
     tier: str = ""
-    """Where the storage lies, or where the bytes of a move go: device, host or nvme."""
+    """The tier of the storage, or the destination of a move: device, host or nvme."""
     collective: str = ""
-    """The logical collective of a launch, or its kind where no engine names it; of a move down, up, read or write."""
+    """The logical collective of a launch, or its kind if no engine names it; for a move: down, up, read or write."""
     operator: str = ""
     """The c10d operator of a launch, of a move copy_, read or write; of a module forward or backward."""
     dtype: str = ""
@@ -86,7 +86,7 @@ class EventRow:
     group: str = ""
     """Name of that process group in torch.distributed."""
     calls: int = 0
-    """Operations that a launch stands for: more than one where one send of a simulated world is several."""
+    """Operations that a launch represents: more than one if one send of a simulated world represents several."""
     elements: int = 0
     """Elements of a launch's or a move's tensors."""
     wire_bytes: float = 0.0

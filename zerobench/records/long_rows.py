@@ -33,7 +33,7 @@ class StepRow:
     loss_scale: float = 1.0
     """Factor that the step's losses were multiplied by; 1 without loss scaling."""
     skipped: bool = False
-    """True where gradients overflowed, and no rank updated its parameters."""
+    """True if gradients overflowed, and no rank updated its parameters."""
     communication_s: float | None = None
     """Traced pass only: time in which a collective is in flight or running."""
     exposed_s: float | None = None
@@ -61,7 +61,7 @@ class MemoryRow:
     """The rank that measured it, from 0."""
     phase: str
     """init (before the first step), forward, backward, update, between (the instants at which steps end), or step: the
-    whole step; data: the rest of a step, where the batch is drawn and between the other phases, so that a forward's
+    whole step; data: the rest of a step, in which the batch is drawn and between the other phases, so that a forward's
     activations are in it, too."""
     category: str
     """A category of the ledger, total, states, or a figure of the allocator."""
@@ -72,7 +72,7 @@ class MemoryRow:
     max_bytes: int
     """The category's own maximum in the phase."""
     predicted_bytes: int | None = None
-    """max_bytes as the theory has it, where it says anything."""
+    """max_bytes as the theory has it; None if it says nothing."""
     tier: str = "device"
     """device, host or nvme."""
     allocations: int | None = None
@@ -138,7 +138,7 @@ class TensorRow:
     tier: str = "device"
     """device, host or nvme."""
     source: str = ""
-    """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty where no
+    """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty if no
     line of Python did."""
     shape: str = ""
     """Sizes of the tensor that it was first met in, "4x1024x768"."""

@@ -1,4 +1,4 @@
-"""The one table of colors and hatches, for figures and for pages: told apart in print, by the color-blind, in gray.
+"""The one table of colors and hatches, for figures and pages: distinguishable in print, by the color-blind, in gray.
 
 A *fill* is a color and a hatch in matplotlib's signs; pages draw the same signs as patterns of SVG. Strategies' colors
 are in their own table (strategies/table.py).

@@ -30,7 +30,7 @@ class RunSetting:
     a row of its sweep but no run in a results folder; `reason` says why not ok.
     """
     reason: str
-    """A sentence on why the run is not ok; empty where it is."""
+    """A sentence on why the run is not ok; empty if it is."""
     strategy: str
     """The key `strategy`: ddp, a ZeRO stage, a peer, or one that a user has registered."""
     model: str
@@ -42,9 +42,9 @@ class RunSetting:
     backend: str
     """gloo, nccl, or simulated: one rank of N alone."""
     precision: str
-    """The dtype of the model, and of gradients and traffic where they have another."""
+    """The dtype of the model, and the dtypes of gradients and traffic if they differ."""
     optimizer: str
-    """Its name and implementation, and at what norm gradients are clipped, if they are."""
+    """Its name and implementation, and the norm at which gradients are clipped, if they are."""
     micro_batch: int
     """Sequences on one rank in one forward."""
     accumulation: int
@@ -52,7 +52,7 @@ class RunSetting:
     batch: int
     """Sequences per step over all ranks: micro_batch · accumulation · world_size."""
     sequence: int
-    """Tokens in a sequence; 1 where samples have no length."""
+    """Tokens in a sequence; 1 if samples have no length."""
     seed: int
     """Seed of the initial weights and of the order of data."""
     threads: int
@@ -68,7 +68,7 @@ class RunSetting:
     commit: str | None
     """git commit of the checkout; None outside of one. provenance.json says whether it had changes."""
     source_hash: str
-    """Hash of this package's code, and of the user's model where there is one."""
+    """Hash of this package's code, and of the user's model if there is one."""
     torch_version: str
     """Version of torch."""
     device_class: str
@@ -82,19 +82,19 @@ class RunSetting:
     seconds: float
     """Wall time of all passes."""
     checkpointing: bool | None = None
-    """True where blocks recompute their activations; None where the model has no such choice."""
+    """True if blocks recompute their activations; None if the model has no such choice."""
     systems: str | None = None
-    """Tiers, codecs, groups and residual policies beside the strategy, as on a command line; empty: all as usual."""
+    """Tiers, codecs, groups and residual policies besides the strategy, as on a command line; empty: the defaults."""
     alloc_conf: str | None = None
-    """CUDA only: the setting of torch's allocator, by PYTORCH_ALLOC_CONF or its older name."""
+    """CUDA only: the settings of torch's allocator, from PYTORCH_ALLOC_CONF or its older name."""
     ranks_per_gpu: int | None = None
-    """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
+    """CUDA only: ranks that share a GPU. If several do, a step has no times: they take turns."""
     launcher: str | None = None
-    """The sweep's launcher: local, ours, or the plugin of Hydra's whose job has run the cell: submitit_slurm."""
+    """The sweep's launcher: local, ours, or the Hydra plugin whose job has run the cell, such as submitit_slurm."""
     psi: int | None = None
     """Unique trainable parameters, ψ."""
     bucket_bytes: int | None = None
-    """Most that a bucket holds, as a number also where the config says auto; None where there are no buckets."""
+    """Capacity of a bucket, a number also if the config has auto; None if there are no buckets."""
 
 
 @dataclass
@@ -158,27 +158,27 @@ class RunMemory(RunSetting):
     update_peak_bytes: int | None = None
     """Largest sum of live bytes in their updates."""
     predicted_activations_bytes: int | None = None
-    """The part of max_activations_bytes that the model needs without an engine; None where it cannot be predicted."""
+    """The part of max_activations_bytes that the model needs without an engine; None if it cannot be predicted."""
     growth_bytes: int | None = None
-    """Live bytes on the device after the measured steps less those before them, on the rank where it is largest; the
-    table of lines says what has grown. In a loop that leaks nothing it is 0."""
+    """Live bytes on the device after the measured steps minus live bytes before them, on the rank where it is largest;
+    the table of lines names the lines that grew. In a loop without leaks it is 0."""
     states_bytes: int | None = None
     """Maximum over time of the sum of parameters, gradients, masters, optimizer states and communication, on the rank
     where it is largest."""
     predicted_states_bytes: int | None = None
-    """states_bytes as the theory has it, with what is in flight."""
+    """states_bytes as the theory has it, buffers in flight included."""
     floor_states_bytes: int | None = None
-    """The paper's formula alone, without what is in flight."""
+    """The paper's formula alone, without buffers in flight."""
     formulas: str | None = None
-    """The formulas of the states' categories, of their sum and of the volume, JSON: to each its equation, its value in
-    bytes or elements, the numbers in it, and the terms that may be in flight beside it."""
+    """The formulas of the states' categories, of their sum and of the volume, JSON: for each its equation, its value in
+    bytes or elements, the numbers in it, and the terms that may be in flight in addition."""
     host_peak_bytes: int | None = None
     """Largest sum of live bytes in host memory at any instant of the measured steps, on the rank where it is largest;
-    the columns before are the device's. On a machine without a GPU both are one memory, told apart by the engine's
-    labels."""
+    the columns before are the device's. On a machine without a GPU both are one memory; the engine's labels
+    distinguish them."""
     host_peak_all_bytes: int | None = None
-    """The sum of such peaks over the ranks of a node, of the fullest node: what a host needs at most, for its ranks'
-    peaks need not be at one instant. A node is `node_size` ranks, without that key all ranks of a machine."""
+    """The sum of these peaks over the ranks of a node, largest node: an upper bound of a host's need, for its ranks'
+    peaks need not coincide. A node is `node_size` ranks, without that key all ranks of a machine."""
     host_states_bytes: int | None = None
     """states_bytes in host memory."""
     predicted_host_states_bytes: int | None = None
@@ -196,7 +196,7 @@ class RunMemory(RunSetting):
     write_bytes: int | None = None
     """Bytes of one step from host memory to files, over all ranks."""
     predicted_down_bytes: int | None = None
-    """down_bytes as the theory has it; None where it says nothing."""
+    """down_bytes as the theory has it; None if it says nothing."""
     predicted_up_bytes: int | None = None
     """up_bytes as the theory has it."""
     predicted_read_bytes: int | None = None
@@ -214,16 +214,16 @@ class RunAllocator(RunMemory):
     resident_bytes: int | None = None
     """Peak resident set of a rank in the measured steps of the timed pass, as the system counts it."""
     allocated_bytes: int | None = None
-    """CUDA: peak of what the allocator has handed out in the measured steps."""
+    """CUDA: peak of the bytes that the allocator has handed out, in the measured steps."""
     reserved_bytes: int | None = None
-    """CUDA: peak of what the allocator holds from the device."""
+    """CUDA: peak of the bytes that the allocator has reserved on the device."""
     fragmentation_bytes: int | None = None
-    """CUDA: reserved_bytes less allocated_bytes of the same rank: held from the device beyond the most that was in use.
-    It is what lay idle at the allocated peak, or more where the allocator gave segments back or took some after it."""
+    """CUDA: reserved_bytes minus allocated_bytes of the same rank: reserved on the device beyond the largest use. It is
+    the idle part at the allocated peak, or more if the allocator released or reserved segments after it."""
     largest_free_block_bytes: int | None = None
-    """CUDA: the largest unused piece of a segment at the end: the most to be had without asking the device."""
+    """CUDA: the largest unused piece of a segment at the end: the largest allocation without a new segment."""
     split_bytes: int | None = None
-    """CUDA: the most that lay free between live pieces of the allocator's segments."""
+    """CUDA: the largest sum of free pieces between live ones in the allocator's segments."""
     alloc_retries: int | None = None
     """CUDA: how often the allocator gave cached segments back to find room, since the process began."""
     device_used_bytes: int | None = None
@@ -235,7 +235,7 @@ class RunAllocator(RunMemory):
     """CUDA: peak of pinned host memory that the allocator held, handed out or kept for later."""
     allocator_peak_bytes: int | None = None
     """The allocator's own total at its peak in the measured steps of the accounted pass, on the rank where it is
-    largest: the figure to compare with other systems by. Of a CPU's allocator with what the host tier holds."""
+    largest: the figure for comparisons with other systems. On a CPU it includes the host tier."""
     timed_allocator_peak_bytes: int | None = None
     """allocator_peak_bytes of the timed pass, in which nothing delays what other threads free."""
     allocator_witness: str | None = None
@@ -243,14 +243,14 @@ class RunAllocator(RunMemory):
     kept_bytes: int | None = None
     """Bytes on the device that lived through a whole measured step though they are called activations or temporary."""
     heap_bytes: int | None = None
-    """Memory that is not torch's: what malloc has handed out beyond torch's allocator at the end of a measured step of
-    the accounted pass, less the same before the model was built. numpy's arrays, C libraries'; some KiB of Python's.
-    Without the buffers that MKL keeps for its matrix products, and without memory that is not malloc's: files and
-    anonymous memory of mmap, shared memory."""
+    """Growth of non-torch heap memory from before the model was built to the end of a measured step of the accounted
+    pass: bytes of malloc beyond torch's allocator, such as numpy arrays, buffers of C libraries, some KiB of Python.
+    Without the buffers that MKL keeps for its matrix products, and without memory that malloc does not manage: mapped
+    files, anonymous mappings, shared memory."""
     outside_ledger_bytes: int | None = None
-    """The allocator's peak in a step of the accounted pass less the ledger's in the same memory: what kernels,
-    libraries and their threads take, on CUDA the allocator's rounding. Of several ranks the one furthest from 0; far
-    below 0 it cannot be: the ledger has missed that memory was freed."""
+    """The allocator's peak in a step of the accounted pass minus the ledger's in the same memory: memory of kernels,
+    libraries and their threads, on CUDA the allocator's rounding. Of several ranks the one furthest from 0; a value
+    far below 0 means that the ledger missed a free."""
 
 
 @dataclass
@@ -273,7 +273,7 @@ class RunTraffic(RunAllocator):
     payload_bytes: int | None = None
     """Bytes of the logical tensors of one step's operations."""
     wire_bytes: int | None = None
-    """Bytes that one rank sends in a step where collectives are rings, mean over the group."""
+    """Bytes that one rank sends in a step if collectives are rings, mean over the group."""
     predicted_wire_bytes: int | None = None
     """wire_bytes as the theory has it."""
     within_nodes_bytes: int | None = None
@@ -289,20 +289,20 @@ class RunTraffic(RunAllocator):
     quantized_reduction_share: float | None = None
     """Fraction of ψ whose reductions were sent quantized."""
     loopback_bytes: int | None = None
-    """Bytes over the loopback interface in a step of the timed pass, over the ranks: what one really sends on gloo,
-    headers included, and what else ran on the machine meanwhile. wire_bytes is what the ring optimum would send."""
+    """Bytes over the loopback interface in a step of the timed pass, divided by the ranks: the bytes that gloo really
+    sends, headers and other programs' traffic included. wire_bytes is the optimum of rings."""
     predicted_loopback_bytes: int | None = None
-    """Bytes that gloo sends for the operators that were seen, control traffic included, headers apart: wire_bytes, but
-    for a reduce-scatter, which it carries as an all-reduce and so sends twice."""
+    """Bytes that gloo sends for the observed operators, control traffic included, without headers: wire_bytes, except
+    that gloo carries a reduce-scatter as an all-reduce and so sends twice as much."""
     newton_schulz_matrices: int | None = None
     """Matrices that Muon takes; None with another optimizer, as in the next columns."""
     newton_schulz_calls: float | None = None
-    """Orthogonalizations of one step, counted on all ranks together: as many as matrices where one rank owns each, N
-    times as many where all ranks have all."""
+    """Orthogonalizations of one step, counted on all ranks together: one per matrix if a single rank owns it, N if all
+    ranks have it."""
     newton_schulz_flops: int | None = None
-    """Multiplications and additions of these, counted on all ranks together."""
+    """Multiplications and additions of these orthogonalizations, counted on all ranks together."""
     newton_schulz_balance: float | None = None
-    """The rank that has most of these over the mean of the ranks: 1 where all have as much."""
+    """newton_schulz_flops of the busiest rank over the mean of the ranks: 1 if all ranks have the same."""
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None
@@ -329,7 +329,7 @@ class RunTimes(RunTraffic):
     wall_s: float | None = None
     """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
     tokens_per_s: float | None = None
-    """Tokens of all measured steps over wall_s; samples where the data have no sequence."""
+    """Tokens of all measured steps over wall_s; samples if the data have no sequence."""
     others_cores: float | None = None
     """CPU cores that other processes of the machine kept busy during the timed pass, on average; None in a joined job,
     and of older runs."""
@@ -342,7 +342,7 @@ class RunTimes(RunTraffic):
     gpu_power_w: float | None = None
     """CUDA: the higher of both readings; of several GPUs the highest."""
     throttle: str | None = None
-    """CUDA: reasons that held clocks down, of both readings and all ranks; empty for none, None where unknown."""
+    """CUDA: reasons that held clocks down, of both readings and all ranks; empty for none, None if unknown."""
     traced_step_s: float | None = None
     """Traced pass, which the profiler slows down: median step of the rank where it is longest; communication_s and
     exposed_s are medians over the steps of that rank."""
@@ -357,7 +357,7 @@ class RunTimes(RunTraffic):
     hardware_flops: int | None = None
     """model_flops with what is recomputed."""
     mfu: float | None = None
-    """model_flops over what the device could do in a step's time; None where its peak is not known, and on a CPU."""
+    """model_flops over what the device could do in a step's time; None if its peak is not known, and on a CPU."""
     hfu: float | None = None
     """hardware_flops over what the device could do in a step's time."""
 
@@ -380,12 +380,12 @@ class RunRow(RunTimes):
     skipped_steps: int | None = None
     """Steps, warm-up included, that were skipped because gradients overflowed, timed pass."""
     passes_agree: bool | None = None
-    """True where the losses of all passes are equal to the bit, on every rank and step; None where there is one pass.
+    """True if the losses of all passes are equal to the bit, on every rank and step; None if there is one pass.
     """
     unexplained: str | None = None
-    """Sentences on figures of the accounted pass that no prediction explains; empty where all are explained."""
+    """Sentences on figures of the accounted pass that no prediction explains; empty if all are explained."""
     training: str | None = None
-    """Against a DDP run of the same training: equal, close, differs, reference for DDP itself, unchecked; None where
+    """Against a DDP run of the same training: equal, close, differs, reference for DDP itself, unchecked; None if
     it was not asked for, and in a simulated world, which trains nothing."""
     training_words: str | None = None
     """`training` as a sentence: over how many steps, what differed first, or why nothing was compared."""
@@ -420,7 +420,7 @@ class SearchRow:
     status: str
     """found, or nothing_fits."""
     reason: str
-    """Why nothing fits, a sentence; empty where something does."""
+    """Why nothing fits, a sentence; empty if something does."""
     tried: int
     """Combinations that were run."""
     least_bytes: int | None
@@ -432,7 +432,7 @@ class SearchRow:
     accumulation: int | None = None
     """Micro-batches per step."""
     checkpointing: bool | None = None
-    """True where blocks recompute their activations."""
+    """True if blocks recompute their activations."""
     peak_bytes: int | None = None
     """Largest sum of live bytes on any rank."""
     tokens_per_s: float | None = None

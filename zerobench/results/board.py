@@ -97,7 +97,7 @@ class BoardWriter:
                 self.boards[where] = claim(where, ".claim-", BOARD, str(os.getpid()), mode=0o777)
 
     def name_in(self, where: Path) -> str:
-        """Returns the name of the board in a results folder, "" where it has none."""
+        """Returns the name of the board in a results folder, "" if it has none."""
         board = self.boards.get(where)
         return board.path.name if board is not None else ""
 
@@ -126,7 +126,7 @@ class BoardWriter:
 
 
 def is_up(path: Path) -> bool:
-    """Returns True where a living sweep holds this board."""
+    """Returns True if a living sweep holds this board."""
     return is_claimed(path)
 
 
@@ -136,7 +136,7 @@ def board_folders(where: Path) -> list[Path]:
 
 
 def read_board(path: Path) -> Board | None:
-    """Reads a board; None where it was taken down, says nothing yet, or is not one."""
+    """Reads a board; None if it was taken down, says nothing yet, or is not one."""
     try:
         said = json.loads(read_text(path / FILE))
         launches = [

@@ -99,7 +99,7 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def turn(results_dir: Path, launch: str, on_wait: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
     """Holds a `launch`, any text, against all other processes that write to this folder; waits for one that holds it.
-    `on_wait`: called with True where a wait begins, with False at its end.
+    `on_wait`: called with True if a wait begins, with False at its end.
 
     A turn is a lease, named by a hash of the text. Two processes that find the same dead one at the same moment may
     both go on, in rare cases: the launch is then measured twice, and no run is lost. In a read-only folder no process

@@ -96,7 +96,7 @@ def job_folders(results_dir: Path) -> list[Path]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Returns True where the composing process, or a task of the job, lives, on any machine."""
+    """Returns True if the composing process, or a task of the job, lives, on any machine."""
     with suppress(OSError):  # it is being removed, by its composing process
         tasks = (is_held(path) for path in folder.glob(f"{TASK_LEASE}[0-9]*") if path.suffix == "")
         return is_held(folder / COMPOSER, lock=folder) or any(tasks)

@@ -63,7 +63,7 @@ def long_form(
 ) -> pd.DataFrame:  # fmt: skip
     """Returns the figures of all runs and ranks, or those of `metrics`, with the columns `beside` of `runs`.
 
-    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError, a sentence, for a metric or a
+    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a
     column that is not there.
     """
     _check("metric", metrics, list(FIGURES))
@@ -88,7 +88,7 @@ def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"do you mean {' or '.join(near)}?" if near else "`zerobench columns` lists them"
-            raise ValueError(f"long: {name!r} is no {what} of these runs; {hint}")
+            raise ValueError(f"long: {name!r} is not a {what} of the runs; {hint}")
 
 
 def _of_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:

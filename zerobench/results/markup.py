@@ -82,7 +82,7 @@ ABSENT: dict[str, object] = {"stroke": "currentColor", "stroke_dasharray": "3 4"
 """Attributes of texts and lines, which a page's style may replace."""
 
 FILLS: Fills = {**CATEGORIES, **COLLECTIVES, **PHASES, "step": ("#0072B2", ""), "states": ("#999999", "")}
-"""All parts that bars have: names are told apart over the figures."""
+"""All parts that bars have: names are distinguished over the figures."""
 
 HATCHES = {
     "//": "M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4",

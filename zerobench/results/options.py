@@ -1,4 +1,4 @@
-"""Options that verbs share, of which --where KEY=VALUE (results/selection.py applies it) and --columns peak,step, the
+"""Options that verbs share, such as --where KEY=VALUE (results/selection.py applies it) and --columns peak,step, the
 parser, and the message and exit code of a command that is refused.
 
 Imports no heavy module: a verb's --help must not wait for pandas.
@@ -32,7 +32,7 @@ class Where:
 
     @classmethod
     def parse(cls, text: str) -> Where:
-        """Parses "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
+        """Parses "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError."""
         key, equals, values = text.partition("=")
         if not equals or not key.strip("!") or not values:
             raise argparse.ArgumentTypeError(f"{text!r} is no condition; write KEY=VALUE,VALUE or KEY!=VALUE")
@@ -44,7 +44,7 @@ class Where:
 
 def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
     """Adds --where and, where failed and superseded runs are left out by default, --all."""
-    words = "only runs whose config or column says so, as strategy=zero1,zero2 or optimizer.lr=1e-3; may be given again"
+    words = "only runs with this key or column, such as strategy=zero1,zero2 or optimizer.lr=1e-3; may be repeated"
     parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
     if attempts:
         parser.add_argument("--all", action="store_true", help="failed attempts and superseded runs, too")
@@ -57,8 +57,8 @@ ALL = "all"
 """In place of names: each column, also those that do not fit side by side."""
 
 HELP = (
-    "of the printed table, beside the first: names, or what they begin with, separated by commas, or all;"
-    " what does not fit the terminal goes on below"
+    "columns of the printed table, after the first: names or their beginnings, comma-separated, or all;"
+    " columns that do not fit the terminal follow below"
 )
 
 
@@ -70,7 +70,7 @@ def add_columns(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
 
 
 def choose(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that `text` chooses, in its order; none for "all". Raises ArgumentTypeError, a sentence, for a
+    """Returns the names that `text` chooses, in its order; none for "all". Raises ArgumentTypeError for a
     name that is no column, or that several begin with.
     """
     if text.strip() == ALL:

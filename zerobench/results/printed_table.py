@@ -27,7 +27,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class SweepColumn:
     """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max chooses the best
-    of the strategies that are compared, None marks none. `there`: True where a cell makes the column worth its width.
+    of the strategies that are compared, None marks none. `there`: True if a cell makes the column worth its width.
     `times`: True of a time, of which none is best on a busy machine.
     """
 
@@ -184,7 +184,7 @@ def print_other_training(rows: list[Row]) -> None:
 
 
 def shares_memory(cells: list[Row]) -> bool:
-    """Returns True where a cell has data in host memory that, without a GPU, is the device's own memory."""
+    """Returns True if a cell has data in host memory that, without a GPU, is the device's own memory."""
     return any(cell["device"] == "cpu" and _any(cell, "host_peak_bytes") for cell in cells)
 
 

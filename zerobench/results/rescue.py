@@ -65,7 +65,7 @@ def keep(
     aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Unwritten | None:  # fmt: skip
-    """Calls folders.write_run in the first place that works. Returns None where that is the results folder."""
+    """Calls folders.write_run in the first place that works. Returns None if that is the results folder."""
 
     def write(to: Aside) -> None:
         write_run(to, prefix, row, config, provenance, tables)
@@ -86,7 +86,7 @@ def keep(
 
 
 def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callable[[Aside], None]) -> Path | None:
-    """Returns the place that took the run, with the logs of the folder that was `begun`; None where none did."""
+    """Returns the place that took the run, with the logs of the folder that was `begun`; None if none did."""
     for place in places(results_dir):
         with suppress(OSError):
             aside = _claim_in(place, prefix)
@@ -102,7 +102,7 @@ def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callabl
 
 
 def why_unwritable(results_dir: Path) -> str:
-    """Returns the reason why no run can be written there; empty where one can."""
+    """Returns the reason why no run can be written there; empty if one can."""
     try:
         probe = claim_folder(results_dir, "probe")
     except OSError as error:

@@ -1,6 +1,6 @@
 """Checks of a run that was read from files: any program may have written them, and one bad run must not spoil a folder.
 
-Each check returns the end of a sentence, or "" where the run is valid. A valid run can be sorted, named, summarized and
+Each check returns the end of a sentence, or "" if the run is valid. A valid run can be sorted, named, summarized and
 written again without further checks.
 """
 
@@ -139,7 +139,7 @@ def _problem_of_columns(schema: pa.Schema, kind: type, own: bool) -> str:
 
 
 def _is(value: Any, base: type) -> bool:
-    """Returns True where a value can stand in a column of this type, as a table on disk has it."""
+    """Returns True if a value can stand in a column of this type, as a table on disk has it."""
     if base is str:
         return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
     if base is bool or isinstance(value, bool):

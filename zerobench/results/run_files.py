@@ -39,7 +39,7 @@ RUNS = "runs"
 
 class RunFiles:
     """The runs in `folders` of the results folder `where`. `kinds`: long table -> its row type. `read_row`: returns the
-    row of a run's folder, None where it cannot be used.
+    row of a run's folder, None if it cannot be used.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RunFiles:
         return frame
 
     def _recall(self, name: str, kind: type) -> tuple[pd.DataFrame, set[str]]:
-        """Returns the cached rows of a table, and the runs that they are of; none where the cache is damaged."""
+        """Returns the cached rows of a table, and the runs that they are of; none if the cache is damaged."""
         cache, known = recall(self._where, name, self._states)
         known &= {run_id for _, run_id in self._used} if name != RUNS else known
         try:
@@ -152,7 +152,7 @@ Signature = list[list[int | str]]
 
 
 def is_there(where: Path) -> bool:
-    """Returns True where a table of the folder is cached."""
+    """Returns True if a table of the folder is cached."""
     return next(where.glob(f"{PREFIX}*"), None) is not None
 
 
@@ -167,7 +167,7 @@ def recall(where: Path, name: str, states: dict[str, Signature]) -> tuple[Path |
 
 
 def is_due(new: int, remembered: int) -> bool:
-    """Returns True where so many uncached runs are worth a new cache."""
+    """Returns True if so many uncached runs are worth a new cache."""
     return new >= max(RENEWED_AFTER, remembered // 10) and new + remembered >= WORTH
 
 

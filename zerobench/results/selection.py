@@ -35,7 +35,7 @@ ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
 def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
     """Returns the tables of the selected runs, and a sentence on attempts that were left out, or nothing.
 
-    Raises ValueError, a sentence, for a key that no run has, and for conditions that none meets.
+    Raises ValueError for a key that no run has, and for conditions that none meets.
     """
     runs = matching(results.runs, where)
     kept = runs if everything else standing(runs)

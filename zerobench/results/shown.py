@@ -69,7 +69,7 @@ def heading(results: Results, cells: int) -> str:
 
 
 def failures(cells: Sequence[Row]) -> list[str]:
-    """Returns a sentence for each cell that is not ok."""
+    """Returns an error message for each cell that is not ok."""
     return [printable(f"{one['name']}: {one['status']}: {one['reason']}") for one in cells if one["status"] != "ok"]
 
 
@@ -132,7 +132,7 @@ UNITS = {"formula": "formula MiB", "predicted": "predicted MiB", "95 % interval"
 """Column of the sweep's table -> its name with a unit, if it does not stand next to one that names it."""
 
 BEST = "Bold: the best of the strategies that train the same thing."
-FIGURE = "Memory at the peak on the fullest rank, by category"
+FIGURE = "Memory at the peak by category, on the rank with the most"
 SIDES = tuple(f' style="text-align:{side};white-space:nowrap"' for side in ("left", "right"))
 """Attributes of cells of words and of figures."""
 

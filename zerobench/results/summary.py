@@ -24,7 +24,7 @@ MEANS = ("mfu", "hfu", "traced_step_s", "communication_s", "exposed_s")
 """Columns that may be 0 or missing, and the shares: arithmetic means over the launches."""
 
 TRAINING = ("training", "training_words", "loss_deviation", "grad_norm_deviation")
-"""Columns of the verdict on the training: of a launch that trained differently from DDP, where there is one."""
+"""Columns of the verdict on the training: of a launch that trained differently from DDP, if there is one."""
 
 LEAST_LAUNCHES = 3
 """Two launches have an interval too, but a useless one: its t is 12.7."""
@@ -102,7 +102,7 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
 
 
 def _rates(row: dict[str, Any]) -> tuple[float, float]:
-    """Returns the interval of tokens/s, as wide as that of the step; NaN where there is none."""
+    """Returns the interval of tokens/s, as wide as that of the step; NaN if there is none."""
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] != "ok" or pd.isna(low) or low <= 0:
         return float("nan"), float("nan")
@@ -124,7 +124,7 @@ def is_busy(row: Mapping[str, Any]) -> bool:
 
 
 def busy_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a sentence on the cells that ran on a busy machine; empty if there are none."""
+    """Returns an error message on the cells that ran on a busy machine; empty if there are none."""
     busy = [row for row in rows if is_busy(row)]
     if not busy:
         return ""

@@ -1,4 +1,4 @@
-"""Finished runs: `load` reads their tables into `Results`, the tables of one or many runs; `Run` has those of one.
+"""Finished runs: `load` reads their tables into `Results`, the tables of one or many runs; `Run` is one of them.
 
 A run's folder (results/folders.py writes it)::
 
@@ -79,14 +79,14 @@ class Results:
 
     def run(self, name: str) -> Run:
         """Returns one run: by its run_id, by a part that fits no other, or the newest of the cell of that name
-        ("zero2 gpt_tiny N=2 b=8"). Raises ValueError, a sentence, where `name` fits none or several.
+        ("zero2 gpt_tiny N=2 b=8"). Raises ValueError if `name` fits none or several.
         """
         rows: list[dict[str, Any]] = self.runs.to_dict("records")  # type: ignore[assignment]
         return Run(**self._tables_of([str(pick(name, rows, "these results")["run_id"])]))
 
     def sweep(self) -> pd.DataFrame:
         """`runs` with a leading column for each swept key that has no column of its own, named as on the command line:
-        "optimizer.lr", "model.hidden", "offload". It is empty where a run's choices have no such key.
+        "optimizer.lr", "model.hidden", "offload". It is empty if a run's choices have no such key.
         """
         columns = swept(list(self.runs["config"]), beside=self.runs.columns)
         values = {
@@ -101,7 +101,7 @@ class Results:
 
         A metric is a column of `runs`, and its row without a rank is that column's value; rows with a rank have the
         rank's own figure (long_form.RANKS says which have one). `metrics`: those wanted, all by default. `beside`:
-        columns of `sweep()` to carry along, as "strategy". Raises ValueError, a sentence, for one that is not there.
+        columns of `sweep()` to carry along, as "strategy". Raises ValueError for an unknown one.
         """
         return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
 
@@ -160,7 +160,7 @@ def load(path: str | Path) -> Results:
 
     Damaged runs, and those of a newer version, are left out with a warning. Of 64 runs or more the long tables are read
     when they are first used, and a run with a damaged page has no rows in its table, with a warning. Raises
-    FileNotFoundError where there is no such folder.
+    FileNotFoundError if there is no such folder.
     """
     where = Path(path)
     if not where.is_dir():
@@ -198,7 +198,7 @@ def of_run(results: Results, place: int, folder: Path) -> Results:
 
 
 def is_whole(folder: Path) -> bool:
-    """Returns True where every table of a run can be read."""
+    """Returns True if every table of a run can be read."""
     return not RunFiles(folder, [folder], TABLES, read_row).rows.empty
 
 

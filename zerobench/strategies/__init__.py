@@ -59,7 +59,7 @@ def wrap(
     """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`.
 
     `clips`: the run clips gradients. `more`: what an engine must know of the run's other sections, dtypes and loss
-    scaling among it (precision.options_of). Raises TypeError, a sentence, for a user's engine that lacks a method.
+    scaling among it (precision.options_of). Raises TypeError for a user's engine that lacks a method.
     """
     spec = spec_of(strategy["name"])
     given = {key: value for key, value in more.items() if not spec.of_user or spec.takes(key)}

@@ -35,7 +35,7 @@ class LossScale(Protocol):
 
     @property
     def skipped(self) -> torch.Tensor | float:
-        """1 where the last step was skipped, else 0."""
+        """1 if the last step was skipped, else 0."""
 
 
 class Engine(Protocol):
@@ -51,7 +51,7 @@ class Engine(Protocol):
 
     @property
     def scaler(self) -> LossScale:
-        """Loss scaling; a scale of 1 where there is none."""
+        """Loss scaling; a scale of 1 if there is none."""
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """The module's forward."""
@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Completes what is still in flight after the last step, such as gathers that overlap the next forward."""
 
     def reduced_gradients(self) -> Iterable[torch.Tensor]:
-        """This rank's part of the reduced gradients, multiplied by the loss scale; none where they cannot be seen. A
+        """This rank's part of the reduced gradients, multiplied by the loss scale; none if they cannot be seen. A
         tensor is to be read before the next is asked for.
         """
 

@@ -77,12 +77,12 @@ class StrategyOptions(Section):
 
     @property
     def is_meta(self) -> bool:
-        """True where the model is built without memory and the engine gives it its values."""
+        """True if the model is built without memory and the engine gives it its values."""
         return bool(getattr(self, "construct", "plain") == "meta")
 
     @property
     def has_buckets(self) -> bool:
-        """True where gradients are reduced in buckets of a given size."""
+        """True if gradients are reduced in buckets of a given size."""
         return hasattr(self, "bucket_bytes")
 
     @property
@@ -182,10 +182,10 @@ WITHOUT_RULE: dict[str, tuple[str, ...]] = {
 
 TUNED = Key("null options have the values that serve this harness's models, not the peer's defaults")
 REDUCE_BUCKET_NUMEL = Key(
-    "DeepSpeed's reduce_bucket_size", unit="elements", limits=(1, 1e12), deepspeed="`reduce_bucket_size`"
+    "reduce_bucket_size of DeepSpeed", unit="elements", limits=(1, 1e12), deepspeed="`reduce_bucket_size`"
 )
 OVERLAP_COMM = Key(
-    "DeepSpeed's overlap_comm: a second bucket, filled while the first travels", deepspeed="`overlap_comm`"
+    "overlap_comm of DeepSpeed: a second bucket is filled while the first is sent", deepspeed="`overlap_comm`"
 )
 
 
@@ -245,7 +245,7 @@ class DeepspeedZero1(StrategyOptions):
     tuned: bool = TUNED(False)
     reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
     multi_rank_allreduce: bool | None = Key(
-        "DeepSpeed's use_multi_rank_bucket_allreduce", deepspeed="`use_multi_rank_bucket_allreduce`"
+        "use_multi_rank_bucket_allreduce of DeepSpeed", deepspeed="`use_multi_rank_bucket_allreduce`"
     )(None)
     overlap_comm: bool | None = OVERLAP_COMM(None)
 
@@ -265,16 +265,16 @@ class DeepspeedZero3(StrategyOptions):
     tuned: bool = TUNED(False)
     reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
     prefetch_numel: int | None = Key(
-        "DeepSpeed's stage3_prefetch_bucket_size", unit="elements", limits=(0, 1e+12),
+        "stage3_prefetch_bucket_size of DeepSpeed", unit="elements", limits=(0, 1e+12),
         deepspeed="`stage3_prefetch_bucket_size`",
     )(None)  # fmt: skip
     persistence_numel: int | None = PERSISTENCE_NUMEL(None)
     max_live_numel: int | None = Key(
-        "DeepSpeed's stage3_max_live_parameters", unit="elements", limits=(0, 1e+12),
+        "stage3_max_live_parameters of DeepSpeed", unit="elements", limits=(0, 1e+12),
         deepspeed="`stage3_max_live_parameters`",
     )(None)  # fmt: skip
     max_reuse_numel: int | None = Key(
-        "DeepSpeed's stage3_max_reuse_distance", unit="elements", limits=(0, 1e+12),
+        "stage3_max_reuse_distance of DeepSpeed", unit="elements", limits=(0, 1e+12),
         deepspeed="`stage3_max_reuse_distance`",
     )(None)  # fmt: skip
     overlap_comm: bool | None = OVERLAP_COMM(None)

@@ -57,7 +57,7 @@ class PeerEngine:
         raise NotImplementedError(f"clip: {type(self).__name__} cannot clip gradients; leave clip out")
 
     def reduced_gradients(self) -> Iterator[torch.Tensor]:
-        """This rank's part of the reduced gradients, DTensors among them; none where they are hidden."""
+        """This rank's part of the reduced gradients, DTensors among them; none if they are hidden."""
         for parameter in () if self.hides_gradients else self.module.parameters():
             if parameter.grad is not None:
                 yield parameter.grad
@@ -83,7 +83,7 @@ def rebuilt(optimizer: optim.Optimizer, other: Callable[[nn.Parameter], torch.Te
 class AdaptedEngine(PeerEngine):
     """A user's engine with the optional parts completed, as engine.py lists them.
 
-    Raises TypeError, a sentence, for an engine that lacks a method. `clips`: the run clips gradients.
+    Raises TypeError for an engine that lacks a method. `clips`: the run clips gradients.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def find(name: str) -> StrategySpec | None:
 
 
 def spec_of(name: str) -> StrategySpec:
-    """The row of that name. Raises ValueError where there is none."""
+    """The row of that name. Raises ValueError if there is none."""
     found = find(name)
     if found is None:
         raise ValueError(f"strategy={name}: it is none of {', '.join(specs())}; run the script that registers it")
@@ -89,7 +89,7 @@ def spec_of(name: str) -> StrategySpec:
 
 
 def reference() -> StrategySpec:
-    """The row that other strategies' training is held against."""
+    """The row that other strategies' training is compared with."""
     return next(spec for spec in _SPECS.values() if spec.reference is not None)
 
 
@@ -99,13 +99,13 @@ def names_with(feature: str) -> tuple[str, ...]:
 
 
 def predicts(section: Mapping[str, Any]) -> bool:
-    """True where theory covers the strategy of a resolved section; the peers are measured only."""
+    """True if theory covers the strategy of a resolved section; the peers are measured only."""
     found = find(section["name"])
     return found is not None and found.theory is not None
 
 
 def shape_of(section: Mapping[str, Any]) -> StrategyShape:
-    """The strategy of a resolved section as theory sees it. Raises ValueError where theory does not cover it."""
+    """The strategy of a resolved section as theory sees it. Raises ValueError if theory does not cover it."""
     theory = spec_of(section["name"]).theory
     if theory is None:
         raise ValueError(f"strategy={section['name']}: theory does not cover it")

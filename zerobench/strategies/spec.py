@@ -107,7 +107,7 @@ class StrategySpec:
 
     @property
     def installed(self) -> bool:
-        """True where all that it requires is there."""
+        """True if all that it requires is there."""
         return self.requires is None or find_spec(self.requires) is not None
 
     @property
@@ -124,7 +124,7 @@ class StrategySpec:
         return {**section, **chosen}
 
     def takes(self, parameter: str, by_name_alone: bool = False) -> bool:
-        """True where the builder accepts a keyword `parameter`; `by_name_alone`: not by way of **options."""
+        """True if the builder accepts a keyword `parameter`; `by_name_alone`: not by way of **options."""
         parameters = inspect.signature(self.build).parameters
         rest = any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and not by_name_alone
         return rest or parameter in parameters

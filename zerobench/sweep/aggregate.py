@@ -1,4 +1,4 @@
-"""Joins the records of all ranks and passes to one row: what was measured, what theory says, what is unexplained."""
+"""Joins the records of all ranks and passes to one row: measurements, predictions, and unexplained bytes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> i
 
 
 def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
-    """Fills columns of process memory from the timed pass, which has no instruments, where there is one."""
+    """Fills columns of process memory from the timed pass, which has no instruments, if there is one."""
     for name in PROCESS_MEMORY:
         values = [record.process_memory.get(name) for record in timed or accounted]
         known = [value for value in values if value is not None]
@@ -263,7 +263,7 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
-    """Returns True where all passes have bit-equal losses on every rank; None for a single pass."""
+    """Returns True if all passes have bit-equal losses on every rank; None for a single pass."""
     first, *others = (_losses(one) for one in passes)
     return all(one == first for one in others) if others else None
 
@@ -283,7 +283,7 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def divergence(records: list[RankRecord]) -> str:
-    """Returns a sentence on the first non-finite loss of any rank and pass; empty where all are finite."""
+    """Returns an error message on the first non-finite loss of any rank and pass; empty if all are finite."""
     lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
     if not lost:
         return ""

@@ -37,7 +37,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 class StoppedError(KeyboardInterrupt):
-    """Raised where the user interrupted; the run's row is written."""
+    """Raised if the user interrupted; the run's row is written."""
 
     def __init__(self, row: RunRow) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def write_lost(
     begun: float | None = None,
 ) -> RunRow:  # fmt: skip
     """Writes the row of a launch whose job has left none, with the end of the job's `log`. `begun`: time since the
-    epoch at which it was seen to begin; None where it was not.
+    epoch at which it was seen to begin; None if it was not.
     """
     prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
     row.status, row.reason = status, reason

@@ -109,7 +109,7 @@ def fitting(cells: list[Cell]) -> list[Cell]:
 
 
 def check_folders(cells: list[Cell]) -> None:
-    """Raises RefusedError where a results folder cannot be written to, unless all its cells have runs already. Removes
+    """Raises RefusedError if a results folder cannot be written to, unless all its cells have runs already. Removes
     what killed sweeps have left there.
     """
     problems = []

@@ -31,16 +31,16 @@ from .command import run_cells
 
 
 def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
-    """Runs every combination of the choices, and returns the tables of its runs, those that failed among them; a cell
-    that is refused has a row in `runs` alone, with the status invalid.
+    """Runs every combination of the choices, and returns the tables of the runs, failed ones included; a refused cell
+    has a row in `runs` only, with the status invalid.
 
-    Choices are written as on the command line, "strategy=ddp,zero1", or as keywords, where a list is a sweep:
+    Choices are written as on the command line, "strategy=ddp,zero1", or as keywords with a list for several values:
     `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot is a string: "measure.steps=5".
     `results_dir` is the folder of the runs, results/runs by default. `quiet`: without progress.
 
-    Raises ValueError, a sentence for each choice that is none, before anything runs, if every cell is refused, and for
+    Raises ValueError before anything runs, for invalid choices, if every cell is refused, and for
     a model, data or a strategy that the notebook itself registers; RuntimeError in a process that is
-    a rank itself; KeyboardInterrupt where it was stopped: finished cells are kept.
+    a rank itself; KeyboardInterrupt if it was stopped: finished cells are kept.
     """
     if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
         raise RuntimeError(

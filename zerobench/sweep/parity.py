@@ -58,7 +58,7 @@ SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_sc
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on one run. `kind`: reference, equal, close, differs, or unchecked. `loss`, `norm`: the largest
-    relative deviations from DDP; None where nothing was compared.
+    relative deviations from DDP; None if nothing was compared.
     """
 
     kind: str
@@ -104,7 +104,7 @@ def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, thei
 
 
 def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
-    """Returns True where bit equality can be expected: the same sums in the same order by the same kernels."""
+    """Returns True if bit equality can be expected: the same sums in the same order by the same kernels."""
     return (
         spec_of(config.strategy.name).rounds_as_reference
         and config.device == "cpu"
@@ -176,12 +176,12 @@ def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks:
         assert ours is not None
         assert theirs is not None
         said = f"gradients: their norm at step {step} is {ours:.6g}, {_factor(ours, theirs, ranks)}"
-        return f"{said}, and the loss before them is not to blame: look at the backward and the reduction"
+        return f"{said}, and the losses before agree: check the backward and the reduction"
     off = next(p for p in pairs if p.step == step and p.loss_off > limits[0])
     said = f"the loss of rank {off.rank} at step {step} is {off.loss[0]:.9g} and DDP's {off.loss[1]:.9g}"
     if step == 0:
-        return f"{said}: no update has been yet: look at the forward, the data and the initial values"
-    return f"{said}, after gradient norms that agree: look at the update of step {step - 1}, or at parts of gradients"
+        return f"{said}: there was no update yet: check the forward, the data and the initial values"
+    return f"{said}, after gradient norms that agree: check the update of step {step - 1}, and parts of gradients"
 
 
 def _factor(ours: float, theirs: float, ranks: int) -> str:
@@ -195,5 +195,5 @@ def _factor(ours: float, theirs: float, ranks: int) -> str:
     if math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
         return f"{words}, as after a second division by the {ranks} ranks"
     if factor < 0.999:
-        return f"{words}: a part of them is missing, a rank's or a bucket's"
+        return f"{words}: the gradients of a rank or of a bucket are missing"
     return words

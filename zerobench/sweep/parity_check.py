@@ -85,7 +85,7 @@ class ParityCheck:
 
     def finish(self, makes: bool, say: Callable[[str], None], run: Callable[[Cell], Row] | None = None) -> bool:
         """Ends the sweep: waits for late runs; rows without a reference get one of their own or a note. Returns False
-        where the user interrupts.
+        if the user interrupts.
 
         `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's own ran,
         on this machine by default.
@@ -108,7 +108,7 @@ class ParityCheck:
         return not stopped
 
     def _see_late(self, say: Callable[[str], None]) -> bool:
-        """Waits for runs of other machines that cannot be seen here yet. Returns False where the user interrupts."""
+        """Waits for runs of other machines that cannot be seen here yet. Returns False if the user interrupts."""
         late, self._late = self._late, []
         absent = sum(not _is_there(*one) for one in late)
         if absent:
@@ -167,7 +167,7 @@ class ParityCheck:
 
 
 def run_here(cell: Cell) -> Row:
-    """Returns the row of a cell, reused or new. Raises StoppedError where the user interrupts."""
+    """Returns the row of a cell, reused or new. Raises StoppedError if the user interrupts."""
     return find_reusable(cell) or asdict(run_cell(refuse_unfit(cell), lambda _: None))
 
 
@@ -198,7 +198,7 @@ def _folder(cell: Cell, row: Row) -> Path:
 
 
 def _may_be_late(row: Row) -> bool:
-    """Returns True where another machine may have written the run."""
+    """Returns True if another machine may have written the run."""
     return row["launcher"] not in (LOCAL, *HERE)
 
 

@@ -97,7 +97,7 @@ class Reporter:
         self._post()
 
     def board_in(self, results_dir: Path) -> str:
-        """Returns the name of this sweep's board in a results folder, "" where it has none."""
+        """Returns the name of this sweep's board in a results folder, "" if it has none."""
         return self._board.name_in(results_dir) if self._board is not None else ""
 
     def start(self, launch: CellLaunch) -> None:
@@ -145,7 +145,7 @@ class Reporter:
         """Shows that another sweep measures the current launch, and, with False, that it no longer does."""
         self.entry.mode = AWAITS if waits else ""
         if waits:
-            self._line("another sweep measures this just now; waiting for what it finds")
+            self._line("another sweep is measuring this cell; waiting for its result")
         else:
             self._begin()
         self._post()

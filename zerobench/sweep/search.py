@@ -71,7 +71,7 @@ class BatchSearch:
 
 
 def is_search(cell: Cell) -> bool:
-    """Returns True where this cell asks for a search."""
+    """Returns True if this cell asks for a search."""
     return cell.config.search.memory_limit is not None and not cell.problems
 
 

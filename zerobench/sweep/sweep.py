@@ -45,7 +45,7 @@ class Sweep:
     unwritten: list[Unwritten] = field(default_factory=list)
     """Runs that are not in their results folder."""
     reused: bool = False
-    """True where the last row is of an earlier run."""
+    """True if the last row is of an earlier run."""
     by_cell: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Id of a cell as it was asked for -> rows of its launches; a job may have run it on fewer machines."""
 
@@ -68,7 +68,7 @@ class Sweep:
                 self.failed_fast = launch.cell.config.fail_fast
 
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
-        """Returns the row of one launch, reused or new; None where the user stopped it before it had one."""
+        """Returns the row of one launch, reused or new; None if the user stopped it before it had one."""
         self.reporter.start(launch)
         row, cell = self._attempt(launch)
         retries = 0
@@ -81,7 +81,7 @@ class Sweep:
         return row
 
     def _attempt(self, launch: CellLaunch) -> tuple[dict[str, Any] | None, Cell]:
-        """Returns the row, None where the user stopped it before it had one, and the cell as it was run."""
+        """Returns the row, None if the user stopped it before it had one, and the cell as it was run."""
         self.reused = False
         cell, progress, wait = launch.cell, self.reporter.progress, self.reporter.wait
         try:
@@ -111,7 +111,7 @@ class Sweep:
 
 
 def runs_again(launch: CellLaunch, row: dict[str, Any], retries: int) -> bool:
-    """Returns True where the launch ended so that it is run again, after as many `retries`."""
+    """Returns True if the launch ended so that it is run again, after as many `retries`."""
     policy = launch.cell.config.launch
     return row["status"] in policy.retry and retries < policy.retries
 

@@ -135,7 +135,7 @@ class GroupShape:
 
     @staticmethod
     def quantizes(block: int | None, size: int) -> bool:
-        """True where elements of `size` bytes are quantized; fp64 never is."""
+        """True if elements of `size` bytes are quantized; fp64 never is."""
         return block is not None and size < 8
 
     def payload(self, numel: int) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of units and shards, from shapes alone: a second implementation of the engine's layout, held against it.
+"""Sizes of units and shards, from shapes alone: a second implementation of the engine's layout, compared by tests.
 
 Parameters start, and shards end, at multiples of 64 bytes (zero/layout.py says why).
 """
@@ -85,7 +85,7 @@ class FlatBuffer:
 
     @property
     def is_half(self) -> bool:
-        """True where there are fp32 masters beside the parameters."""
+        """True if there are fp32 masters beside the parameters."""
         return self.element_bytes < 4
 
     @property

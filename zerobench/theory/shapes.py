@@ -151,7 +151,7 @@ def trainable(shapes: Sequence[ParameterShape]) -> list[int]:
 
 
 def is_half(shape: ParameterShape) -> bool:
-    """True where the parameter has an fp32 master."""
+    """True if the parameter has an fp32 master."""
     return shape.element_bytes < 4
 
 
@@ -176,7 +176,7 @@ def wire_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
 
 
 def casts(shape: ParameterShape, precision: PrecisionShape) -> bool:
-    """True where the parameter's gradient is sent in another dtype than it is accumulated in."""
+    """True if the parameter's gradient is sent in another dtype than it is accumulated in."""
     return precision.casts and shape.element_bytes < 8
 
 

@@ -1,5 +1,5 @@
 """A strategy as theory sees it: what it partitions (`StrategyTheory`), its resolved options (`StrategyShape`), and the
-engine's rules for those, written apart from it (zero/options.py, zero/units/root.py).
+engine's rules for them, written independently (zero/options.py, zero/units/root.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StrategyShape:
     theory: StrategyTheory
     accumulate: str = "last"
     bucket_bytes: int | str | None = None
-    """Bytes, AUTO, or None where there are no buckets."""
+    """Bytes, AUTO, or None if there are no buckets."""
     reduce_with: str = "reduce_scatter"
     persistence_numel: int = 0
     prefetch: int = 0
@@ -80,13 +80,13 @@ LEAST_BYTES, MOST_BYTES = 2**20, 25 * 2**20
 
 
 def frees_root(strategy: StrategyShape, shapes: Sequence[ParameterShape]) -> bool:
-    """True where ZeRO-3 frees its root unit while backward runs in other units (zero/units/root.py)."""
+    """True if ZeRO-3 frees its root unit while backward runs in other units (zero/units/root.py)."""
     root = [shape for shape in shapes if shape.unit == ROOT]
     return strategy.keep_root == AUTO and len(root) < len(shapes) and not any(shape.pinned for shape in root)
 
 
 def reads(shape: ParameterShape, left: int) -> bool:
-    """True where backward reads a parameter as it makes its gradient. `left`: gradients to come, this one included."""
+    """True if backward reads a parameter as it makes its gradient. `left`: gradients to come, this one included."""
     return shape.reads[left - 1] if 0 < left <= len(shape.reads) else True
 
 

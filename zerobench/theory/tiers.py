@@ -28,7 +28,7 @@ POOL_ALIGN_BYTES = 4096
 
 @dataclass(frozen=True)
 class TierShape:
-    """An offload. `place`: host or nvme, None where nothing leaves; the rest as in a config's offload section.
+    """An offload. `place`: host or nvme, None if nothing leaves; the rest as in a config's offload section.
 
     Files are taken to be read and written past the page cache.
     """

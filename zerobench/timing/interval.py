@@ -40,7 +40,7 @@ def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> StepInterval:
     if isinstance(costs, CpuCosts):
         row = validated().get("intervals", {}).get(HERE)
         if row is None:
-            return StepInterval(0.5, 2.0, f"not validated: no run on {HERE} was held against its prediction")
+            return StepInterval(0.5, 2.0, f"not validated: no run on {HERE} was compared with its prediction")
         return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
     return interval(costs, config.world_size > costs.cluster.devices_per_node)
 

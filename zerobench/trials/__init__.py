@@ -1,1 +1,1 @@
-"""Sweeps whose cells a sweeper of Hydra's proposes, told the objective of those before: Optuna, Nevergrad, others."""
+"""Sweeps whose cells a Hydra sweeper proposes from the objective of earlier ones: Optuna, Nevergrad, others."""

@@ -1,4 +1,4 @@
-"""Runs a sweep whose cells a sweeper of Hydra's proposes, as a command does: progress, one table, the best trials; and
+"""Runs a sweep whose cells a Hydra sweeper proposes, as a command does: progress, one table, the best trials; and
 writes the account of its trials, a file beside the runs, RESULTS/searches/NAME-HASH.yaml:
 
 sweeper, objectives, axes, fixed    of the sweep; the hash is of these, so that the same command replaces it
@@ -43,7 +43,7 @@ AGAIN = ("measure.repeats=3", "rerun=true")
 def run_proposed(
     proposed: Proposed, check: Overrides, is_local: bool, chosen: Sequence[str] | None, kind: Callable[..., Sweep]
 ) -> int:
-    """Runs the sweep, and prints its table and its best trials. Returns the exit code: 0 where there is a best one, and
+    """Runs the sweep, and prints its table and its best trials. Returns the exit code: 0 if there is a best one, and
     all others answered the sweeper, be it that they do not fit; 1 else; 130 stopped by the user. Raises RefusedError.
 
     `is_local`: cells run one after the other, so that each proposal can follow from all before it.
@@ -117,7 +117,7 @@ def _shown(proposed: Proposed, place: int, trial: Trial) -> str:
 def _print_best(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial]) -> None:
     columns = ", ".join(one.column for one in proposed.objectives)
     cells = len({trial.cell.cell_id for trial in trials})
-    again = f", {len(trials) - cells} of them again" if len(trials) > cells else ""
+    again = f", {len(trials) - cells} of them repeated" if len(trials) > cells else ""
     statuses = Counter(trial.status for trial in trials if trial.status and not trial.values)
     failed = f"; infeasible: {', '.join(f'{number} {status}' for status, number in statuses.items())}"
     unrun = sum(not trial.status for trial in trials)

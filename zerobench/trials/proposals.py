@@ -1,4 +1,4 @@
-"""A sweeper of Hydra's at work: it proposes batches of cells, our launcher runs them and returns their values.
+"""A Hydra sweeper at work: it proposes batches of cells, our launcher runs them and returns their values.
 
 1. propose   the plugin calls its launcher with the overrides of a batch
 2. compose   each becomes a cell with all checks of a sweep; a cell that was there already keeps its trial's rows
@@ -80,7 +80,7 @@ class Proposals:
             self.found = _read_results(folder / RESULTS)
 
     def _why(self, error: Exception) -> str:
-        """Says why the plugin gave up; "" where it only misses a best trial, which there is not."""
+        """Says why the plugin gave up; "" if it only misses a best trial, which there is not."""
         if isinstance(error, InfeasibleError):
             rate = next((key for key in self.proposed.asked if key.endswith("max_failure_rate")), "max_failure_rate")
             return f"more trials of a batch failed than {SETTINGS}.{rate} permits, as {error}"

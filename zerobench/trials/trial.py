@@ -35,7 +35,7 @@ class InfeasibleError(Exception):
 
 
 class MissingError(Exception):
-    """Raised where a run that is ok has no value of an objective: no run of the sweep may have one."""
+    """Raised if a run that is ok has no value of an objective: no run of the sweep may have one."""
 
 
 class Failed(JobReturn):
@@ -50,7 +50,7 @@ class Failed(JobReturn):
 @dataclass(eq=False)
 class Trial:
     """A trial. `words`: the overrides that were proposed; `rows`: of its launches; `values`: of the objectives, none
-    where it is infeasible. `told`: its values in the direction in which the sweeper optimizes.
+    if it is infeasible. `told`: its values in the direction in which the sweeper optimizes.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Trial:
 def _why_missing(row: Row) -> str:
     if row["backend"] == "simulated":
         return ": a simulated world has no times and no losses"
-    return "; zerobench columns --table runs says of what it is, and measure.passes=both measures bytes and times"
+    return "; zerobench columns --table runs explains it, and measure.passes=both measures bytes and times"
 
 
 def best_of(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""Callbacks that mark a step where a trainer has the loop: transformers' Trainer and Lightning's."""
+"""Callbacks that mark steps in a trainer's loop: transformers' Trainer and Lightning's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def trainer_callback(**options: Any) -> Any:
     """Returns a transformers.TrainerCallback that watches a Trainer's steps; `options` are Watch's.
 
     A step lasts from one `on_step_begin` to the next `on_step_end`, with all of its micro-batches. The callback's
-    `results` are there when training has ended. A training that fails tells its callbacks nothing:
-    `callback.watch.stop(error)` then makes the tables. Raises ImportError where transformers is not installed.
+    `results` exist when training has ended. A trainer does not notify callbacks of a failure:
+    `callback.watch.stop(error)` then makes the tables. Raises ImportError if transformers is not installed.
     """
     from transformers import TrainerCallback
 
@@ -47,7 +47,7 @@ def trainer_callback(**options: Any) -> Any:
 def lightning_callback(**options: Any) -> Any:
     """Returns a lightning.pytorch.Callback that watches a Trainer's steps; `options` are Watch's.
 
-    A step ends with `on_train_batch_end` of the last micro-batch of an accumulation. Raises ImportError where Lightning
+    A step ends with `on_train_batch_end` of the last micro-batch of an accumulation. Raises ImportError if Lightning
     is not installed.
     """
     from lightning.pytorch import Callback

@@ -14,13 +14,13 @@ from typing import Any
 import torch.distributed as dist
 
 PROBLEM = "problem"
-"""Key of the sentence that a rank posts in place of its record."""
+"""Key of the error message that a rank posts instead of its record."""
 
 _exchanges = 0
 
 
 class WatchError(RuntimeError):
-    """A loop cannot be watched, has shown no step, or a rank's record is missing; the message is a sentence."""
+    """A loop cannot be watched, has made no step, or a rank's record is missing."""
 
 
 def next_place() -> str:
@@ -62,7 +62,7 @@ def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout
 
 
 def post_problem(place: str, problem: str, rank: int, world_size: int) -> None:
-    """Tells rank 0 in a sentence why no record comes from this rank; the others, that there will be no folder."""
+    """Sends rank 0 an error message instead of this rank's record, and tells the others that no folder comes."""
     if world_size == 1:
         return
     with suppress(WatchError):  # the sentence is raised here as well
@@ -80,7 +80,7 @@ def _post(place: str, rank: int, record: dict[str, Any]) -> None:
 
 
 def share_folder(place: str, folder: Path | None, rank: int, world_size: int, timeout_s: float) -> Path | None:
-    """Returns rank 0's `folder` on every rank. Raises WatchError where rank 0 names none within `timeout_s` seconds."""
+    """Returns rank 0's `folder` on every rank. Raises WatchError if rank 0 names none within `timeout_s` seconds."""
     if world_size == 1:
         return folder
     store, key = _store(), f"{place}/folder"

@@ -166,7 +166,7 @@ def leave_out() -> Iterator[None]:
 
 
 def is_apart(tensor: torch.Tensor) -> bool:
-    """Returns True where the tensor is left out."""
+    """Returns True if the tensor is left out."""
     return tensor.untyped_storage()._cdata in _apart
 
 

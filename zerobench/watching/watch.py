@@ -56,7 +56,7 @@ class Watch:
     optimizer   whatever has the loop's `step`, or several in the order in which they step; None: an engine's own
     ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
     warmup      steps before the measured ones; without any, what the first step leaves is counted as growth. None:
-                1, and 2 where DDP, which makes its buckets again in the second step, reduces the gradients
+                1, and 2 if DDP, which makes its buckets again in the second step, reduces the gradients
     steps       measured steps
     to          a results folder; None: that of the variable ZEROBENCH_WATCH_TO; without it the tables are in
                 `results` alone
@@ -89,7 +89,7 @@ class Watch:
         self._about = rows.About.of(name, model, self.model, self._optimizers, warmup)
         self.state, self.done = NEW, 0
         self.problem = ""
-        """Why the loop cannot be accounted, a sentence; empty while it can."""
+        """Error message if the loop cannot be accounted; empty while it can."""
         self.results: Results | None = None
         """The tables, on rank 0 once the watch has stopped."""
         self.folder: Path | None = None
@@ -143,7 +143,7 @@ class Watch:
             self._observing.callback(on_step(self._optimizers[-1], self._end_step))
 
     def step(self) -> None:
-        """Marks the end of a step, for a loop that says so itself. Raises WatchError where the optimizer does."""
+        """Marks the end of a step with `ends="step"`. Raises WatchError if the optimizer's step ends a step."""
         if self._ends != "step":
             raise WatchError('watch.step: the optimizer\'s step ends a step here; give ends="step" to mark it yourself')
         if self.state == NEW:
@@ -153,8 +153,8 @@ class Watch:
     def stop(self, error: BaseException | None = None) -> None:
         """Ends the watch: removes every hook, brings the ranks' records together and makes the tables.
 
-        `error`: what ended the loop early; it becomes the run's status, and no sentence of this watch hides it.
-        Raises WatchError, a sentence, where there is nothing to tell.
+        `error`: the exception that ended the loop early; it becomes the run's status, and is never hidden by the watch.
+        Raises WatchError if no step was measured.
         """
         if self.state == NEW:
             raise WatchError("watch.stop: the watch has not started; use it as a context manager, or call start()")
@@ -195,7 +195,7 @@ class Watch:
         if self._others:
             name = type(self._optimizers[-1]).__name__
             words = f"watch: the loop ended {steps} of the watched {name}, while another {self._others} stepped"
-            return f"{words}; were model and optimizer replaced? Watch those that the loop uses"
+            return f"{words}; were model and optimizer replaced? Watch the ones that the loop uses"
         if self.done == 0:
             what = "the optimizer took no step" if self._ends == "optimizer" else "watch.step() was not called"
             return f"watch: the loop ended without a step: {what}"

@@ -67,7 +67,7 @@ class ModuleFace:
     def param_groups(self) -> NoReturn:
         """Raises AttributeError: an engine is not an optimizer, and torch's GradScaler would take it for one."""
         raise AttributeError(
-            "param_groups: they are engine.optimizer's; where a GradScaler asks for them: the engine scales losses"
+            "param_groups: use engine.optimizer.param_groups; if a GradScaler asked for them: the engine scales losses"
             " itself, with loss_scaling=zerobench.zero.LossScaling()"
         )
 
@@ -75,8 +75,8 @@ class ModuleFace:
     def join_hook(self) -> NoReturn:
         """Raises AttributeError: torch's Join asks for it, and an engine cannot step on some ranks alone."""
         raise AttributeError(
-            "join_hook: torch's Join is for ranks with unequal numbers of batches, and every rank takes part in every"
-            " step of an engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"
+            "join_hook: torch's Join is for unequal numbers of batches, but every rank takes part in every step of an"
+            " engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"
         )
 
 

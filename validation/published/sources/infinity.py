@@ -110,7 +110,7 @@ def _figure_2a(
         PublishedFigure(
             "figure 2a", f"model states, {numbers}", "TiB", "240 nl·hd²", 240 * squares, states_tb, float(states_tb),
             cell, states, per_size("L", "h", "h"), digit=0.01, scale=squares,
-            note="biases and norms, 13 hd of a layer, are in what is executed",
+            note="biases and norms, 13 hd of a layer, are simulated as well",
         ),
         PublishedFigure(
             "figure 2a", f"activation checkpoints of a node, b = {NODE}, s = {TOKENS}, {numbers}", "TiB",

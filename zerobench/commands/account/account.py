@@ -1,4 +1,4 @@
-"""A run as a readable account: what was run, memory, traffic, time, losses; a failed run's reason and logs.
+"""A run as a readable account: configuration, memory, traffic, time, losses; a failed run's reason and logs.
 
 Traffic is that of one step on the rank that moves most.
 """

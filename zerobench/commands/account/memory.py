@@ -72,7 +72,7 @@ def passages_of_memory(row: Row, results: Results) -> Iterator[Passage]:
     fullest = totals["rank"].to_list()[int(totals["max_bytes"].astype("int64").argmax())]
     mine = memory[memory["rank"] == fullest]
     header = ["category", "at the peak", "at most", "predicted", "residual"]
-    yield Passage(f"Memory in a step, rank {fullest}, the fullest of {len(totals)}", [Grid(header, _categories(mine))])
+    yield Passage(f"Memory in a step, rank {fullest}, the largest of {len(totals)}", [Grid(header, _categories(mine))])
     yield from _formulas(row, everywhere)
     beside = [name for name in ALLOCATOR if (mine["category"] == name).any()]
     words = [BESIDE[name] for name in beside]
@@ -103,7 +103,7 @@ def process_lines(row: Row) -> list[str]:
 def _formulas(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
     table, lines = table_of_formulas(row, memory)
     if table is not None:
-        yield Passage("The states by the paper's formula, the fullest rank of each category", [table, *lines])
+        yield Passage("The states by the paper's formula; for each category the rank with the most", [table, *lines])
     elif lines:
         yield Passage("The states by the paper's formula", [*lines])
 
@@ -157,11 +157,11 @@ LINK_WORDS = {
 
 
 def passages_of_tiers(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
-    """Yields passages of a table each; none where everything is on the device. `memory`: the run's."""
+    """Yields passages of a table each; none if everything is on the device. `memory`: the run's."""
     note = f"; {ONE_MEMORY}" if row["device"] == "cpu" else ""
     if elsewhere := _memory_elsewhere(row, memory):
         columns = ["tier", "category", "at the peak", "at most", "predicted", "residual"]
-        title = f"Memory in other tiers in a step, the fullest rank of each{note}"
+        title = f"Memory in other tiers in a step, on the rank with the most in each{note}"
         yield Passage(title, [Grid(columns, elsewhere, left=2)])
     if moved := _moved_between(row):
         columns = ["link", "bytes", "by formula", "residual"]
@@ -255,7 +255,7 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
 
 
 def formulas_of(row: Row) -> dict[str, Formula]:
-    """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError where
+    """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError if
     they are damaged.
     """
     text = row["formulas"]

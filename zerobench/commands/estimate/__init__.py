@@ -1,1 +1,1 @@
-"""Peak and traffic of cells before any run: executed on fake tensors, side by side (zerobench/fake_execution)."""
+"""Peak and traffic of cells before any run: simulated on fake tensors, side by side (zerobench/fake_execution)."""

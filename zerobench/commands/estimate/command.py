@@ -52,7 +52,7 @@ class Question:
 
 
 def ask(words: Sequence[str], device: str | None = None, attention: str | None = None) -> Question:
-    """Returns the cells of a command line. Raises RefusedError, or ValueError with a sentence, where it is wrong."""
+    """Returns the cells of a command line. Raises RefusedError, or ValueError if it is wrong."""
     said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     for key in ("backend", "tensors"):
         if key in said:
@@ -79,12 +79,12 @@ def _on(cell: Cell, target: Target) -> Cell:
 
 
 DESCRIPTION = """\
-Which strategy, will it fit, what binds? Executes one rank of each cell, the fullest, on tensors without values or
-memory: the engine's own code, DDP's, FSDP2's. Offline; no weights, no GPU, no results folder; seconds a cell.
+Will it fit, and under which strategy? Simulates the rank of each cell that needs the most memory, on fake tensors, with
+the code of a run: our engine, DDP, FSDP2. Offline; no weights, no GPU, no results folder; seconds to a minute per cell.
 """
 
 EXAMPLES = f"""\
-KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help KEY` explains each. Left out:
+KEY=VALUE as for a sweep, several values comma-separated; `zerobench --help KEY` explains each key. Defaults here:
   {"  ".join(f"{key}={value}" for key, value in DEFAULTS.items() if key != "data")}
 
   zerobench estimate model=gpt2_124m precision=bf16 sequence=1024
@@ -93,12 +93,12 @@ KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help 
   zerobench estimate model=huggingface huggingface.architecture=llama huggingface.layers=16 huggingface.hidden=2048
   zerobench estimate model=huggingface huggingface.config=path/to/config.json precision=bf16 --attention flash
   zerobench estimate model=gpt2_124m --format json --out estimates.json --figure estimates.svg
-  python mine.py estimate model=mine strategy=ddp,zero3            (a script that registers a model of your own)
+  python mine.py estimate model=mine strategy=ddp,zero3            (a script that registers your model)
 
-How to read it: peak is the most that lives at one instant on the fullest rank, and the parts below it add up to it at
-that instant. states are at their own largest instant; formula is the paper's closed form for them, in flight the rest:
-gathered units, buckets, temporaries of the update. volume counts elements over the number of parameters.
-Exit code: 0 all cells were executed, 1 one was not, 2 the command itself was wrong, 130 interrupted.
+How to read it: peak is the largest sum of live bytes at any instant, on the rank with the largest sum; the parts below
+it add up to it. states have an instant of their own; formula is the paper's closed form for them, in flight the rest:
+gathered units, buckets, temporaries of the update. volume is elements sent per step over the number of parameters.
+Exit code: 0 all cells were simulated, 1 a cell was not, 2 the command is invalid, 130 interrupted.
 """
 
 
@@ -157,12 +157,24 @@ def _parser() -> argparse.ArgumentParser:
         "-m", "--multirun", action="store_true", help="accepted as in a sweep; several values always make several cells"
     )
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
-    add("--device", choices=KINDS, help=f"device to estimate for; it need not be present (default: {DEVICE})")
-    add("--attention", choices=ATTENTION_KERNELS, help="kernel on a GPU (default: torch's own choice)")
-    add("--device-memory", metavar="SIZE", help='of a rank, as "80 GiB": what fits, and by how much')
-    add("--tensors", type=int, default=LARGEST, metavar="K", help="largest at the peak, each (default: %(default)s)")
+    add("--device", choices=KINDS, help=f"device to estimate for; this machine need not have it (default: {DEVICE})")
+    add(
+        "--attention", choices=ATTENTION_KERNELS, help="attention kernel on a GPU (default: the one that torch chooses)"
+    )
+    add(
+        "--device-memory",
+        metavar="SIZE",
+        help='memory of one GPU, such as "80 GiB": shows which cells fit, and by how much',
+    )
+    add(
+        "--tensors",
+        type=int,
+        default=LARGEST,
+        metavar="K",
+        help="show the K largest tensors at the peak of each cell (default: %(default)s)",
+    )
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
-    add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
+    add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     add("--jobs", type=int, help="cells at a time (default: one per core)")
     add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")

@@ -29,7 +29,7 @@ VISIBLE = 1e-3
 
 
 def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> None:
-    """Draws the cells that have an estimate into `path`. Raises ValueError where there is none."""
+    """Draws the cells that have an estimate into `path`. Raises ValueError if there is none."""
     known = [row for row in rows if row.peak_bytes is not None]
     if not known:
         raise ValueError("--figure: no cell has an estimate to draw")
@@ -42,7 +42,7 @@ def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> 
         if memory is not None:
             axes.axhline(memory / SIZES[unit], color="black", linestyle="--", linewidth=1, label=show_bytes(memory))
         axes.set_ylabel(f"peak ({unit[0].upper()}iB)")
-        axes.set_title(heading(known).removesuffix("; the fullest rank:"), loc="left", fontsize=8, wrap=True)
+        axes.set_title(heading(known).removesuffix("; the rank with the most:"), loc="left", fontsize=8, wrap=True)
         axes.set_ylim(0, 1.08 * highest / SIZES[unit])
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ class EstimateRow:
     attention: str | None
     """Kernel of attention that was asked for."""
     problem: str = ""
-    """A sentence where there is no estimate."""
+    """An error message if there is no estimate."""
     rank: int | None = None
     """The rank that was executed, the fullest."""
     psi: int | None = None
@@ -87,7 +87,7 @@ class EstimateRow:
     states_bytes: int | None = None
     """Largest sum of parameters, gradients, masters, optimizer states and communication buffers."""
     formula_bytes: int | None = None
-    """The paper's formula for these states; None where there is none for the strategy."""
+    """The paper's formula for these states; None if there is none for the strategy."""
     in_flight_bytes: int | None = None
     """states_bytes less formula_bytes: gathered units, buckets, temporaries of an update."""
     host_bytes: int = 0

@@ -70,12 +70,12 @@ def heading(rows: Sequence[EstimateRow]) -> str:
         "device": f"for {first.device}", "attention": f"{first.attention} attention" * (first.attention is not None),
     }  # fmt: skip
     same = [words for key, words in said.items() if words and len({getattr(row, key) for row in rows}) == 1]
-    return ", ".join(same) + "; the fullest rank:"
+    return ", ".join(same) + "; the rank with the most:"
 
 
 def verdict(row: EstimateRow, memory: int) -> str:
-    """Returns the sentence on a cell that a device is too small for, by how much, and what takes most of it; or that it
-    is tight for; empty where there is room.
+    """The error message on a cell that a device is too small for, by how much, and what takes most of it; or that it
+    is tight for; empty if there is room.
     """
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
     if _left(row, memory) < 0:

@@ -1,4 +1,4 @@
-"""Scalars of a run: what changes from step to step, by tag, and what a run comes to. For programs that draw curves.
+"""Scalars of a run, by tag: one value per step, and final values. For programs that draw curves.
 
 tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
            rank); of the accounted pass's last step memory/rankR/CATEGORY_bytes
@@ -103,10 +103,10 @@ def rows_of(results: Results) -> list[dict[str, Any]]:
 
 
 def said(results: Results, written: int, what: str) -> str:
-    """Returns a sentence on what was written, and on runs that were left out. Raises ValueError where none is ok."""
+    """Returns an error message on what was written, and on runs that were left out. Raises ValueError if none is ok."""
     left = len(results.runs) - written
     if not written:
-        raise ValueError(f"{len(results.runs)} runs, and none of them is ok: there is nothing to write")
+        raise ValueError(f"{len(results.runs)} runs, none of them ok: nothing to write")
     return what + (f"; {left} of {len(results.runs)} runs are not ok, and left out" if left else "")
 
 
@@ -124,7 +124,7 @@ def write_tensorboard(results: Results, out: Path) -> str:
     except ImportError as error:
         raise ValueError(MISSING) from error
     rows = rows_of(results)
-    words = said(results, len(rows), f"{len(rows)} runs in {out}; look at them with: tensorboard --logdir {out}")
+    words = said(results, len(rows), f"{len(rows)} runs in {out}; view them with: tensorboard --logdir {out}")
     for run in rows:
         folder = out / run["run_id"]
         earlier = list(folder.glob("events.out.tfevents.*"))
@@ -149,7 +149,7 @@ HISTORY, SUMMARY, CONFIG, METADATA = "wandb-history.jsonl", "wandb-summary.json"
 
 
 def write_wandb(results: Results, out: Path) -> str:
-    """Writes the runs that are ok below the folder `out`. Raises ValueError where there are none."""
+    """Writes the runs that are ok below the folder `out`. Raises ValueError if there are none."""
     rows = rows_of(results)
     words = said(results, len(rows), f"{len(rows)} runs in {out}, each with {HISTORY}, {SUMMARY} and {CONFIG}")
     for run in rows:

@@ -67,7 +67,7 @@ def short_columns(runs: pd.DataFrame) -> list[str]:
 
 
 def note_of(frame: pd.DataFrame, columns: list[str]) -> str:
-    """Returns what a reader of these columns must know, as text to follow the table; empty where there is nothing."""
+    """Returns what a reader of these columns must know, as text to follow the table; empty if there is nothing."""
     shared = "host_peak_bytes" in columns and shares_memory(frame.to_dict("records"))  # type: ignore[arg-type]
     return f"\n{ONE_MEMORY}\n" if shared else ""
 

@@ -59,12 +59,12 @@ class Candidate:
 
     @property
     def offloads(self) -> bool:
-        """True where states leave the device."""
+        """True if states leave the device."""
         return self.offload != "none"
 
     @property
     def recomputes(self) -> bool:
-        """True where blocks are computed again."""
+        """True if blocks are computed again."""
         return self.activation.startswith("checkpoint")
 
 
@@ -115,7 +115,7 @@ def _has(words: list[str], key: str) -> bool:
 
 
 def compose(rows: list[Candidate], words: list[str]) -> dict[Candidate, Cell]:
-    """Returns the cell of each row, as it would run. Raises RefusedError where a key of the user's has a sweep."""
+    """Returns the cell of each row, as it would run. Raises RefusedError if a key of the user's has a sweep."""
     found: dict[Candidate, Cell] = {}
     for tier, group in groupby(rows, key=lambda row: row.offload):
         members = list(group)
@@ -154,7 +154,7 @@ class Capacity:
         return int(self.device_bytes * (1 - self.reserve))
 
     def limit_of(self, tier: str) -> float:
-        """Returns the usable bytes of a tier, infinite where there is no limit."""
+        """Returns the usable bytes of a tier, infinite if there is no limit."""
         limits = {"device": self.usable_bytes, "host": self.host_bytes, "nvme": self.disk_bytes}
         limit = limits[tier]
         return math.inf if limit is None else limit
@@ -164,7 +164,7 @@ class Capacity:
         return max(used.bytes_in(tier) / self.limit_of(tier) for tier in MEMORIES)
 
     def fits(self, used: Used) -> bool:
-        """Returns True where every tier has room."""
+        """Returns True if every tier has room."""
         return self.load(used) <= 1
 
     def fullest(self, used: Used) -> str:

@@ -1,4 +1,4 @@
-"""`zerobench plan`: candidates are bounded by theory and executed on fake tensors; the best of what fits is taken."""
+"""`zerobench plan`: bounds candidates by theory, simulates them on fake tensors, recommends the best one that fits."""
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ BYTES_ALONE = (
 )
 
 EPILOG = """\
-What fits 64 GPUs of 80 GiB, and which strategy moves least:
+Of the strategies that fit 64 GPUs of 80 GiB, the one that sends the fewest bytes:
   zerobench plan --device-memory "80 GiB" --gpus 64 model=zero_8b sequence=1024
-The largest model that each strategy holds, blocks recomputed, with 192 GiB of host memory per GPU for offload:
+The largest model under each strategy, with recomputed blocks and 192 GiB of host memory per GPU for offload:
   zerobench plan --device-memory "80 GiB" --gpus 8 --host-memory "192 GiB" --goal largest_model \\
     model=gpt model.hidden=4096 model.heads=32 model.vocabulary=50257 sequence=1024 activation=checkpoint
-How few GPUs do, under these strategies, and DeepSpeed's settings for it:
+The fewest GPUs that suffice under these strategies, and the matching settings of DeepSpeed:
   zerobench plan --device-memory "40 GiB" --gpus 64 --goal fewest_gpus model=zero_8b strategy=zero2,zero3 \\
     --settings deepspeed --out settings
 
-Which is fastest there, of what fits, at 512 sequences per step over all GPUs; offload is not tried, since no rate of an
+The fastest strategy that fits, at 512 sequences per step over all GPUs; offload is not tried, since no rate of an
 update on the host is known:
   zerobench plan --device-memory "80 GiB" --gpus 64 --goal fastest --cluster a100-80gb-1600 model=zero_8b batch=512
 
-Every candidate is a cell of zerobench: its engine's own code is executed on fake tensors, which have sizes and no
-values. Theory's states prune what cannot fit; of what is left the furthest value that fits and the first that does not
-are both executed. A plan takes KEY=VALUE as `zerobench` does, with defaults of its own: precision=bf16 data=synthetic
-micro_batch=1.
-strategy=, offload= and activation= take several values with commas, and choose from the table of candidates.
-The peak is that of a step: a model that is built whole before it is partitioned needs more at the start
-(strategy.construct=meta).
+Each candidate is a cell whose code, the engine's own, is simulated on fake tensors, which have sizes and no values.
+Candidates whose states alone are too large by the formulas are skipped. For each other one the search ends with two
+simulations: the largest value that fits and the first that does not. KEY=VALUE as for a sweep; defaults here:
+precision=bf16 data=synthetic micro_batch=1.
+strategy=, offload= and activation= take several values, comma-separated, and restrict the candidates.
+The peak covers training steps only: a model that is built whole before it is partitioned needs more at the start
+(strategy.construct=meta avoids that).
 """
 
 
@@ -140,26 +140,29 @@ def _fastest(
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU."
+    words = "Which strategy fits a device, by how much, and what limits it? Simulated on fake tensors; no GPU needed."
     parser = Parser("zerobench plan", words, EPILOG)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the model and its training, as `zerobench` takes them")
-    add("--device-memory", required=True, metavar="SIZE", help='of one GPU, as "80 GiB"')
+    add("--device-memory", required=True, metavar="SIZE", help='memory of one GPU, such as "80 GiB"')
     add("--gpus", type=int, required=True, metavar="N", help="number of GPUs, one data-parallel rank each")
     add("--goal", choices=GOALS, default=next(iter(GOALS)), help="quantity to optimize (default: %(default)s)")
     add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
-        help="of the device, for CUDA's context, libraries, fragmentation (default: %(default)s)")  # fmt: skip
-    add("--cluster", metavar="NAME", help="goal fastest: as zerobench predict has it")
+        help="part kept for the CUDA context, libraries and fragmentation (default: %(default)s)")  # fmt: skip
+    add("--cluster", metavar="NAME", help="goal fastest: a cluster of zerobench predict")
     add(
-        "--node-gbit-s", type=float, metavar="RATE", help="goal fastest: of a node's network, in place of the cluster's"
+        "--node-gbit-s",
+        type=float,
+        metavar="RATE",
+        help="goal fastest: rate of a node's network, if not the cluster's",
     )
-    add("--host-memory", metavar="SIZE", help="for one GPU; without it offload has no limit")
-    add("--disk", metavar="SIZE", help="for one GPU; without it offload=nvme has no limit")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="what executed cells act as (default: %(default)s)")
+    add("--host-memory", metavar="SIZE", help="host memory per GPU; by default offload to it is unlimited")
+    add("--disk", metavar="SIZE", help="disk per GPU; by default offload=nvme is unlimited")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="device to simulate (default: %(default)s)")
     add("--family", choices=("zero",), help="goal largest_model: layers and hidden sizes of the ZeRO paper's models")
-    add("--jobs", type=int, metavar="N", help="executions at once (default: one per core)")
+    add("--jobs", type=int, metavar="N", help="cells simulated at a time (default: one per core)")
     add("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-    add("--settings", choices=SYSTEMS, help="the recommended cell as settings of another system")
+    add("--settings", choices=SYSTEMS, help="also print the recommended cell as settings of this system")
     add("--out", type=Path, metavar="DIR", help="a folder for the settings' files (default: they are printed)")
     add_columns(parser, HEADER)
     return parser
@@ -199,7 +202,7 @@ def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity
 
 
 def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrides: list[str]) -> None:
-    """Raises ValueError with a sentence where the goal and the rest of the command contradict each other."""
+    """Raises ValueError if the goal and the rest of the command contradict each other."""
     keys = {word.partition("=")[0] for word in overrides}
     if goal.name == "largest_model" and not all(isinstance(model, Gpt) for model in models):
         raise ValueError("--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH")
@@ -233,7 +236,7 @@ def _print(
     executed = sum(len(row.probes) for row in rows)
     lines = [
         f"{show_bytes(capacity.usable_bytes)} usable of {show_bytes(capacity.device_bytes)} "
-        f"({capacity.reserve:.0%} reserved); {show_count(executed, 'cell')} executed",
+        f"({capacity.reserve:.0%} reserved); {show_count(executed, 'cell')} simulated",
         *notes_of(rows),
     ]
     best = recommended(rows, goal)

@@ -1,4 +1,4 @@
-"""The goals of a plan, the row that each recommends, and the plan in words: the table of what fits and what binds, the
+"""The goals of a plan, the row that each recommends, and the plan in words: the table of candidates, the
 commands that confirm it, JSON.
 
 cost    of a row that fits, the cheapest first: states that leave the device and come back in each step, then what goes
@@ -34,7 +34,7 @@ LEAST_TRAFFIC = "least_traffic"
 
 @dataclass(frozen=True)
 class Goal:
-    """`axis`: of a plan for so many GPUs. `value`: of what was found, larger is better; 0 where only cost counts."""
+    """`axis`: of a plan for so many GPUs. `value`: of what was found, larger is better; 0 if only cost counts."""
 
     name: str
     axis: Callable[[int], PlanAxis]
@@ -58,7 +58,7 @@ GOALS = {
     for goal in (
         Goal(
             LEAST_TRAFFIC, lambda _: fixed_axis(), lambda _: 0.0,
-            lambda probe: f"{probe.used.volume_psi:.2f} ψ a step between GPUs", "moves the least of what fits",
+            lambda probe: f"{probe.used.volume_psi:.2f} ψ a step between GPUs", "sends the least of those that fit",
         ),
         Goal(
             "largest_model", lambda _: layers_axis(), lambda probe: float(probe.used.numel), _model_words,
@@ -89,7 +89,7 @@ def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
 
 
 def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
-    """Returns the row to take: the furthest by the goal, of those about as far the cheapest; None where none fits."""
+    """Returns the row to take: the furthest by the goal, of those about as far the cheapest; None if none fits."""
     fitting = [row for row in rows if row.best is not None]
     if not fitting:
         return None
@@ -187,15 +187,15 @@ def notes_of(rows: Sequence[PlanRow]) -> list[str]:
     for row in rows:
         if row.problem and row.bound_bytes is None:
             reasons.setdefault(row.problem, []).append(row.candidate.name)
-    return [f"not executed: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    return [f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
 def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
-    """Returns the sentence for a device on which nothing fits: the smallest that would do, what binds, what helps."""
+    """The error message for a device on which nothing fits: the smallest that would do, what binds, what helps."""
     tried = [probe for row in rows for probe in row.probes]
     if not tried:
         reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))
-        return f"nothing could be executed: {reasons}"
+        return f"no cell could be simulated: {reasons}"
     least = min(tried, key=lambda probe: (capacity.load(probe.used), probe.used.peak_bytes))
     used, tier = least.used, capacity.fullest(least.used)
     row = next(row for row in rows if least in row.probes)

@@ -53,7 +53,7 @@ class PlanAxis:
     changed: Callable[[Cell, int], Cell]
     coordinate: Callable[[int], float] = float
     in_states: bool = False
-    """True where the states change along it, so that theory's states are a better coordinate."""
+    """True if the states change along it, so that theory's states are a better coordinate."""
 
 
 def with_layers(cell: Cell, layers: int) -> Cell:
@@ -95,7 +95,7 @@ def fixed_axis() -> PlanAxis:
 
 
 def walk(axis: PlanAxis, end: int) -> Generator[int, float, int | None]:
-    """Yields places of the axis whose load is wanted; returns the last that fits, None where the first does not.
+    """Yields places of the axis whose load is wanted; returns the last that fits, None if the first does not.
 
     `end`: the first place that is known not to fit, or the number of values.
     """
@@ -192,7 +192,7 @@ _ESTIMATES: dict[str, Estimate | None] = {}
 
 
 def states_of(cell: Cell) -> Estimate | None:
-    """Returns theory's prediction for a cell, None where the model cannot be built for it."""
+    """Returns theory's prediction for a cell, None if the model cannot be built for it."""
     if cell.cell_id not in _ESTIMATES:
         try:
             _ESTIMATES[cell.cell_id] = estimate(cell.config)
@@ -202,7 +202,7 @@ def states_of(cell: Cell) -> Estimate | None:
 
 
 def least_load(cell: Cell, capacity: Capacity) -> float:
-    """Returns a load that the cell's execution cannot be below; 0 where theory says nothing."""
+    """Returns a load that the cell's execution cannot be below; 0 if theory says nothing."""
     found = states_of(cell)
     if found is None or found.states_bytes is None:
         return 0.0
@@ -247,7 +247,7 @@ class ExecutedCell:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """Findings for one candidate. `best`: the executed cell that fits and goes furthest; None where none fits.
+    """Findings for one candidate. `best`: the executed cell that fits and goes furthest; None if none fits.
 
     `beyond`: the next value's execution, which does not fit, or the least that was tried. `problem`: why it was not
     executed. `at_end`: the axis has no further value.
@@ -306,7 +306,7 @@ def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRo
     assert found is not None
     assert found.states_bytes is not None
     tier = "device" if found.states_bytes > capacity.usable_bytes else "host or disk"
-    words = f"states alone are {least_load(cell, capacity):.2f} times what is usable ({tier})"
+    words = f"states alone are {least_load(cell, capacity):.2f} times the usable memory ({tier})"
     return PlanRow(candidate, problem=words, bound_bytes=found.states_bytes)
 
 
@@ -380,6 +380,6 @@ def progress() -> Iterator[Tell]:
         task = bar.add_task("theory's bounds first", total=None)
 
         def tell(executed: int, open_: int, name: str) -> None:
-            bar.update(task, description=f"{executed} cells executed, {open_} rows still looked for {name}".rstrip())
+            bar.update(task, description=f"{executed} cells simulated, {open_} rows still searched {name}".rstrip())
 
         yield tell

@@ -53,7 +53,7 @@ def stage_of(config: CellConfig) -> int:
 
 
 def list_of(paths: list[str]) -> str | None:
-    """Returns the path of the module list whose members are `paths`, in order; None where there is none."""
+    """Returns the path of the module list whose members are `paths`, in order; None if there is none."""
     parents = {path.rpartition(".")[0] for path in paths}
     numbers = [path.rpartition(".")[2] for path in paths]
     is_list = len(parents) == 1 and numbers == [str(number) for number in range(len(paths))]
@@ -96,7 +96,7 @@ from torch.distributed.fsdp import {imports}
 
 
 def shard(model: torch.nn.Module) -> torch.nn.Module:
-    """Shards each block, then what is left of the model; the model's parameters are {stored} shards from then on."""
+    """Shards each block, then the rest of the model; the model's parameters are {stored} shards from then on."""
     mesh = init_device_mesh("cuda", ({ranks},))
     policy = MixedPrecisionPolicy(param_dtype={parameters}, reduce_dtype={reduce})
     how = {{"mesh": mesh, "mp_policy": policy{offload}}}
@@ -141,7 +141,7 @@ def fsdp2(config: CellConfig) -> Settings:
 
 
 def _notes_fsdp2(config: CellConfig, stage: int) -> list[str]:
-    own = "FSDP2 has no such stage; reshard_after_forward=False comes closest, look at the row fsdp2_no_reshard"
+    own = "FSDP2 has no such stage; reshard_after_forward=False comes closest, see the row fsdp2_no_reshard"
     held = "CPUOffloadPolicy keeps parameters, gradients and optimizer in host memory, and FSDP2 has no files"
     return _notes(
         (stage in (1, 2), f"{config.strategy.name}: {own}"),
@@ -218,8 +218,8 @@ def _unit_numel(config: CellConfig) -> int:
 
 
 def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
-    reshards = "fsdp2_no_reshard: DeepSpeed's stage 3 gives parameters back after forward; its traffic is 3 ψ"
-    buckets = "megatron: gradients are fp32 in one buffer there; DeepSpeed's stage 1 keeps them in buckets"
+    reshards = "fsdp2_no_reshard: stage 3 of DeepSpeed frees gathered parameters after forward; its traffic is 3 ψ"
+    buckets = "megatron: Megatron keeps fp32 gradients in one buffer; stage 1 of DeepSpeed keeps them in buckets"
     recomputes = "recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block"
     return _notes(
         (config.strategy.name == "fsdp2_no_reshard", reshards),
@@ -287,7 +287,7 @@ def _fraction(config: CellConfig) -> float:
 
 
 def _notes_megatron(config: CellConfig) -> list[str]:
-    own = "Megatron accumulates gradients in fp32; the row `megatron` was executed as its distributed optimizer is"
+    own = "Megatron accumulates gradients in fp32; the row `megatron` simulates its distributed optimizer"
     return _notes(
         (config.strategy.name not in ("megatron", "ddp"), f"{config.strategy.name}: {own}"),
         (config.offload.name == "nvme", "offload=nvme: Megatron's optimizer goes to host memory, not to files"),

@@ -1,4 +1,4 @@
-"""One clock for all streams of a world, so that one cursor moves through all of them.
+"""One clock for all streams of a world, so that one cursor moves through all streams.
 
 anchor    what every stream has once: a phase begins, or a module's forward or backward, in a micro-batch
 clock     0 to TICKS. Anchors lie at the same tick in all streams; between two anchors events are spread evenly

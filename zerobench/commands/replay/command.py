@@ -21,22 +21,22 @@ MOST = 1024
 EVERY, NONE = "all", "none"
 
 DESCRIPTION = """\
-Writes the recorded step of several strategies side by side as one HTML file that moves: memory by category and tensor
-by tensor, units gathered and freed, gradients, shards, and each collective between the ranks. Every number on it was
-recorded. The file works offline, with a mouse, a keyboard or a finger.
+Writes an animated HTML page of one recorded step under several strategies side by side: memory by category and by
+tensor, units gathered and freed, gradients, shards, and each collective between the ranks. Every number on it was
+recorded. The page works offline, with a mouse, a keyboard or a touch screen.
 
-The runs must have a table of events: measure.events=true."""
+The runs need a table of events: measure.events=true."""
 
 EPILOG = """\
 examples:
   zerobench -m strategy=ddp,zero1,zero2,zero3 model=gpt_tiny world_size=2 measure.events=true   record a step
-  zerobench replay results/runs --out step.html           the page, with N = 2 to 1,024 executed on fake tensors
-  zerobench replay results/runs --out step.html --worlds none         without executing anything
+  zerobench replay results/runs --out step.html           the page, with N = 2 to 1,024 simulated on fake tensors
+  zerobench replay results/runs --out step.html --worlds none         without simulations
   zerobench replay results/runs --out step.html --worlds 8,64 --where model=gpt_tiny
   zerobench replay results/runs --out step.html --worlds 64 --cluster h100-3200       with predicted times
   zerobench replay results/runs --gif step.gif --mp4 step.mp4         films for slides
 
-Exit code: 0, or 2 where there is nothing to show."""
+Exit code: 0, or 2 if there is nothing to show."""
 
 
 @verb
@@ -71,16 +71,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench replay", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="the page (default, where no film is asked for: step.html)")
+    add("--out", type=Path, metavar="FILE", help="the page (default: step.html, unless a film is asked for)")
     words = (
-        f"numbers of ranks to execute beside the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list as 8,64"
+        f"numbers of ranks to simulate next to the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list: 8,64"
     )
     add("--worlds", default=EVERY, metavar="N,...", help=f"{words} (default: %(default)s)")
-    add("--cluster", metavar="NAME", help="executed steps have the times predicted there (zerobench predict --help)")
-    words = "the same on a machine that zerobench calibrate --compute has measured, next to its recorded steps"
+    add(
+        "--cluster",
+        metavar="NAME",
+        help="give simulated steps the times predicted for this cluster (zerobench predict --help)",
+    )
+    words = "the same for a machine measured by zerobench calibrate --compute, next to its recorded steps"
     add("--calibration", type=Path, metavar="DIR", help=words)
-    add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, as 0,1 (default: %(default)s)")
-    add("--jobs", type=int, help="cells executed at a time (default: one per core)")
+    add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
+    add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     add("--gif", type=Path, metavar="FILE", help="the step as an animated GIF")
     add("--mp4", type=Path, metavar="FILE", help="the step as a film; needs ffmpeg")
     add("--seconds", type=float, default=16.0, metavar="S", help="length of a film (default: %(default)g)")
@@ -91,14 +95,14 @@ def _parser() -> argparse.ArgumentParser:
 def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
     """Returns the costs of the device on which executed steps are laid out in time. Raises ValueError for two."""
     if chosen.cluster is not None and chosen.calibration is not None:
-        raise ValueError("--cluster, --calibration: each says where steps would run; give one")
+        raise ValueError("--cluster, --calibration: each names the hardware; give one")
     if chosen.calibration is not None:
         return calibrated_costs(chosen.calibration)
     return None if chosen.cluster is None else costs_of(chosen.cluster, None)
 
 
 def _films(chosen: argparse.Namespace) -> list[Path]:
-    """Returns the films that are asked for. Raises ValueError where one cannot be written."""
+    """Returns the films that are asked for. Raises ValueError if one cannot be written."""
     if chosen.seconds <= 0:
         raise ValueError(f"--seconds {chosen.seconds:g}: must be above 0")
     if chosen.mp4 is not None and shutil.which("ffmpeg") is None:

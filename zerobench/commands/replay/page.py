@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its code and its data in it, which asks for nothing beside itself.
+"""The page: one HTML file with its style, its code and its data in it, which makes no requests.
 
 Its data are columns of small numbers and one table of strings, deflated. A column of a stream has a number per event: a
 category or a name as its place in the strings, a storage as its number plus 1 (0: none), ticks and microseconds as
@@ -33,7 +33,7 @@ SCRIPTS = ("model.js", "layout.js", "draw.js", "words.js", "stage.js", "scale.js
 
 
 def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
-    """Writes the page and returns its size in bytes. Raises ValueError where it would exceed LIMIT_BYTES."""
+    """Writes the page and returns its size in bytes. Raises ValueError if it would exceed LIMIT_BYTES."""
     text = page_of(worlds)
     size = len(text.encode())
     if size > LIMIT_BYTES:
@@ -58,12 +58,12 @@ def page_of(worlds: list[ReplayWorld]) -> str:
 
 
 def _scale_words(worlds: list[ReplayWorld]) -> str:
-    """Returns a sentence on which numbers were measured, and which executed."""
+    """Returns an error message on which numbers were measured, and which executed."""
     by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
     words = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}." if by_how[MEASURED] else ""]
     if by_how[EXECUTED]:
         ns = ", ".join(by_how[EXECUTED])
-        words.append(f"Executed on fake tensors, the fullest rank, each rank keeping its micro-batch: N = {ns}.")
+        words.append(f"Simulated on fake tensors, the rank with the most, each rank keeping its micro-batch: N = {ns}.")
     return " ".join(filter(None, words))
 
 

@@ -8,7 +8,7 @@ All panels of a page train the same thing: they agree in SETTING. A panel has th
 
 With costs of a device an executed world's events have the times that are predicted there.
 
-At other numbers of ranks cells are executed on fake tensors. Each rank keeps its micro-batch, so that the batch grows
+At other numbers of ranks cells are simulated on fake tensors. Each rank keeps its micro-batch, so that the batch grows
 with N and a rank computes what it computed at the measured N. One rank is executed, the fullest.
 """
 
@@ -90,7 +90,7 @@ class Panel:
 
     @property
     def formulas(self) -> dict[str, Formula]:
-        """Category -> the closed form of its bytes; empty where theory has none."""
+        """Category -> the closed form of its bytes; empty if theory has none."""
         text = self.row.get("formulas")
         return from_json(text) if isinstance(text, str) else {}
 
@@ -107,7 +107,7 @@ class ReplayWorld:
 def recorded_worlds(results: Results) -> list[ReplayWorld]:
     """Returns the worlds of finished runs that recorded their events, by N and MEASURED before EXECUTED.
 
-    Raises ValueError, a sentence, where there are none, and where they do not train the same thing.
+    Raises ValueError if there are none, and where they do not train the same thing.
     """
     runs = results.runs[results.runs["run_id"].isin(results.events["run_id"]) & (results.runs["status"] == "ok")]
     if runs.empty:
@@ -136,7 +136,7 @@ def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
 
 
 def how_to_record(runs: pd.DataFrame) -> str:
-    """Returns a sentence with the command that records a step: that of the last finished run, if there is one."""
+    """Returns an error message with the command that records a step: that of the last finished run, if there is one."""
     finished = runs[runs["status"] == "ok"]
     given = (
         finished["command"].iloc[-1] if len(finished) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"
@@ -237,7 +237,7 @@ def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[Even
 
 
 def _formulas(config: CellConfig, record: RankRecord) -> str | None:
-    """Returns the closed forms of a cell as a run's row has them; None where theory has none."""
+    """Returns the closed forms of a cell as a run's row has them; None if theory has none."""
     if not predicts(config.strategy.values()):
         return None
     return to_json(formulas_of(config, record.schedule))

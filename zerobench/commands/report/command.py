@@ -46,7 +46,7 @@ A folder is a results folder, a run, or a collection (zerobench export --format 
 
 @verb
 def report(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, or 2 where there is nothing to report."""
+    """Runs the verb. Returns the exit code: 0, or 2 if there is nothing to report."""
     chosen = _parser().parse_args(arguments)
     if len(chosen.runs) > 2:
         given = show_count(len(chosen.runs), "folder")
@@ -66,7 +66,7 @@ def report(arguments: list[str]) -> int:
 
 
 def _load(where: Path, options: argparse.Namespace) -> Results:
-    """Reads one folder. Raises ValueError, a sentence, where no run is left."""
+    """Reads one folder. Raises ValueError if no run is left."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = load(where)
@@ -115,13 +115,11 @@ def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, tit
 
 
 def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
-    """Builds the page on what moved from one folder to another. Raises ValueError where they have no cell in common."""
+    """Builds the page on what moved from one folder to another. Raises ValueError if they have no cell in common."""
     a, b = sides
     found = judge.compare_runs(a, b)
     if not found.pairs:
-        raise ValueError(
-            f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each tells what is there"
-        )
+        raise ValueError(f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each shows its cells")
     inside = join(
         [answers(list(compared.summary(found))), compared.figures(found), grid(compared.table(found), "Cells")]
     )

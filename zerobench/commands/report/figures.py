@@ -117,7 +117,7 @@ def _has(*keys: str) -> Callable[[Row], bool]:
 
 KINDS = (
     FigureKind(
-        "Memory", "at the peak, on the fullest rank, by category; the thin line below: states at their most.",
+        "Memory", "at the peak by category, on the rank with the most; the thin line below: largest sum of states.",
         _has("peak_bytes", "states_bytes"), _memory, (*CATEGORIES, "states"), (key_to("mark", "states predicted"),),
     ),
     FigureKind(

@@ -1,5 +1,5 @@
-"""Settings: cells that train the same thing, with the label that tells each from the others, in a fixed order; and the
-verdict on a setting: which cell needs least memory, its price, which is fastest, how surely.
+"""Settings: cells that train the same thing, each with a distinguishing label, in a fixed order; and the verdict
+on a setting: which cell needs least memory, its price, which is fastest, how surely.
 
 Best values are those that the table of a sweep marks (results/printed_table.py), ratios of times and their verdicts
 those of `zerobench compare` (judging/comparison.py): there is one judgment, told in two places.
@@ -64,7 +64,7 @@ def _order(cell: Measured) -> tuple[Any, ...]:
 
 
 def _reference(cells: list[Measured]) -> int | None:
-    """Returns the place of the strategy that training is held against, else of the first cell that is ok."""
+    """Returns the place of the strategy that training is compared with, else of the first cell that is ok."""
     ok = [place for place, cell in enumerate(cells) if cell.row["status"] == "ok"]
     named = [place for place in ok if (spec := find(cells[place].row["strategy"])) and spec.reference is not None]
     return next(iter([*named, *ok]), None)
@@ -150,7 +150,7 @@ def _memory(setting: Setting) -> str:
 
 
 def _price(setting: Setting, judge: Judge) -> str:
-    """A sentence on the traffic and the time of the cell with least memory; empty where the reference is that cell."""
+    """A sentence on the traffic and the time of the cell with least memory; empty if the reference is that cell."""
     places, at = best(setting, "peak MiB"), setting.reference
     if not places or at is None or at in places or len(setting.ok) < 2:
         return ""
@@ -237,7 +237,7 @@ def _sureness(cells: list[Measured]) -> str:
         return f". Intervals are over {fewest} launches or more"
     return (
         f". Intervals are over the steps of {'one launch' if fewest == 1 else 'few launches'}; launches of the same "
-        f"code differ by more, and measure.repeats={LEAST_LAUNCHES} tells by how much"
+        f"code differ by more, and measure.repeats={LEAST_LAUNCHES} measures by how much"
     )
 
 
@@ -322,7 +322,7 @@ def overall(settings: Sequence[Setting], judge: Judge) -> Iterator[str]:
         return
     devices = {str(cell.row["device_class"]) for setting in ok for cell in setting.cells}
     if len(devices) > 1:
-        yield f"Runs of {len(devices)} devices, {', '.join(sorted(devices))}: times are compared on one of them only."
+        yield f"Runs of {len(devices)} devices, {', '.join(sorted(devices))}: times are compared on one device only."
     if cells == 1:
         yield "One cell: there is nothing to compare it with."
     if len(settings) == 1:

@@ -55,7 +55,7 @@ class Call:
 
     @property
     def keeps(self) -> bool:
-        """True where a backward will come."""
+        """True if a backward will come."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
 
@@ -69,7 +69,7 @@ class Kernel:
 
 def run_math(call: Call) -> torch.Tensor:
     """Runs the operators of torch's _scaled_dot_product_attention_math, one by one: the scaling of queries and keys
-    before the product, the mask added in place, a softmax that is 0 where all is masked.
+    before the product, the mask added in place, a softmax that is 0 if all is masked.
     """
     query, key, value = call.query, call.key, call.value
     if query.dtype in HALVES:
@@ -213,7 +213,7 @@ def attend(
 ) -> torch.Tensor:
     """Stands for scaled_dot_product_attention by the `chosen` kernel; None: the first that can.
 
-    Raises KernelRefusalError with a sentence where the chosen one cannot.
+    Raises KernelRefusalError if the chosen one cannot.
     """
     call = Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if chosen is None:

@@ -32,7 +32,7 @@ class Replay:
     at_most: dict[str, int] = field(default_factory=dict)
     """The sums when all together were most."""
     host: Replay | None = None
-    """Live bytes of host memory in the same events; None where nothing leaves the device."""
+    """Live bytes of host memory in the same events; None if nothing leaves the device."""
     files: int = 0
     """Bytes in files, which stay."""
     shard: int | None = None

@@ -97,7 +97,7 @@ class Reductions:
 
     @property
     def in_flight(self) -> bool:
-        """True where a unit was sent whose reduction has not completed."""
+        """True if a unit was sent whose reduction has not completed."""
         return self._sent is not None
 
     def land(self) -> None:

@@ -94,7 +94,7 @@ class Shards:
 
     @property
     def casts(self) -> bool:
-        """True where gradients have another dtype than masters."""
+        """True if gradients have another dtype than masters."""
         return self.precision.gradient_bytes < 4 and any(b.is_half for b in self.buffers)
 
     @property

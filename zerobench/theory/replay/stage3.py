@@ -101,7 +101,7 @@ class _Units:
     reductions: Reductions
     done: set[UnitPart] = field(default_factory=set)
     comes_and_goes: bool = True
-    """True where units are whole only while their module runs."""
+    """True if units are whole only while their module runs."""
 
     def __post_init__(self) -> None:
         self.row = [part for use in self.uses for part in use.parts]

@@ -43,7 +43,7 @@ class Prediction:
     """Category, or "states" -> term in flight (live_bytes.IN_FLIGHT) -> its bytes at that maximum."""
 
     def of_category(self, category: str, tier: str = "device") -> int | None:
-        """The expected maximum of `category`, or None where theory says nothing."""
+        """The expected maximum of `category`, or None if theory says nothing."""
         if tier == "host":
             return self.host_bytes if category == "states" else self.host_highest.get(category)
         return self.states_bytes if category == "states" else self.highest.get(category)

@@ -261,7 +261,7 @@ def check_files(folder: Path, metadata: Metadata, share: slice) -> None:
             raise ValueError(f"{path}: it is missing")
         _check_within(folder, file.name)
         if path.stat().st_size != file.size:
-            raise ValueError(f"{path}: it has {path.stat().st_size} bytes where the index says {file.size}")
+            raise ValueError(f"{path}: it has {path.stat().st_size} bytes, but the index says {file.size}")
     for file in files[share]:
         if _digest_of_file(folder / file.name) != file.sha256:
             raise ValueError(f"{folder / file.name}: it is damaged: its SHA-256 is not the one in the index")

@@ -232,7 +232,7 @@ def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> 
             raise ValueError(f"{name}: {size} cannot be; use a divisor of the {ranks} ranks, and at least {least}")
     if node_size is not None and shard_group is not None and node_size != shard_group:
         raise ValueError(
-            f"shard_group: {shard_group} ranks beside nodes of {node_size}; a group must be a node, so use {node_size}"
+            f"shard_group: {shard_group} ranks with nodes of {node_size}; a group must be a node, so use {node_size}"
         )
 
 

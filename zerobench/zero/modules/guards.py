@@ -111,7 +111,7 @@ def check_memory(model: nn.Module, moves_frozen: bool) -> None:
         overlaps = extent[0] == end[0] and extent[1] < end[2]
         if overlaps and (is_moved or last[1]):
             raise ValueError(
-                f"{name}: its memory is also that of {last[0]}, and the engine moves parameters, which would part the"
+                f"{name}: it shares memory with {last[0]}, and the engine moves parameters, which would separate the"
                 f" two; tie modules by one Parameter (`head.weight = embedding.weight`), and read {last[0]} or {name}"
                 " in the forward instead of keeping a view of it"
             )

@@ -182,7 +182,7 @@ def _run(
             continue
         if values.isnan().any():
             raise ValueError(
-                f"{type(module).__name__}.{name}: an initializer writes to a part of it, or changes what was there;"
+                f"{type(module).__name__}.{name}: an initializer writes to a part of it, or changes its values;"
                 " from the meta device that cannot be replayed: let it overwrite the whole parameter"
             )
         yield parameter, values

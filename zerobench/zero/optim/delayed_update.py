@@ -98,8 +98,8 @@ class UpdateSchedule:
         kind = type(update.optimizer)
         if on_time and (kind not in ELEMENTWISE or issubclass(kind, LowBitAdamW)):
             raise ValueError(
-                f"offload.on_time: {kind.__name__} is not one of torch's elementwise optimizers, which can update some"
-                " elements apart from the others; leave on_time out"
+                f"offload.on_time: {kind.__name__} is not an elementwise torch optimizer, which could update some"
+                " elements before the others; leave on_time out"
             )
         self._update = update
         self._placement = placement

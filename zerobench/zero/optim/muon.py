@@ -67,7 +67,7 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not rest:
-        raise ValueError(f"the list of what AdamW takes is empty; use words of {', '.join(REST)}, and names")
+        raise ValueError(f"the list of parameters for AdamW is empty; use words of {', '.join(REST)}, and names")
     taken: set[nn.Parameter] = set()
     for entry in rest:
         mine = _meant(model, entry, named)

@@ -120,8 +120,8 @@ class Update:
         """A backward starts: what was found out about the gradients so far no longer holds."""
         if self.scaling.coefficient is not None and self.used:
             raise RuntimeError(
-                "backward: clip_grad_norm_ has been called for the gradients that are there, and more would come to"
-                " them; call step or zero_grad first, or clip after the last backward"
+                "backward: clip_grad_norm_ has clipped the present gradients, and this backward would add to them;"
+                " call step or zero_grad first, or clip after the last backward"
             )
         self._agreed = False
         self.scaling.forget()

@@ -220,7 +220,7 @@ class GatheredUnit(Unit):
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and self.comm.exact is not self.comm:
             raise RuntimeError(
-                f"{self.name}: its parameters were written to while they were what ZeRO++ made of them for a forward;"
+                f"{self.name}: its parameters were written to while they held the quantized values of ZeRO++;"
                 " write in place inside `with engine.full_parameters()`"
             )
         if not self.stays:

@@ -119,7 +119,7 @@ class Region:
             raise DiskError(f"{path}: {len(piece)} bytes at {offset} were never written")
         self.store.channel.read(piece, offset, self.name)
         if self.store.checksums and checksum(piece) != self._sums[number]:
-            words = "are not what was written there (their checksum differs)"
+            words = "are not the bytes that were written (the checksum differs)"
             raise DiskError(f"{path}: {len(piece)} bytes at {offset} {words}")
 
 
