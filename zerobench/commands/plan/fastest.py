@@ -167,7 +167,7 @@ class FastestSearch:
     def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
         """Returns the search of a row, which is over if its states alone do not fit."""
         config = cell.config
-        most = WIDEST if self.batch is None else self.batch // config.world_size
+        most = WIDEST if self.batch is None else self.batch // config.data_ranks
         sizes = tuple(size for size in (2**power for power in range(WIDEST.bit_length())) if size <= most)
         problem = next(iter(cell.problems), "")
         pruned = None if problem else pruned_by_states(candidate, cell, self.capacity)
@@ -193,7 +193,7 @@ class FastestSearch:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
         if self.batch is None:
             return with_micro_batch(cell, size)
-        accumulation = max(1, self.batch // (size * cell.config.world_size))
+        accumulation = max(1, self.batch // (size * cell.config.data_ranks))
         return cell.changed(micro_batch=size, accumulation=accumulation, batch=self.batch)
 
     def all_sizes(self, rows: Sequence[TriedRow]) -> None:
