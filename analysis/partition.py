@@ -44,8 +44,8 @@ NAMES = {
 """Strategy and policy -> the configuration's name in table 3 of ZeRO."""
 
 CAPTION = (
-    "ZeRO's configurations C1 to C5. Peak memory of the fullest rank, by where it lies; and the bytes that a rank sends "
-    "in a step, to ranks with other data and to those that share its model"
+    "ZeRO's configurations C1 to C5. Peak memory of the fullest rank, by where it lies; and the bytes that a rank "
+    "sends in a step, to ranks with other data and to those that share its model"
 )
 
 

@@ -39,6 +39,8 @@ def make_pass(
     accounted = AccountedPass(device, node_size, history=history, fake=fake, events=events, operators=operators)
     accounted.ledger.in_transit = InTransit() if foreign and not fake else None
     accounted.meter.model_ranks = model_ranks
+    if model_ranks > 1:
+        accounted.ledger.within_model = accounted.meter.within_model
     return accounted
 
 

@@ -252,6 +252,10 @@ class TrafficMeter(GraphMode, labels.Observer):
         leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
         return {leaving / len(nodes): 1}
 
+    def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Returns True for a collective of ranks that share a model."""
+        return self._axis_of(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
+
     def _axis_of(self, ranks: list[int]) -> str:
         inside = len(ranks) > 1 and ranks[0] // self.model_ranks == ranks[-1] // self.model_ranks
         return TENSOR_AXIS if inside else DATA_AXIS
