@@ -30,7 +30,10 @@ FIGURES = {
     "pareto": "frontier",
     "memory_cap": "memory_cap",
     **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
-    **{same: same for same in ("activation", "buffers", "arena", "tiling", "zeropp", "shard_group", "nodes")},
+    **{
+        same: same
+        for same in ("activation", "partition", "buffers", "arena", "tiling", "zeropp", "shard_group", "nodes")
+    },
 }
 """Figure -> the experiment that produces its runs. Figures of `zerobench plot` have no script here."""
 

@@ -23,8 +23,9 @@ from .config.schema_training import NORMS
 from .fake import RealWorld, world_of_tensors
 from .host.environment import FAKE, SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
 from .models import contract
+from .models.tensor_parallel import TensorAxis
 from .predict import activations as predicted_activations
-from .predict.build import build_as_run, initial_options, place_model, schedule_options, shapes_of
+from .predict.build import build_as_run, connect_axis, initial_options, place_model, schedule_options, shapes_of
 from .probes import Probe, make_pass
 from .probes.intervals import ASIDE
 from .probes.snapshot import snapshots
@@ -77,11 +78,13 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         make_pass(
             job.mode, device, config.node_size, history, world.is_fake,
             not strategies.predicts(config.strategy.values()), measure.events, job.operators,
+            config.tensor_parallel,
         ) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         with world.building():
-            model, shapes, engine, batches = _build(job, probe, device)
+            axis = connect_axis(config, device)
+            model, shapes, engine, batches = _build(job, probe, device, axis)
 
         # 2 warm up, then measure: the steps are alike
         results: list[StepResult] = []
@@ -91,7 +94,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             scale = scale_of(engine)
             with probe.step(measured=(measured := number >= measure.warmup)):
                 loss = _accumulate(engine, batches, probe, world, model, number, config)
-                squares = _look(engine, scale, probe, measured, world)
+                # of parts of a model no sum over the ranks is the norm: what each has whole would count as often
+                squares = _look(engine, scale, probe, measured, world) if axis is None else None
                 with probe.phase("update"):
                     norm = _clip(engine, config)
                     engine.step()
@@ -174,23 +178,24 @@ def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:
 
 
 def _build(
-    job: RankJob, probe: Probe, device: torch.device
+    job: RankJob, probe: Probe, device: torch.device, axis: TensorAxis | None
 ) -> tuple[nn.Module, list[ParameterShape], Engine, data.Batches | data.OwnBatches]:
-    config = job.config
+    config, place = job.config, job.rank // job.config.tensor_parallel  # of the model's copy among the others
     if config.deterministic:
         make_deterministic()
     seed_everything(config.seed)
     with probe.phase("init"):
-        model = place_model(config, device)
+        model = place_model(config, device, axis)
         shapes = shapes_of(model, config.optimizer.owned(model), config.optimizer.block_numel)
         probe.adopt(model)
         optimizer = config.optimizer.build_for(model)
         options = config.precision.engine_options(config)
         options |= combinations.engine_options(config, job.scratch) | initial_options(config, device)
+        options |= {} if axis is None else {"group": axis.data_group}
         engine = strategies.wrap(config.strategy.values(), model, optimizer, clips=config.clip is not None, **options)
         del optimizer  # of a peer that builds another it would keep the whole model's parameters
-        batches = data.build_batches(config.batching, job.rank, device)
+        batches = data.build_batches(config.batching, place, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
-    seed_everything(config.seed + job.rank)  # from here on ranks may draw, dropout say, each its own
+    seed_everything(config.seed + place)  # from here on ranks may draw, dropout say, each model its own
     return model, shapes, engine, batches

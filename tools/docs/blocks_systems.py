@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.arena import counted
 from analysis.nodes import crossing_bytes
+from analysis.partition import NAMES
 from analysis.zeropp import losses_of
 from tools.docs.committed import load
 from zerobench.results.summary import summarize
@@ -140,6 +141,22 @@ def activation(root: Path) -> str:
     return "\n".join([*lines, *(pipes([name, *shown]) for name, shown in policies.items())])
 
 
+def partition(root: Path) -> str:
+    """C1 to C5: states and activations at the peak, host memory, volume, and bytes by axis with their prediction."""
+    lines = [
+        "| | states | activations | peak | activations | in host memory | volume | all-reduces | gathers |",
+        f"| --- | --- | --- |{' --: |' * 6}",
+    ]
+    for cell, config in cells_of(root / "partition", "strategy"):
+        policy = config.get("activation", {}).get("name", "checkpoint")
+        sizes = cell.peak_bytes, cell.max_activations_bytes, cell.host_peak_bytes
+        sent = cell.tensor_axis_all_reduce_bytes, cell.tensor_axis_all_gather_bytes
+        shown = [show_bytes(size) if size else "–" for size in (*sizes, *sent)]
+        shown.insert(3, f"{cell.volume_psi:.3f} ψ")
+        lines.append(pipes([NAMES.get((cell.strategy, policy), "–"), cell.strategy, policy, *shown]))
+    return "\n".join(lines)
+
+
 def buffers(root: Path) -> str:
     """Communication at its maximum, constant and fused, as the model grows."""
     lines = ["| ψ | constant | fused | fused, bytes per parameter |", "| --: | --: | --: | --: |"]
@@ -193,6 +210,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "zeropp_error": zeropp_error,
     "codes": codes,
     "activation": activation,
+    "partition": partition,
     "buffers": buffers,
     "arena": arena,
     "tiling": tiling,

@@ -181,6 +181,8 @@ def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
     """Returns why the rates do not cover a cell, an error message, or nothing."""
     if config.offload.name != "none":
         return f"offload={config.offload.name}: no rate of an update on the host is known here; leave offload out"
+    if config.tensor_parallel > 1:
+        return f"tensor_parallel={config.tensor_parallel}: no times within a model are known; leave it out"
     if config.compile != "none":
         return f"compile={config.compile}: times of fused kernels are not predicted; use compile=none"
     if isinstance(costs, GpuCosts) and config.node_size not in (None, costs.cluster.devices_per_node):

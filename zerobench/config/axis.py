@@ -52,12 +52,15 @@ class Choice(Axis):
 
 @dataclass
 class Topology(Axis):
-    """Ranks and their groups. `node_size`, `shard_group`: None for all ranks; `nodes`: machines of a joined job."""
+    """Ranks and their groups. `node_size`, `shard_group`: None for all ranks; `nodes`: machines of a joined job;
+    `tensor_parallel`: ranks that share one model, 1 for none.
+    """
 
     world_size: int
     node_size: int | None = None
     shard_group: int | None = None
     nodes: int = 1
+    tensor_parallel: int = 1
 
     def validate(self, cell: CellConfig) -> list[str]:
         """Returns sentences on groups that the strategy does not know or that do not divide the world."""
@@ -82,7 +85,7 @@ class Topology(Axis):
         return {key: size for key, size in sizes.items() if size is not None}
 
     def theory_shape(self, cell: CellConfig) -> GroupShape:
-        return GroupShape(self.world_size, self.node_size, self.shard_group, **cell.zeropp.theory_shape())
+        return GroupShape(cell.data_ranks, self.node_size, self.shard_group, **cell.zeropp.theory_shape())
 
     @property
     def ranks_per_node(self) -> int:
@@ -92,4 +95,5 @@ class Topology(Axis):
     @property
     def label(self) -> str:
         sizes = {"node_size": self.node_size, "shard_group": self.shard_group}
+        sizes["tensor_parallel"] = self.tensor_parallel if self.tensor_parallel > 1 else None
         return " ".join(f"{key}={size}" for key, size in sizes.items() if size is not None)

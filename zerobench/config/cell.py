@@ -18,6 +18,11 @@ from .axis import Topology
 from .schema import Config, Huggingface, Text
 
 
+def data_ranks(config: Config) -> int:
+    """Returns the ranks that train on different data, N of a strategy: all of a world, over those of one model."""
+    return max(1, (config.world_size or 1) // max(1, config.tensor_parallel))
+
+
 @dataclass(kw_only=True)
 class CellConfig(Config):
     """A Config with every option filled in (resolve.py), frozen with its sections. A key's path is the one on the
@@ -80,8 +85,13 @@ class CellConfig(Config):
         return identity.cell_id(self)
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that train on different data, among which a strategy shares the model states: its N."""
+        return data_ranks(self)
+
+    @property
     def topology(self) -> Topology:
-        return Topology(self.world_size, self.node_size, self.shard_group, self.nodes)
+        return Topology(self.world_size, self.node_size, self.shard_group, self.nodes, self.tensor_parallel)
 
     @property
     def groups(self) -> GroupShape:
@@ -99,7 +109,7 @@ class CellConfig(Config):
         options = {key: value for key, value in self.data.values().items() if key != DATA.identity}
         path = self.data.path if isinstance(self.data, Text) else None
         return Batching(
-            self.data.name, options, path, self.vocabulary, self.world_size, self.micro_batch, self.accumulation,
+            self.data.name, options, path, self.vocabulary, self.data_ranks, self.micro_batch, self.accumulation,
             self.sequence, self.seed, self.precision.dtype,
         )  # fmt: skip
 

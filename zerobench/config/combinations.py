@@ -27,6 +27,7 @@ def validate(cell: CellConfig) -> list[str]:
         cell.activation.validate(cell)
         + problems_of_arena(cell)
         + problems_of_compile(cell)
+        + problems_of_tensor_parallel(cell)
         + cell.buffers.validate(cell)
     )
     problems += cell.optimizer.validate(cell)
@@ -76,6 +77,41 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
         (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
     )
     return [f"compile={cell.compile}: {words}, or use compile=none" for is_so, words in refused if is_so]
+
+
+CUT = ("gpt",)
+"""Models with a plan for tensor parallelism: they have a method `cut`."""
+
+
+def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
+    """Returns error messages if a model cannot be cut over so many ranks, or another option does not know of parts."""
+    ranks, name, model = cell.tensor_parallel, cell.strategy.name, cell.model
+    if ranks <= 1:
+        return []
+    key = f"tensor_parallel={ranks}"
+    if not spec_of(name).composes.tensor_parallel:
+        words = f"strategy={name} takes all ranks for itself"
+        return [f"{key}: {words}; use one of {', '.join(names_with('tensor_parallel'))}"]
+    if model.kind not in CUT:
+        return [f"{key}: model={cell.model_name} has no plan by which its matrices are cut; use a model of {CUT[0]}"]
+    problems, heads = [], getattr(model, "heads", 1)
+    if cell.world_size % ranks:
+        problems.append(f"{key}: must be a divisor of world_size={cell.world_size}")
+    if heads % ranks:
+        problems.append(f"{key}: a rank has whole heads, so it must be a divisor of model.heads={heads}")
+    usual = {
+        "node_size": (cell.node_size, None), "shard_group": (cell.shard_group, None),
+        "zeropp": (cell.zeropp.name, "none"), "offload": (cell.offload.name, "none"), "clip": (cell.clip, None),
+        "compile": (cell.compile, "none"), "arena": (cell.arena, False),
+        "search.memory_limit": (cell.search.memory_limit, None),
+        "strategy.construct": (getattr(cell.strategy, "construct", "plain"), "plain"),
+        **{f"model.{one}": (getattr(model, one, at), at) for one, at in (("lora", 0), ("tiles", 1), ("mlp_chunks", 1))},
+    }  # fmt: skip
+    given = [f"{one}={value}" for one, (value, at) in usual.items() if value != at]
+    given += [f"precision={cell.precision.name}"] * cell.precision.scales
+    given += [f"optimizer={cell.optimizer.name}"] * (not cell.optimizer.takes_elements)
+    given += ["activation=selective"] * (cell.activation.name == "selective")
+    return problems + [f"{key}: {one} does not know of a model in parts; leave one of the two out" for one in given]
 
 
 def problems_of_units(cell: CellConfig) -> list[str]:

@@ -18,7 +18,7 @@ from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
 from . import combinations, keys, world
-from .cell import Cell, CellConfig
+from .cell import Cell, CellConfig, data_ranks
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 
@@ -88,16 +88,18 @@ def _without_interpolations(node: Any) -> Any:
 
 
 def _resolve_batch(draft: Config, problems: list[str]) -> None:
-    """batch = micro_batch · accumulation · world_size. A search chooses the first two itself."""
+    """batch = micro_batch · accumulation · world_size / tensor_parallel. A search chooses the first two itself."""
     searching = draft.search.memory_limit is not None
     if searching:
         _check_search(draft, problems)
-    ranks, micro, batch = max(1, draft.world_size or 1), draft.micro_batch, draft.batch
+    ranks, micro, batch = data_ranks(draft), draft.micro_batch, draft.batch
     parts = ranks * max(1, draft.accumulation)
     if micro is not None and batch is not None:
         problems.append(f"batch={batch}: give either batch or micro_batch={micro}, not both; the other is derived")
     elif batch is not None and batch % parts:
-        of = f"world_size={ranks}" + (f" times accumulation={draft.accumulation}" if parts > ranks else "")
+        shared = f" over tensor_parallel={draft.tensor_parallel}" * (draft.tensor_parallel > 1)
+        of = f"world_size={draft.world_size or 1}{shared}"
+        of += f" times accumulation={draft.accumulation}" * (parts > ranks)
         problems.append(f"batch={batch}: {of} must divide it: every rank must get as many sequences")
     micro = micro if micro is not None else batch // parts if batch is not None else 4
     draft.micro_batch, draft.batch = micro, batch if batch is not None else micro * parts

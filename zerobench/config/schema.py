@@ -293,6 +293,11 @@ class Config(Section):
         rule="a divisor of `world_size`", omitted=True, deepspeed="`mics_shard_size` (removed in 0.19.8)",
         torch="`fully_shard(mesh=)`, 2-D: HSDP", transformers="`fsdp`",
     )(None)  # fmt: skip
+    tensor_parallel: int = Key(
+        "ranks that share one model's matrices (Megatron); the strategy's N is world_size over it", unit="ranks",
+        limits=(1, 2**10), omitted=True, deepspeed="an `mpu`, or `tensor_parallel.autotp_size`",
+        torch="`parallelize_module`", transformers="`tp_plan`",
+    )(1)  # fmt: skip
     rank: int | None = Key(
         "rank of a simulated world to run; null: the rank with the most bytes", unit="number",
         rule="0 to `world_size` - 1", omitted=True,

@@ -274,9 +274,31 @@ class OffloadActivations(Activation):
 
 @dataclass
 class CheckpointOffloadActivations(OffloadActivations):
-    """Blocks are computed again from inputs that wait in host memory (ZeRO-R's P_a+cpu without its partitioning)."""
+    """Blocks are computed again from inputs that wait in host memory (P_a+cpu without P_a)."""
 
     name: str = "checkpoint_offload"
+
+
+@dataclass
+class PartitionActivations(OffloadActivations):
+    """ZeRO-R's P_a: each of the ranks that share the model keeps a part of a block's input, and the whole is
+    gathered before the block is computed again.
+    """
+
+    name: str = "partition"
+
+    def validate(self, cell: CellConfig) -> list[str]:
+        if cell.tensor_parallel > 1:
+            return super().validate(cell)
+        words = "it is for ranks that share a model, which would all keep the same; let tensor_parallel be 2 or more"
+        return [f"activation={self.name}: {words}, or use activation=checkpoint"]
+
+
+@dataclass
+class PartitionOffloadActivations(PartitionActivations):
+    """ZeRO-R's P_a+cpu: the parts wait in host memory."""
+
+    name: str = "partition_offload"
 
 
 @dataclass
@@ -438,6 +460,8 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "selective": SelectiveActivations,
         "offload": OffloadActivations,
         "checkpoint_offload": CheckpointOffloadActivations,
+        "partition": PartitionActivations,
+        "partition_offload": PartitionOffloadActivations,
     },
     "buffers": {"constant": Buffers, "fused": FusedBuffers},
     "zeropp": CHOICES,

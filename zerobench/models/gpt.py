@@ -17,6 +17,7 @@ from ..zero.activations import policies
 from ..zero.modules import tiled_linear
 from . import lora as adapters
 from .chunks import LossHead, in_chunks
+from .tensor_parallel import InputsCut, OutputsCut, TensorAxis
 
 
 class Block(nn.Module):
@@ -44,15 +45,21 @@ class Block(nn.Module):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         """Causal self-attention, (B, S, H) -> (B, S, H)."""
-        batch, sequence, hidden = x.shape
-        split = self.attention_in(x).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        split = self.attention_in(x).unflatten(2, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))  # type: ignore[no-any-return]
+        return self.attention_out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP, (B, S, H) -> (B, S, H)."""
         return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))  # type: ignore[no-any-return]
+
+    def cut(self, axis: TensorAxis) -> None:
+        """Leaves this rank's heads and its part of the MLP."""
+        self.heads //= axis.ranks
+        self.attention_in = OutputsCut(self.attention_in, axis, parts=3)
+        self.attention_out = InputsCut(self.attention_out, axis)
+        self.mlp_in, self.mlp_out = OutputsCut(self.mlp_in, axis), InputsCut(self.mlp_out, axis)
 
 
 class GPT(nn.Module):
@@ -106,6 +113,12 @@ class GPT(nn.Module):
                 yield part, smaller
         for module in self.modules():  # last, so that a seed gives the frozen part of a model with and without adapters
             yield module, adapters.initialize
+
+    def cut(self, axis: TensorAxis) -> None:
+        """Leaves this rank's part of each block, for tensor parallelism."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.cut(axis)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""

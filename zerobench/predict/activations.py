@@ -28,10 +28,10 @@ DATA = ("text", "synthetic")
 
 def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module]) -> int | None:
     """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None if nothing is
-    predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, where a policy moves
-    activations, and for fake tensors, whose run is such a prediction itself.
+    predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, for models in parts,
+    where a policy moves activations, and for fake tensors, whose run is such a prediction itself.
     """
-    moved = config.activation.name != "none" or config.arena
+    moved = config.activation.name != "none" or config.arena or config.tensor_parallel > 1  # no groups are there now
     if config.device != "cpu" or config.tensors == FAKE or moved:
         return None
     if config.model.kind not in KINDS or config.data.name not in DATA:
@@ -74,20 +74,29 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
 
 def moved_bytes(config: CellConfig) -> int | None:
     """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None if nothing
-    is predicted: for models other than our GPT, with adapters, or with MLPs in parts. All layers but the last send what
+    is predicted: for models other than our GPT, with adapters, with MLPs in parts, or in parts themselves unless
+    they are computed again. All layers but the last send what
     they keep: Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4, without dropout and
     with fused attention.
     """
     model, policy = config.model, activation_policy(config)
     if policy.keep != "host":
         return 0
-    if not isinstance(model, Gpt) or model.lora or model.mlp_chunks > 1:
+    recomputes = config.recomputes or policy.recompute
+    if (
+        not isinstance(model, Gpt)
+        or model.lora
+        or model.mlp_chunks > 1
+        or (config.tensor_parallel > 1 and not recomputes)
+    ):
         return None
     tokens = config.sequence * config.micro_batch
     stream = config.precision.dtype.itemsize * tokens * model.hidden
     norms_and_attention, mlp = [stream] * 5, [4 * stream] * 2
     kept = [*norms_and_attention, 3 * stream, 4 * model.heads * tokens, *mlp]  # queries, keys and values; log-sum-exp
-    if model.checkpointing or policy.recompute:
+    if recomputes:
         kept = [stream]
-    moved = sum(size for size in kept if size >= policy.least_bytes)
+    moved = sum(size for size in kept if size >= policy.least_bytes) // (
+        config.tensor_parallel if policy.partition else 1
+    )
     return config.accumulation * (model.layers - 1) * moved

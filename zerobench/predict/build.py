@@ -15,6 +15,8 @@ from ..config.cell import CellConfig
 from ..config.combinations import activation_policy
 from ..fake.world import Undrawn
 from ..models.compiled import compile_blocks
+from ..models.gpt import GPT
+from ..models.tensor_parallel import TensorAxis
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules import meta_init
@@ -62,23 +64,32 @@ def facts_if_any(config: CellConfig) -> ModelFacts | None:
         return None
 
 
-def place_model(config: CellConfig, device: torch.device) -> nn.Module:
-    """Returns the model on its device; with strategy.construct=meta as placeholders, which the engine fills."""
+def place_model(config: CellConfig, device: torch.device, axis: TensorAxis | None = None) -> nn.Module:
+    """Returns the model on its device, with `axis` this rank's part of it; with strategy.construct=meta as
+    placeholders, which the engine fills.
+    """
     if not config.strategy.is_meta:
         with device if config.draw_on == "device" else nullcontext():
-            return build_as_run(config).to(device)
+            return build_as_run(config, axis).to(device)
     with torch.device("meta"):
         model = build_as_run(config)
     meta_init.use_placeholders(model, device)
     return model
 
 
-def build_as_run(config: CellConfig) -> nn.Module:
+def build_as_run(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module:
     """Builds the model with its blocks compiled if the cell says so, which happens at their first call."""
-    model = build_model(config)
+    model = build_model(config, axis)
     if config.compile == "blocks":
         compile_blocks(model)
     return model
+
+
+def connect_axis(config: CellConfig, device: torch.device) -> TensorAxis | None:
+    """Makes the groups of ranks that share a model; None if each has a model of its own. Collective."""
+    if config.tensor_parallel == 1:
+        return None
+    return TensorAxis.connect(config.tensor_parallel, config.world_size, device.type)
 
 
 def initial_options(config: CellConfig, device: torch.device) -> dict[str, Any]:
@@ -87,12 +98,15 @@ def initial_options(config: CellConfig, device: torch.device) -> dict[str, Any]:
     return {"initial_device": device} if meta and config.draw_on == "device" else {}
 
 
-def build_model(config: CellConfig) -> nn.Module:
+def build_model(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module:
     """Builds the model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built
-    in fp32 and cast, so that a seed gives one model.
+    in fp32 and cast, so that a seed gives one model. `axis`: of the ranks that share it, for a model that is to run.
     """
     model = models.build(config.model.kind, config.model_options)
-    residual.apply(model, activation_policy(config))
+    if config.tensor_parallel > 1:
+        assert isinstance(model, GPT)
+        model.cut(axis or TensorAxis(config.tensor_parallel))
+    residual.apply(model, activation_policy(config), None if axis is None else axis.tensor_mesh)
     return config.precision.cast(model, config.strategy.name, getattr(config.strategy, "upcast_frozen", True))
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..config.cell import CellConfig
+from ..config.combinations import activation_policy
+from ..config.schema import Gpt
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
 from ..theory.replay.link_traffic import Links, predict_links
@@ -14,6 +16,7 @@ from ..theory.replay.states import Prediction, explained, fullest_rank, predict_
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.strategy import StrategyShape
+from ..theory.tensor_parallel import TensorParallelShape
 from . import activations as own_activations
 from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
@@ -42,13 +45,13 @@ class Estimate:
 
 def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]:
     """Returns theory's view of a resolved cell's training."""
-    return config.optimizer.theory_shape(), config.precision.theory_shape(config.world_size > 1)
+    return config.optimizer.theory_shape(), config.precision.theory_shape(config.data_ranks > 1)
 
 
 def estimate(config: CellConfig) -> Estimate:
     """Returns the prediction for a resolved cell. Errors of the model's own builder are passed on."""
     schedule = _schedule_of(config)
-    shapes, ranks = schedule.shapes, config.world_size
+    shapes, ranks = schedule.shapes, config.data_ranks
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     frozen = sum(shape.numel for shape in shapes) - psi
     if not predicts(config.strategy.values()):
@@ -95,7 +98,7 @@ def _schedule_of(config: CellConfig) -> Schedule:
 
 def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
     strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
-    return predict_states(strategy, schedule, config.world_size, *training_shapes(config), groups, tiers)
+    return predict_states(strategy, schedule, config.data_ranks, *training_shapes(config), groups, tiers)
 
 
 def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
@@ -142,7 +145,7 @@ def simulated_rank(config: CellConfig, facts: ModelFacts | None = None) -> int:
     if not predicts(config.strategy.values()):
         return spec_of(config.strategy.name).fullest_rank(shapes, config.world_size, optimizer)
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
-    return fullest_rank(strategy, shapes, config.groups, optimizer, precision, tiers)
+    return fullest_rank(strategy, shapes, config.groups, optimizer, precision, tiers) * config.tensor_parallel
 
 
 def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
@@ -163,3 +166,14 @@ def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
 def norms_of(config: CellConfig) -> int:
     """Returns how often a step of a resolved cell computes the norm of gradients."""
     return int(config.clip is not None or config.precision.scales)
+
+
+def tensor_axis_bytes(config: CellConfig) -> dict[str, int]:
+    """Returns collective -> bytes that a rank of a resolved cell sends in a step to those that share its model."""
+    ranks, model, policy = config.tensor_parallel, config.model, activation_policy(config)
+    if ranks == 1 or not isinstance(model, Gpt):
+        return {}
+    numel, size = config.micro_batch * config.sequence * model.hidden, config.precision.dtype.itemsize
+    partitions = policy.partition and numel * size >= policy.least_bytes
+    shape = TensorParallelShape(ranks, model.layers, numel, size, config.recomputes, partitions)
+    return shape.predict(config.accumulation)

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import strategies
 from ..config.cell import CellConfig
-from ..config.schema_memory import Activation
+from ..config.schema_memory import Activation, CheckpointActivations
 from ..config.schema_training import Fp32
 from ..data import arguments_of, build_batches
 from ..registry import DATA
@@ -71,7 +71,12 @@ RECOMPUTING = {"checkpointing": False, "loss_chunks": 1, "mlp_chunks": 1}
 
 
 def step_flops(config: CellConfig) -> StepFlops | None:
-    """Counts a cell's FLOPs. None for a model that cannot run without memory, because its code reads values."""
+    """Counts a cell's FLOPs; of a model that ranks share, an equal part. None for a model that cannot run without
+    memory, because its code reads values.
+    """
+    ranks, config = config.tensor_parallel, replace(config, tensor_parallel=1)
+    if config.activation.policy().partition:
+        config = replace(config, activation=CheckpointActivations())
     plain = replace(config, activation=Activation())
     again = {name: usual for name, usual in RECOMPUTING.items() if hasattr(config.model, name)}
     plain = replace(plain, model=replace(config.model, **again))  # type: ignore[arg-type]
@@ -80,7 +85,7 @@ def step_flops(config: CellConfig) -> StepFlops | None:
         return None
     hardware = model if plain == config else _count(config)
     micro_batches = config.accumulation
-    return StepFlops(model * micro_batches, (hardware or model) * micro_batches)
+    return StepFlops(model * micro_batches // ranks, (hardware or model) * micro_batches // ranks)
 
 
 def _count(config: CellConfig) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..records import COLLECTIVES, LINKS, STATES, LineRow, MemoryRow, RunRow, TrafficRow
+from ..records import COLLECTIVES, DATA_AXIS, LINKS, STATES, LineRow, MemoryRow, RunRow, TrafficRow
 from ..theory.groups import Moved
 from ..theory.replay.states import Prediction
 
@@ -72,10 +72,10 @@ class Expected:
 
 def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     """Returns sentences on a finished run, joined by "; "."""
-    mine = [one for one in seen.traffic if not one.control]
+    mine = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
     sentences = [
         *_states(row, seen.memory, expected.states), *_activations(row),
-        *_traffic(row, mine, seen.steps, expected.parts), *_links(row),
+        *_traffic(row, mine, seen.steps, expected.parts), *_links(row), *_tensor_axis(row),
         *_allocator(row), *_growth(row, seen.lines), *_witnesses(row, seen.kept),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
@@ -132,6 +132,13 @@ def _links(row: RunRow) -> Iterator[str]:
         measured, predicted = getattr(row, f"{link}_bytes"), getattr(row, f"predicted_{link}_bytes")
         if measured is not None and predicted is not None and abs(measured - predicted) > LINKS_SHARE * predicted:
             yield f"{link}: {_off(measured, predicted)} between tiers"
+
+
+def _tensor_axis(row: RunRow) -> Iterator[str]:
+    for name in ("all_reduce", "all_gather"):
+        measured, predicted = (getattr(row, f"{of}tensor_axis_{name}_bytes") for of in ("", "predicted_"))
+        if measured is not None and predicted is not None and measured != predicted:
+            yield f"{name}: {_off(measured, predicted)} among the ranks that share a model"
 
 
 def _size(part: Moved, name: str) -> float:

@@ -25,18 +25,22 @@ PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
 
 def make_pass(
     mode: str, device: torch.device, node_size: int | None, history: History | None = None, fake: bool = False,
-    foreign: bool = False, events: bool = False, operators: bool = False,
+    foreign: bool = False, events: bool = False, operators: bool = False, model_ranks: int = 1,
 ) -> Probe:  # fmt: skip
     """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one.
 
     `fake`: tensors are. `foreign`: code that is not ours launches collectives, and drops tensors before gloo does.
     `history`: what an accounted pass is to keep for a snapshot; None: nothing.
     `events`: whether it keeps its last step event by event; `operators`: with every operator that computes.
+    `model_ranks`: consecutive ranks that share a model.
     """
     if mode != "accounted":
         return PASSES[mode](device, node_size)
     accounted = AccountedPass(device, node_size, history=history, fake=fake, events=events, operators=operators)
     accounted.ledger.in_transit = InTransit() if foreign and not fake else None
+    accounted.meter.model_ranks = model_ranks
+    if model_ranks > 1:
+        accounted.ledger.within_model = accounted.meter.within_model
     return accounted
 
 

@@ -20,11 +20,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..fake.graphs import GraphMode, dispatch_buffers
 from ..records import STATES
@@ -73,6 +74,8 @@ class Ledger(GraphMode, labels.Observer):
         """Told of each interval, where a table of events is asked for."""
         self.in_transit: InTransit | None = None
         """Waited for, where a loop's own collectives may drop tensors late."""
+        self.within_model: Callable[[Any, Any], bool] = lambda func, args: False
+        """Says of a collective whether it is among ranks that share a model, which send each other activations."""
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -91,7 +94,9 @@ class Ledger(GraphMode, labels.Observer):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_others(types):
             return NotImplemented  # it is dispatched again on its contents
-        if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
+        is_collective = func.namespace in NAMESPACES and labels.current_collective()[0] != "control"
+        within_model = is_collective and self.within_model(func, args)
+        if is_collective and not within_model:
             self.note_collective(args)
         if self.in_transit is not None:
             self.in_transit.see(func.namespace in NAMESPACES, args, self.knows)
@@ -100,6 +105,9 @@ class Ledger(GraphMode, labels.Observer):
         self.lines.see_operator()
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
+        if within_model:  # what ranks of one model send each other stays what it is
+            self._keep_category(args)
+            self._keep_category(out)
         if func in COPIES and self.phase != "forward" and not self._in_optimizer:
             self._follow_copy(args[0], out)
         return out
@@ -178,6 +186,12 @@ class Ledger(GraphMode, labels.Observer):
         elif isinstance(given, tuple | list):
             for one in given:
                 self.note_collective(one)
+
+    def _keep_category(self, given: Any) -> None:
+        """Lets no later collective, as a wait, make a communication buffer of tensors."""
+        for tensor in tree_leaves(given):
+            if isinstance(tensor, torch.Tensor):
+                self._meet(self._see(tensor), tensor.shape).labeled = True
 
     def _meet_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):

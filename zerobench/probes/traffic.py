@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from ..fake.graphs import GraphMode
-from ..records import COLLECTIVES
+from ..records import COLLECTIVES, DATA_AXIS, TENSOR_AXIS
 from ..zero import labels
 from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
 from .intervals import ASIDE
@@ -79,6 +79,7 @@ class Operation(NamedTuple):
     known: bool
     group: str = ""
     stride: int = 1
+    axis: str = DATA_AXIS
 
 
 def is_of_step(operation: Operation) -> bool:
@@ -90,10 +91,12 @@ def is_of_step(operation: Operation) -> bool:
 
 class TrafficMeter(GraphMode, labels.Observer):
     """Records (operation, number) in `operations`; the reader empties the list. `tier_of`, `name_of`: of a tensor, from
-    the ledger. `node_size`: ranks per node; None: all are one node.
+    the ledger. `node_size`: ranks per node; None: all are one node. `model_ranks`: consecutive ranks that share one
+    model.
     """
 
     node_size: int | None = None
+    model_ranks: int = 1
 
     def __init__(
         self, tier_of: Callable[[torch.Tensor], str] = lambda _: labels.DEVICE,
@@ -159,15 +162,26 @@ class TrafficMeter(GraphMode, labels.Observer):
         if name == "send" and not any(t.numel() for t in tensors_in(args, rule)):
             return  # a barrier of gloo's ranks, which is empty
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
-            stride = _stride_of(dist.get_process_group_ranks(group))
-            self._count(name, rule, tensors_in(args, rule), group.size(), outside, times, group.group_name, stride)
+            ranks = dist.get_process_group_ranks(group)
+            self._count(
+                name,
+                rule,
+                tensors_in(args, rule),
+                group.size(),
+                outside,
+                times,
+                group.group_name,
+                _stride_of(ranks),
+                self._axis_of(ranks),
+            )
 
     def _count(
         self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1,
-        group: str = "", stride: int = 1,
+        group: str = "", stride: int = 1, axis: str = DATA_AXIS,
     ) -> None:  # fmt: skip
         """Records operations. `outside`: the fraction of wire bytes that leaves a node. `times`: number of such
         operations. `group`: the process group's name. `stride`: from one of its ranks to the next.
+        `axis`: of the mesh; the volume is the strategy's, over ranks with different data.
         """
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
@@ -188,11 +202,12 @@ class TrafficMeter(GraphMode, labels.Observer):
             wire_bytes=wire,
             within_bytes=wire - between,
             between_bytes=between,
-            volume_elements=elements * rule.volume(n) if rule and not control and n > 1 else 0.0,
+            volume_elements=elements * rule.volume(n) if rule and not control and n > 1 and axis == DATA_AXIS else 0.0,
             control=control,
             known=rule is not None,
             group=group,
             stride=stride,
+            axis=axis,
         )
         self._record(operation, times)
 
@@ -236,6 +251,14 @@ class TrafficMeter(GraphMode, labels.Observer):
             return {fraction: each * sends for fraction, sends in outside.items()}
         leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
         return {leaving / len(nodes): 1}
+
+    def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Returns True for a collective of ranks that share a model."""
+        return self._axis_of(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
+
+    def _axis_of(self, ranks: list[int]) -> str:
+        inside = len(ranks) > 1 and ranks[0] // self.model_ranks == ranks[-1] // self.model_ranks
+        return TENSOR_AXIS if inside else DATA_AXIS
 
     @staticmethod
     def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:

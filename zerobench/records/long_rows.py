@@ -216,3 +216,6 @@ class TrafficRow:
     """The part of wire_bytes between nodes."""
     group: str = ""
     """Name of the process group in torch.distributed; empty for transfers between tiers."""
+    axis: str = "data"
+    """tensor for traffic among the ranks that share one model (tensor_parallel), which is outside of the volume; data
+    for all else."""

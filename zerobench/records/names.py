@@ -34,3 +34,6 @@ TIERS = ("device", "host", "nvme")
 
 LINKS = ("down", "up", "read", "write")
 """Kinds of traffic between tiers: from the device to host memory and back, from files and to them."""
+
+DATA_AXIS, TENSOR_AXIS = "data", "tensor"
+"""Axes of the mesh of ranks: of those that train on different data, and of those that share one model."""

@@ -284,6 +284,15 @@ class RunTraffic(RunAllocator):
     """within_nodes_bytes as the theory has it."""
     predicted_between_nodes_bytes: int | None = None
     """between_nodes_bytes as the theory has it."""
+    tensor_axis_all_reduce_bytes: int | None = None
+    """Bytes that one rank sends in a step to those that share its model (tensor_parallel), by all-reduce, mean over the
+    ranks; such traffic is in no other column. None where no ranks share a model, as in the next three."""
+    tensor_axis_all_gather_bytes: int | None = None
+    """The same by all-gather: of activations in parts (P_a)."""
+    predicted_tensor_axis_all_reduce_bytes: int | None = None
+    """tensor_axis_all_reduce_bytes as the theory has it."""
+    predicted_tensor_axis_all_gather_bytes: int | None = None
+    """tensor_axis_all_gather_bytes as the theory has it."""
     quantized_gather_share: float | None = None
     """Fraction of ψ whose gathers, if not all of them, were sent quantized, as the traffic meter saw them."""
     quantized_reduction_share: float | None = None

@@ -24,9 +24,10 @@ class DdpEngine(PeerEngine):
         self.module = module
         self.optimizer = optimizer
         self._ddp = DistributedDataParallel(module, init_sync=False, **options)
-        _start_alike(module, buffers=options.get("broadcast_buffers", True))
-        if dist.get_backend() == FAKE:
-            self._ddp.register_comm_hook(None, lambda _, bucket: _reduce_alone(bucket))
+        group = self._ddp.process_group
+        _start_alike(module, options.get("broadcast_buffers", True), group)
+        if dist.get_backend(group) == FAKE:
+            self._ddp.register_comm_hook(None, lambda _, bucket: _reduce_alone(bucket, group))
         # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
         self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]
 
@@ -49,29 +50,27 @@ class DdpEngine(PeerEngine):
         return self._ddp.no_sync()
 
 
-def _start_alike(module: nn.Module, buffers: bool) -> None:
-    """Gives every rank rank 0's parameters and, with `buffers`, its buffers, each in place.
+def _start_alike(module: nn.Module, buffers: bool, group: dist.ProcessGroup) -> None:
+    """Gives every rank of the group its first one's parameters and, with `buffers`, its buffers, each in place.
 
     DDP's own first broadcast, `init_sync`, goes through flat copies that gloo's thread gives back when it likes, so the
     bytes of building would differ from run to run. Raises RuntimeError, torch's, where ranks' shapes differ.
     """
-    group = dist.group.WORLD
-    assert group is not None
     parameters: list[torch.Tensor] = list(module.parameters())
     with labels.collective("control", labels.BUFFERS), torch.no_grad():
         _verify_param_shape_across_processes(group, parameters)  # torch-private, pinned by a test
         for tensor in [*parameters, *(module.buffers() if buffers else ())]:
             here, order = tensor.detach(), MemoryOrder.of(tensor)
             flat = order.flatten(here)  # a view, unless the memory has gaps
-            dist.broadcast(flat, src=0)
+            dist.broadcast(flat, group_src=0, group=group)
             if flat.data_ptr() != here.data_ptr():
                 here.copy_(order.view(flat))
 
 
-def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _reduce_alone(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Reduces a bucket as DDP's reducer does by itself in a real world, which fails over a simulated one's group."""
     buffer = bucket.buffer()
-    dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)  # the reducer waits at the backward's end
+    dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)  # the reducer waits at the backward's end
     reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     reduced.set_result(buffer)
     return reduced

@@ -51,6 +51,8 @@ class Composition:
     """Blocks that torch.compile has made graphs of."""
     gradient_dtypes: bool = False
     """Gradients in another dtype than the model's, on a rank or on the wire."""
+    tensor_parallel: bool = False
+    """A process group of its own, beside ranks that share the model's matrices."""
     owned: bool = False
     """Optimizers that need whole matrices, which one rank each owns: Muon."""
     simulated: bool = False

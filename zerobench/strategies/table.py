@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 STAGE = Composition(
     offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True,
-    gradient_dtypes=True, owned=True,
+    gradient_dtypes=True, owned=True, tensor_parallel=True,
 )  # fmt: skip
 STAGE3 = Composition(
     offload=("optimizer", "gradients", "parameters"), groups=True, zeropp=True, fused_buffers=True, arena=True,
-    simulated=True, gradient_dtypes=True, owned=True,
+    simulated=True, gradient_dtypes=True, owned=True, tensor_parallel=True,
 )  # fmt: skip
 DEEPSPEED = "it is the extra `peers`: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
-SIMULATED = Composition(simulated=True, owned=True)
+SIMULATED = Composition(simulated=True, owned=True, tensor_parallel=True)
 
 
 def _ddp(model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, tile_bytes: int,
@@ -38,6 +38,8 @@ def _ddp(model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadc
 
     if not broadcast_buffers:  # the default needs no word, and torch 2.13 warns of this one
         more["broadcast_buffers"] = False
+    if "group" in more:
+        more["process_group"] = more.pop("group")
     more["bucket_cap_mb"] = bucket_bytes / 2**20
     if any(p.dtype in HALF for p in model.parameters()):
         return MasterDdpEngine(model, optimizer, tile_bytes=tile_bytes, **more)

@@ -13,13 +13,33 @@ import scipy
 from ..config.cell import CellConfig
 from ..config.world import has_times
 from ..host.environment import SIMULATED
-from ..predict.estimate import formulas_of, host_bytes_beyond, links_of, links_of_states, norms_of, training_shapes
+from ..predict.estimate import (
+    formulas_of,
+    host_bytes_beyond,
+    links_of,
+    links_of_states,
+    norms_of,
+    tensor_axis_bytes,
+    training_shapes,
+)
 from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
 from ..predict.unexplained import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
 from ..rank_record import RankRecord
-from ..records import BETWEEN, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS, MemoryRow, RunRow, StepRow, TrafficRow
+from ..records import (
+    BETWEEN,
+    CATEGORIES,
+    COLLECTIVES,
+    DATA_AXIS,
+    LINKS,
+    PHASE_PEAKS,
+    TENSOR_AXIS,
+    MemoryRow,
+    RunRow,
+    StepRow,
+    TrafficRow,
+)
 from ..sections import known
 from ..strategies import predicts, shape_of
 from ..theory.closed_forms import floor_bytes, to_json
@@ -157,7 +177,11 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
         mine = [[t for t in record.traffic if t.kind == name and not t.control] for record in accounted]
         moved = [per_step(traffic, "payload_bytes") for traffic in mine]
         setattr(row, f"{name}_bytes", round(sum(moved) / len(moved) * row.world_size))
-    data = [[t for t in traffic if not t.control] for traffic in ranks]
+    data = [[t for t in traffic if not t.control and t.axis == DATA_AXIS] for traffic in ranks]
+    shared = [t for traffic in ranks for t in traffic if t.axis == TENSOR_AXIS]
+    for name in ("all_reduce", "all_gather") if shared else ():
+        mine = [t for t in shared if t.kind == name]
+        setattr(row, f"tensor_axis_{name}_bytes", round(per_step(mine, "wire_bytes") / len(ranks)))
     control = [[t for t in traffic if t.control] for traffic in ranks]
     row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
     row.wire_bytes, row.within_nodes_bytes, row.between_nodes_bytes = (
@@ -313,16 +337,17 @@ def join_theory(
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
-    one = record.rank if row.backend == SIMULATED and tiers.place is None else None
-    prediction = predict_states(strategy, schedule, row.world_size, *shapes, groups, tiers, one)
+    place = record.rank // config.tensor_parallel
+    one = place if row.backend == SIMULATED and tiers.place is None else None
+    prediction = predict_states(strategy, schedule, config.data_ranks, *shapes, groups, tiers, one)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
     row.formulas = to_json(formulas_of(config, schedule, prediction))
     parts: dict[str, Moved] = {}
     if row.psi:
-        alone = record.rank if (row.backend, row.device) == (SIMULATED, "cpu") else None
-        parts = predict_parts(strategy, schedule, row.world_size, groups, shapes[1], alone)
+        alone = place if (row.backend, row.device) == (SIMULATED, "cpu") else None
+        parts = predict_parts(strategy, schedule, config.data_ranks, groups, shapes[1], alone)
         moved = sum(parts.values(), Moved())
         row.predicted_volume_psi = moved.volume / row.psi
         row.predicted_wire_bytes = round(moved.within + moved.between)
@@ -333,8 +358,10 @@ def join_theory(
             )
     row.predicted_activations_bytes = record.own_activation_bytes
     row.predicted_control_bytes = predict_control(
-        strategy, schedule, row.world_size, norms_of(config), record.buffer_bytes
+        strategy, schedule, config.data_ranks, norms_of(config), record.buffer_bytes
     )
+    for name, size in tensor_axis_bytes(config).items():
+        setattr(row, f"predicted_tensor_axis_{name}_bytes", size)
     if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)

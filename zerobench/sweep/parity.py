@@ -38,8 +38,8 @@ TOLERANCES = {"fp32": (1e-5, 1e-4), "bf16": (1e-2, 3e-2), "fp16": (1e-2, 3e-2)}
 
 LOSSY = (5e-2, 2e-1)
 
-SAME = ("model", "huggingface", "data", "seed", "deterministic", "draw_on", "device", "world_size", "optimizer",
-        "micro_batch", "accumulation", "sequence", "clip", "clip_norm")  # fmt: skip
+SAME = ("model", "huggingface", "data", "seed", "deterministic", "draw_on", "device", "world_size",
+        "tensor_parallel", "optimizer", "micro_batch", "accumulation", "sequence", "clip", "clip_norm")  # fmt: skip
 """Sections and keys of a resolved config that determine the training."""
 
 LEAVE_ROUNDING = (
@@ -108,13 +108,13 @@ def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
     return (
         spec_of(config.strategy.name).rounds_as_reference
         and config.device == "cpu"
-        and config.world_size <= 2
+        and config.data_ranks <= 2
         and len(config.precision.numbers) == 1
         and config.accumulation == 1  # else a tied parameter's gradients are summed in another order
         and config.clip is None  # torch takes a norm in fp32, and so another coefficient
         and config.optimizer == reference.optimizer
         and config.launch.threads == reference.launch.threads
-        and (config.zeropp.label, config.topology.label, config.nodes) == ("", "", 1)
+        and (config.zeropp.label, config.node_size, config.shard_group, config.nodes) == ("", None, None, 1)
     )
 
 

@@ -173,7 +173,7 @@ class FastestSearch:
 
     def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
         """Returns the search of a row, which is over if its states alone do not fit."""
-        sizes = sizes_of(None if self.batch is None else self.batch // cell.config.world_size)
+        sizes = sizes_of(None if self.batch is None else self.batch // cell.config.data_ranks)
         problem = next(iter(cell.problems), "")
         pruned = None if problem else pruned_by_states(candidate, cell, self.capacity)
         if pruned is not None:
@@ -198,7 +198,7 @@ class FastestSearch:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
         if self.batch is None:
             return with_micro_batch(cell, size)
-        accumulation = self.batch // (size * cell.config.world_size)
+        accumulation = self.batch // (size * cell.config.data_ranks)
         return cell.changed(micro_batch=size, accumulation=accumulation, batch=self.batch)
 
     def all_sizes(self, rows: Sequence[TriedRow]) -> None:

@@ -65,13 +65,15 @@ def with_layers(cell: Cell, layers: int) -> Cell:
 def with_micro_batch(cell: Cell, sequences: int) -> Cell:
     """Returns the cell with so many sequences per rank and micro-batch."""
     config = cell.config
-    return cell.changed(micro_batch=sequences, batch=sequences * config.accumulation * config.world_size)
+    return cell.changed(micro_batch=sequences, batch=sequences * config.accumulation * config.data_ranks)
 
 
 def with_gpus(cell: Cell, ranks: int) -> Cell:
     """Returns the cell in a world of so many ranks, each with the same micro-batch."""
     config = cell.config
-    return cell.changed(world_size=ranks, batch=config.micro_batch * config.accumulation * ranks)
+    return cell.changed(
+        world_size=ranks, batch=config.micro_batch * config.accumulation * ranks // config.tensor_parallel
+    )
 
 
 def layers_axis() -> PlanAxis:

@@ -206,7 +206,7 @@ def _bucket_numel(config: CellConfig) -> int:
     given, item = getattr(config.strategy, "bucket_bytes", None), ITEM[config.precision.name]
     if isinstance(given, int):
         return given // item
-    shard = estimate(config).psi * item // config.world_size
+    shard = estimate(config).psi * item // config.data_ranks
     return min(max(shard // 2, 2**20), LARGEST_BUCKET) // item
 
 

@@ -212,7 +212,7 @@ def executed_worlds(
 def at(config: CellConfig, ranks: int) -> CellConfig:
     """Returns the cell on `ranks` ranks, each with its micro-batch."""
     measure = replace(config.measure, events=True)
-    batch = config.micro_batch * config.accumulation * ranks
+    batch = config.micro_batch * config.accumulation * (ranks // config.tensor_parallel)
     return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
 
 

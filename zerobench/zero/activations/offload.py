@@ -40,6 +40,7 @@ from .. import labels
 from ..arena import Slots
 from ..comm.streams import CommStream, Handle, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
+from .partition import Partition, Saved
 
 PLAIN = {torch.Tensor, nn.Parameter}
 """Types of tensors whose storage is all that there is of them."""
@@ -136,10 +137,6 @@ def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Wa
     return Handle([])
 
 
-Saved = Callable[[], torch.Tensor]
-"""The object that autograd holds in place of a tensor, which it rebuilds in backward."""
-
-
 def view_of(tensor: torch.Tensor, here: Saved) -> Saved:
     """Returns what rebuilds `tensor`, bit for bit, with its strides, from its storage's content: `here` returns that,
     (bytes,) uint8 on the device.
@@ -190,11 +187,13 @@ class UnitForward:
 class Offloader:
     """Offloads the tensors that autograd saves of units to the host, in storages of `least_bytes` and more.
 
-    `streams`: by device type, created on first use.
+    `streams`: by device type, created on first use. `partition`: sends this rank's part of a tensor only.
     """
 
-    def __init__(self, least_bytes: int, streams: dict[str, StreamPair] | None = None) -> None:
-        self._least = least_bytes
+    def __init__(
+        self, least_bytes: int, streams: dict[str, StreamPair] | None = None, partition: Partition | None = None
+    ) -> None:
+        self._least, self._partition = least_bytes, partition
         self._streams = streams or {}
         self._last: UnitForward | None = None
         self._leaving: weakref.WeakValueDictionary[int, OffloadedStorage] = weakref.WeakValueDictionary()  # by address
@@ -202,7 +201,9 @@ class Offloader:
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
         """Runs the forward of a unit and returns its result. The last unit stays: backward reads it first."""
         before, run = self._last, UnitForward(self._last)
-        with saved_tensors_hooks(partial(self._pack, run, unit, name), call) if not is_last else nullcontext():
+        keep = kept if is_last else partial(self._move, run, name)
+        stays = is_last and self._partition is None
+        with nullcontext() if stays else saved_tensors_hooks(partial(self._pack, keep, unit, name), call):
             output = forward()
         for moved in before.storages() if before is not None else []:
             moved.go()
@@ -212,9 +213,14 @@ class Offloader:
             register_multi_grad_hook(tensors, run.fetch_before, mode="any")  # keeps the run alive with the graph
         return output
 
-    def _pack(self, run: UnitForward, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
+    def _pack(self, keep: Callable[[torch.Tensor], Saved], unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
         if stays_put(unit, tensor, self._least):
             return kept(tensor)
+        if self._partition is not None and self._partition.divides(tensor):
+            return self._partition.pack(tensor, name, keep)
+        return keep(tensor)
+
+    def _move(self, run: UnitForward, name: str, tensor: torch.Tensor) -> Saved:
         storage = tensor.untyped_storage()
         moved = self._leaving.get(storage.data_ptr())
         if moved is None or not moved.takes_more:
@@ -276,3 +282,20 @@ class SlotSwapper:
         if stays_put(unit, tensor, self._least):
             return kept(tensor)
         return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name).here)
+
+
+class Partitioner:
+    """Stores tensors that autograd saves of units in parts on the device, from `least_bytes` on."""
+
+    def __init__(self, least_bytes: int, partition: Partition) -> None:
+        self._least, self._partition = least_bytes, partition
+
+    def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
+        """Runs the forward of a unit and returns its result."""
+        with saved_tensors_hooks(partial(self._pack, unit, name), call):
+            return forward()
+
+    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
+        if stays_put(unit, tensor, self._least) or not self._partition.divides(tensor):
+            return kept(tensor)
+        return self._partition.pack(tensor, name, kept)

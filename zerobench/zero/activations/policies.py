@@ -9,10 +9,12 @@ For each *unit* (modules.blocks: a transformer's blocks), except small tensors::
                          every second matrix product
     offload              the last unit's, and two in transfer     all others        bytes to the host and back
     checkpoint_offload   the last unit's inputs                   other inputs      both
+    partition            1/n of the inputs                        -                 checkpoint's, and gathers
+    partition_offload    1/n of the last unit's inputs            1/n of others     all of these
 
-(ZeRO, arXiv 1910.02054, section 6.1, without the partitioning over model-parallel ranks, P_a; checkpointing: Chen et
-al., arXiv 1604.06174; `selective`: by operators, as torchtitan does.) The last unit's tensors stay: backward reads them
-first, and would wait for all of them.
+(ZeRO, arXiv 1910.02054, section 6.1; the last two are P_a and P_a+cpu, over the n ranks that share a model, as in
+partition.py; checkpointing: Chen et al., arXiv 1604.06174; `selective`: by operators, as torchtitan does.) The last
+unit's tensors stay: backward reads them first, and would wait for all of them.
 
 A policy wraps the units' `forward`, so hooks on the units run outside of it: a strategy that is applied later gathers a
 unit's parameters before backward reaches the unit, and so before its recomputation. Where a unit is wrapped twice, the
@@ -34,14 +36,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ..modules.wrapping import blocks, inside_backward, saved_by_others
-from .offload import Offloader, SlotSwapper
+from .offload import Offloader, Partitioner, SlotSwapper
+from .partition import Partition
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 """Matrix products of linear layers without and with a bias."""
@@ -85,12 +91,14 @@ LEAST_BYTES = 64 * 1024
 @dataclass(frozen=True)
 class ActivationPolicy:
     """A policy for units. `recompute`: keeps only their inputs; `selective`: and what is dear to compute again. `keep`:
-    the place of saved tensors, a row of KEEPERS or "device". `least_bytes`: smaller storages are never moved.
+    the place of saved tensors, a row of KEEPERS or "device". `partition`: each rank that shares the model keeps a part.
+    `least_bytes`: smaller storages are never moved.
     """
 
     recompute: bool = False
     selective: bool = False
     keep: str = "device"
+    partition: bool = False
     least_bytes: int = LEAST_BYTES
 
 
@@ -100,6 +108,8 @@ POLICIES: dict[str, ActivationPolicy] = {
     "selective": ActivationPolicy(recompute=True, selective=True),
     "offload": ActivationPolicy(keep="host"),
     "checkpoint_offload": ActivationPolicy(recompute=True, keep="host"),
+    "partition": ActivationPolicy(recompute=True, partition=True),
+    "partition_offload": ActivationPolicy(recompute=True, keep="host", partition=True),
 }
 """Name in the configuration -> policy."""
 
@@ -169,12 +179,12 @@ def recompute(unit: nn.Module) -> None:
     unit.forward = Recomputed(unit.forward)
 
 
-def apply(model: nn.Module, policy: ActivationPolicy) -> None:
-    """Puts the model's units under `policy`, before a strategy wraps the model.
+def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = None) -> None:
+    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: of the ranks that share it.
 
     Raises ValueError, one sentence, for a model without units.
     """
-    if not policy.recompute and policy.keep not in KEEPERS:
+    if not policy.recompute and not policy.partition and policy.keep not in KEEPERS:
         return
     units = blocks(model)
     if not units:
@@ -182,7 +192,7 @@ def apply(model: nn.Module, policy: ActivationPolicy) -> None:
             f"activation: {type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an"
             " nn.Sequential, or use activation=none"
         )
-    keeper = KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None
+    keeper = _keeper(policy, mesh)
     for number, (name, unit) in enumerate(units):
         if policy.selective:
             unit.forward = SelectivelyRecomputed(unit.forward)
@@ -191,3 +201,11 @@ def apply(model: nn.Module, policy: ActivationPolicy) -> None:
         if keeper is not None:
             kept = OffloadedForward(unit.forward, keeper, unit, name, is_last=number == len(units) - 1)
             unit.forward = kept
+
+
+def _keeper(policy: ActivationPolicy, mesh: DeviceMesh | None) -> Keeper | None:
+    if policy.partition:
+        partition = Partition(mesh)
+        on_host = policy.keep == "host"
+        return (Offloader if on_host else Partitioner)(policy.least_bytes, partition=partition)
+    return KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None

@@ -1,0 +1,108 @@
+"""Tensor parallelism (Megatron-LM, arXiv 1909.08053, section 3): the matrices of a block, cut over n ranks.
+
+A block has two pairs of matrices. The first of a pair is cut by outputs, the second by inputs; H is the width::
+
+    attention_in    (3H/n, H)    queries, keys and values of a rank's own heads
+    attention_out   (H, H/n)
+    mlp_in          (4H/n, H)
+    mlp_out         (H, 4H/n)
+
+The first one's bias is cut as well. All else is whole on every rank: the second one's bias, norms, embeddings, head,
+and activations between blocks. These stay equal, since their gradients are. Parameters are plain tensors, a rank's own
+part; DTensors stand at the borders of a pair alone, and say which collective belongs there::
+
+                    forward                        backward
+    entered         the tensor itself              all-reduce of the gradient's parts
+    left            all-reduce of the sum's parts  the gradient itself
+
+Two all-reduces of (B, S, H) in forward, two in backward. The ranks of a pair are consecutive; the others, of equal
+place, are the data-parallel group that an engine is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional as F
+
+from ..records import DATA_AXIS, TENSOR_AXIS
+
+
+@dataclass(frozen=True)
+class TensorAxis:
+    """The ranks that share a block's matrices, and this rank's place among them. `mesh`: of both axes; None: a model
+    that is built for its shapes alone.
+    """
+
+    ranks: int
+    place: int = 0
+    mesh: DeviceMesh | None = None
+
+    @staticmethod
+    def connect(ranks: int, world_size: int, device: str) -> TensorAxis:
+        """Makes the groups of both axes. Collective over all ranks."""
+        mesh = init_device_mesh(device, (world_size // ranks, ranks), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS))
+        return TensorAxis(ranks, mesh.get_local_rank(TENSOR_AXIS), mesh)
+
+    @property
+    def data_group(self) -> torch.distributed.ProcessGroup:
+        """The ranks that hold the same part of the model."""
+        assert self.mesh is not None
+        return self.mesh.get_group(DATA_AXIS)
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh:
+        """The ranks that hold the parts of one model."""
+        assert self.mesh is not None
+        return self.mesh[TENSOR_AXIS]
+
+    def entered(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns `x`, which all ranks have, for a matrix that is cut by outputs."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate  # most of a second, for those who use it
+
+        whole = DTensor.from_local(x, self.tensor_mesh, [Replicate()], run_check=False)
+        return whole.to_local(grad_placements=[Partial()])
+
+    def left(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the ranks' `x`, of a matrix that is cut by inputs."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        part = DTensor.from_local(x, self.tensor_mesh, [Partial()], run_check=False)
+        return part.redistribute(placements=[Replicate()]).to_local()
+
+
+class OutputsCut(nn.Module):
+    """A rank's outputs of a Linear, (..., in) -> (..., out/n). `parts`: of the outputs, each of which is cut apart."""
+
+    def __init__(self, whole: nn.Linear, axis: TensorAxis, parts: int = 1) -> None:
+        super().__init__()
+        self.weight = _part(whole.weight, axis, 0, parts)
+        self.bias = _part(whole.bias, axis, 0, parts)
+        self._axis = axis
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps (..., in) to (..., out/n)."""
+        return F.linear(self._axis.entered(x), self.weight, self.bias)
+
+
+class InputsCut(nn.Module):
+    """A Linear of a rank's inputs, summed over the ranks: (..., in/n) -> (..., out)."""
+
+    def __init__(self, whole: nn.Linear, axis: TensorAxis) -> None:
+        super().__init__()
+        self.weight = _part(whole.weight, axis, 1)
+        self.bias = whole.bias
+        self._axis = axis
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps (..., in/n) to (..., out)."""
+        return self._axis.left(F.linear(x, self.weight)) + self.bias
+
+
+def _part(whole: nn.Parameter, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
+    """Returns this rank's part of each of the `parts` of `whole` along `dim`, as memory of its own."""
+    mine = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.place)
+    return nn.Parameter(mine.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))
