@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from zerobench.probes.newton_schulz import NewtonSchulz
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.strategies.ddp_masters import MasterDdpEngine
-from zerobench.zero import MuonWithAdamW, Offload, initialize
+from zerobench.zero import AdafactorWithAdamW, MuonWithAdamW, Offload, initialize
 from zerobench.zero.optim.muon import split
 
 STEPS = 3
@@ -77,6 +77,8 @@ def optimizer_of(model: nn.Module, kind: str = "muon") -> optim.Optimizer:
     matrices, rest = groups_of(model)
     if kind == "own":
         return Normalized([matrices, rest], {})
+    if kind == "adafactor":
+        return AdafactorWithAdamW([{**matrices, "lr": 0.02}, {**rest, "lr": 1e-3}])
     return MuonWithAdamW([{**matrices, "lr": 0.02}, {**rest, "lr": 1e-3, "fused": True}])
 
 
@@ -123,6 +125,7 @@ def take_steps(engine: Any, rank: int, case: Case, steps: range) -> tuple[list[f
     losses, calls = [], []
     with NewtonSchulz() as counted:
         for step in steps:
+            counted.begin()
             for micro in range(case.micro_batches):
                 waits = case.strategy in ("ddp", "zero1", "megatron") and micro < case.micro_batches - 1
                 with engine.no_sync() if waits else nullcontext():
@@ -130,7 +133,6 @@ def take_steps(engine: Any, rank: int, case: Case, steps: range) -> tuple[list[f
                     engine.backward(loss / case.micro_batches)
             if case.clip is not None:
                 engine.clip_grad_norm_(case.clip)
-            counted.begin()
             engine.step()
             losses.append(loss.item())
             calls.append(counted.calls)

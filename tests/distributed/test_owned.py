@@ -22,7 +22,7 @@ CASES = [
     Case("zero2", options=HOST), Case("zero2", options=LATE), Case("zero3", meta=True),
     Case("zero3", options=(("persistence_numel", 300),)),
     *(Case(strategy, dtype=torch.bfloat16) for strategy in ("ddp", "zero1", "zero3")),
-    *(Case(strategy, kind="own") for strategy in ("ddp", "zero1", "zero3")),
+    *(Case(strategy, kind=kind) for kind in ("own", "adafactor") for strategy in ("ddp", "zero1", "zero3")),
 ]  # fmt: skip
 
 MORE = [
@@ -79,8 +79,11 @@ def test_clipped_and_halved_strategies_agree_with_ddp(found) -> None:
 def test_a_matrix_is_orthogonalized_once_a_step_by_one_rank(found, ranks: int) -> None:
     """The known faults of others: no Newton-Schulz at all under DDP, one in each micro-batch, none with offload."""
     for case, outcomes in found.items():
-        if case.kind == "muon" and case.options != LATE:
+        if case.kind == "muon":
             each = [sum(calls) for calls in zip(*(one.calls for one in outcomes), strict=True)]
+            if case.options == LATE:  # in a thread, and of the last step not at all
+                assert sum(each) in (MATRICES * (owned.STEPS - 1), MATRICES * owned.STEPS), case
+                continue
             assert each == [MATRICES * (ranks if case.strategy == "ddp" else 1)] * owned.STEPS, case
 
 

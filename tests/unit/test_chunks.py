@@ -128,7 +128,9 @@ def test_transformers_losses_in_parts_are_those_of_the_whole(architecture: str) 
     losses, gradients = [], []
     for chunks in (1, 4):
         torch.manual_seed(0)
-        model = models.build("huggingface", {**shape, "options": {}, "loss_chunks": chunks}).eval()
+        of_mlp = chunks if architecture in huggingface.MLP_ALONE else 1
+        options = {**shape, "options": {}, "loss_chunks": chunks, "mlp_chunks": of_mlp}
+        model = models.build("huggingface", options).eval()
         loss = model(tokens, targets)
         loss.backward()
         losses.append(loss)
@@ -150,6 +152,7 @@ HUGGINGFACE = HuggingfaceModel(loss_chunks=4)
         (Gpt(**TINY, mlp_chunks=2, tiles=3), {}, "model.mlp_chunks=2: with model.tiles=3 each tile would be gathered"),
         (HUGGINGFACE, {"architecture": "gemma2"}, "model.loss_chunks=4: gemma2 may scale or cap what its head makes"),
         (HUGGINGFACE, {"loss": "kept"}, "model.loss_chunks=4: the parts have a loss of their own"),
+        (HuggingfaceModel(mlp_chunks=2), {"architecture": "opt"}, "model.mlp_chunks=2: the MLP of opt's blocks"),
     ],
 )
 def test_what_does_not_compose_has_one_error_message(

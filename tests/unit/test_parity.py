@@ -106,3 +106,12 @@ def test_the_formula_stands_beside_the_prediction_before_a_run() -> None:
         assert found.floor_bytes == pytest.approx(factor * found.psi, rel=0.01)
         assert found.states_bytes is not None
         assert found.states_bytes >= found.floor_bytes
+
+
+def test_compiled_runs_have_a_compiled_reference() -> None:
+    """Fused operators round otherwise: under an eager one they would be said to train otherwise."""
+    keys = [parity.training_key(cell(name, 2, compile=how).config) for how in ("none", "blocks") for name in PAIR]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+
+
+PAIR = ("ddp", "zero2")

@@ -126,6 +126,8 @@ def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
     assert best is rows[1]
     assert "Take zero3: it sends the least of those that fit (3.00 ψ" in sentence(rows, goal, 100)
     assert "zero1 partitions less" in sentence(rows, goal, 100)
+    frozen = ExecutedCell(1, cell("ddp", 2), replace(used(50, psi=1000, volume=3.0), frozen=33000))
+    assert goal.words(frozen).endswith("3.00 ψ a step between GPUs, 3,000 elements beside 33,000 frozen parameters")
     rows[1] = row("zero3", None)
     assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(rows, goal, 100)
     assert recommended([row("ddp", None)], goal) is None

@@ -15,8 +15,9 @@ from torch import nn
 
 import zerobench
 from tests.cells import cell
-from zerobench import cli, strategies, zero
+from zerobench import cli, models, strategies, zero
 from zerobench.config.compose import RefusedError, compose_cells
+from zerobench.fake_execution import execute
 from zerobench.predict.estimate import estimate
 from zerobench.results import provenance
 from zerobench.strategies import registration
@@ -337,3 +338,24 @@ def test_the_table_is_read_without_torch() -> None:
     code = "import sys, zerobench.strategies as s; assert len(s.specs()) > 9; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.slow
+def test_units_of_fsdp2_may_stay_in_fewer_parts_from_forward_to_backward() -> None:
+    """Beside 1/4 in shards half of each block is kept, as parameters, and gathered from one other rank."""
+    few = {"strategy": {"reshard_ranks": 2}}
+    all_ranks, halves = (execute(cell("fsdp2", 4, **more).config) for more in ({}, few))
+    assert not all_ranks.problem + halves.problem
+    of_blocks = sum(
+        p.numel()
+        for name, p in models.build("gpt", cell("ddp", 1).config.model_options).named_parameters()
+        if name.startswith("blocks.")
+    )
+    most = [one._of("parameters").max_bytes for one in (all_ranks, halves)]
+    assert 0 < most[1] - most[0] <= 4 * of_blocks / 2
+    assert all_ranks._of("activations").max_bytes == halves._of("activations").max_bytes
+    assert halves.wire_bytes < all_ranks.wire_bytes
+    words = "it must divide world_size=4 and be below it, and strategy be fsdp2; leave it out"
+    for name, ranks in (("fsdp2", 3), ("fsdp2", 4), ("fsdp2_no_reshard", 2)):
+        problems = cell(name, 4, strategy={"reshard_ranks": ranks}).problems
+        assert problems == (f"strategy.reshard_ranks={ranks}: {words}",)

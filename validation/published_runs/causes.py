@@ -62,6 +62,7 @@ def error_of(sizes: ExecutedSizes, kind: str, published_gib: float) -> float:
 class Judged:
     """A row of the errors file. `status`: compared, no peak (none is published), no estimate, or failed; `reason`: why.
     `error`: a fraction, None unless compared. `explanation`: found by executing it again with something changed.
+    `eager`: of a run that its publisher compiled, what the same estimate is without `compile`.
     """
 
     run: PublishedRun
@@ -72,6 +73,7 @@ class Judged:
     error: float | None = None
     explanation: str = ""
     assumed: str = ""
+    eager: ExecutedSizes | None = None
 
     @property
     def close(self) -> bool:

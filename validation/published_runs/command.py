@@ -52,9 +52,11 @@ CACHE = Path("results/runs/published_runs")
 COLUMNS = (
     "id", "source", "system", "strategy", "model", "gpus", "seq", "micro_batch", "precision", "act_ckpt", "compile",
     "peak_kind", "published_gib", "status", "estimate_low_gib", "estimate_high_gib", "error_percent", "explanation",
-    "assumed", "reason",
+    "assumed", "reason", "eager_low_gib", "eager_high_gib", "eager_error_percent",
 )  # fmt: skip
-"""Columns of the errors file; those of a run are as in the file that was read."""
+"""Columns of the errors file; those of a run are as in the file that was read, the last three of a compiled one as it
+would be without a compiler.
+"""
 
 OUT_OF_MEMORY = "out of memory"
 """Status of a run that did not fit, by its source."""
@@ -127,7 +129,8 @@ def _key(plan: RunPlan) -> str:
 def compare(runs: Sequence[PublishedRun], cells: ExecutedCells) -> list[Judged]:
     """Returns a row for each run, in their order."""
     first = [_planned(run) for run in runs]
-    cells.execute("published runs", [plan for _, plan in first if plan is not None])
+    plans = [plan for _, plan in first if plan is not None]
+    cells.execute("published runs", [*plans, *map(_eagerly, plans)])
     judged = [(one if plan is None else _judge(one, plan, cells), plan) for one, plan in first]
     far = {one.run.id: (one, plan) for one, plan in judged if plan and one.error is not None and not one.close}
     tried: dict[str, list[CauseTrial]] = {name: [] for name in far}
@@ -152,6 +155,10 @@ def _planned(run: PublishedRun) -> tuple[Judged, RunPlan | None]:
     return Judged(run, "planned", assumed="; ".join(plan.assumed)), plan
 
 
+def _eagerly(plan: RunPlan) -> RunPlan:
+    return plan.changed(compile="none")
+
+
 def _judge(one: Judged, plan: RunPlan, cells: ExecutedCells) -> Judged:
     run, sizes = one.run, cells.of(plan)
     if sizes.problem:
@@ -162,7 +169,8 @@ def _judge(one: Judged, plan: RunPlan, cells: ExecutedCells) -> Judged:
     assert run.peak_mem_gib is not None
     low, high = range_of(sizes, run.peak_kind)
     error = error_of(sizes, run.peak_kind, run.peak_mem_gib)
-    return replace(one, status="compared", low_bytes=low, high_bytes=high, error=error)
+    eager = cells.of(_eagerly(plan)) if plan.config.compile != "none" else None
+    return replace(one, status="compared", low_bytes=low, high_bytes=high, error=error, eager=eager)
 
 
 def _explain(one: Judged, plan: RunPlan, trials: Sequence[CauseTrial], cells: ExecutedCells) -> Judged:
@@ -182,12 +190,16 @@ def _write(judged: Sequence[Judged], out: Path) -> None:
 
 
 def _cells(one: Judged) -> list[str]:
-    run = one.run
+    run, eager = one.run, one.eager
     own = {
         "published_gib": run.peak_mem_gib, "status": one.status, "estimate_low_gib": _gib(one.low_bytes),
         "estimate_high_gib": _gib(one.high_bytes), "explanation": one.explanation, "assumed": one.assumed,
         "error_percent": None if one.error is None else f"{100 * one.error:+.1f}", "reason": one.reason,
+        **dict.fromkeys(COLUMNS[-3:]),
     }  # fmt: skip
+    if eager is not None and not eager.problem and run.peak_mem_gib is not None:
+        sizes, error = range_of(eager, run.peak_kind), error_of(eager, run.peak_kind, run.peak_mem_gib)
+        own |= zip(COLUMNS[-3:], [*map(_gib, sizes), f"{100 * error:+.1f}"], strict=True)
     return [_text(own[name] if name in own else getattr(run, name)) for name in COLUMNS]
 
 

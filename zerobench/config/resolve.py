@@ -196,11 +196,12 @@ def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> l
     for key in ("loss_chunks", "mlp_chunks"):
         if (parts := values.get(key, 1)) > sequence:
             problems.append(f"model.{key}={parts}: a sequence of {sequence} tokens has no more parts than that")
-    if values.get("mlp_chunks", 1) > 1 and shape.tiles > 1:
+    if values.get("mlp_chunks", 1) > 1 and getattr(shape, "tiles", 1) > 1:
         words = "each tile would be gathered once per part; leave one of the two out"
         problems.append(f"model.mlp_chunks={shape.mlp_chunks}: with model.tiles={shape.tiles} {words}")
     if isinstance(shape, Huggingface):
-        problems += huggingface.problems_of_chunks(values["loss_chunks"], shape.architecture, shape.loss)
+        chunks = values["loss_chunks"], values["mlp_chunks"]
+        problems += huggingface.problems_of_chunks(*chunks, shape.architecture, shape.loss)
     return problems
 
 

@@ -60,6 +60,10 @@ LOSS_CHUNKS = Key(
     "parts of the tokens in which head and loss are computed, and again in backward", unit="parts", limits=(1, 1e6),
     omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledFusedLogitsLoss`",
 )(1)  # fmt: skip
+MLP_CHUNKS = Key(
+    "parts of the sequence in which each MLP is computed, and again in backward", unit="parts", limits=(1, 1e6),
+    omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledMLP`",
+)(1)  # fmt: skip
 
 
 @dataclass
@@ -86,10 +90,7 @@ class Gpt(Model):
     )(1)  # fmt: skip
     lora: int = LORA
     loss_chunks: int = LOSS_CHUNKS
-    mlp_chunks: int = Key(
-        "parts of the sequence in which each MLP is computed, and again in backward", unit="parts", limits=(1, 1e6),
-        omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledMLP`",
-    )(1)  # fmt: skip
+    mlp_chunks: int = MLP_CHUNKS
 
 
 @dataclass
@@ -109,6 +110,7 @@ class HuggingfaceModel(Model):
     kind: str = "huggingface"
     lora: int = LORA
     loss_chunks: int = LOSS_CHUNKS
+    mlp_chunks: int = MLP_CHUNKS
 
 
 @dataclass

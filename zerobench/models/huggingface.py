@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from .chunks import LossHead
+from .chunks import LossHead, in_chunks
 from .fused_loss import fused_cross_entropy
 from .lora import add_adapters_of_peft
 
@@ -46,6 +48,9 @@ LOSSES = ("plain", "kept", "fused")
 HEAD_ALONE = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "opt", "phi", "phi3", "qwen2", "qwen3")
 """Architectures whose logits are what the head makes of the base model's output, which the loss in parts relies on."""
 
+MLP_ALONE = ("gpt2", "gpt_neox", "llama", "mistral", "olmo", "phi", "phi3", "qwen2", "qwen3")
+"""Architectures whose blocks have a module `mlp` from (B, S, H) to (B, S, H), which MLPs in parts rely on."""
+
 
 SHAPE_KEYS = {
     "num_hidden_layers": "huggingface.layers",
@@ -80,8 +85,11 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
     ]
 
 
-def problems_of_chunks(chunks: int, architecture: str, loss: str) -> list[str]:
-    """Returns the reasons why the loss of `architecture` cannot be computed in parts."""
+def problems_of_chunks(chunks: int, of_mlp: int, architecture: str, loss: str) -> list[str]:
+    """Returns the reasons why the loss of `architecture`, or its MLPs, cannot be computed in parts."""
+    if of_mlp > 1 and architecture not in MLP_ALONE:
+        words = f"the MLP of {architecture}'s blocks is no module `mlp` alone; known: {', '.join(MLP_ALONE)}"
+        return [f"model.mlp_chunks={of_mlp}: {words}"]
     if chunks > 1 and architecture not in HEAD_ALONE:
         words = f"{architecture} may scale or cap what its head makes; known not to: {', '.join(HEAD_ALONE)}"
         return [f"model.loss_chunks={chunks}: {words}"]
@@ -107,6 +115,7 @@ def build(
     config: str | None = None,
     lora: int = 0,
     loss_chunks: int = 1,
+    mlp_chunks: int = 1,
 ) -> nn.Module:
     """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts. Where its
     shape comes from a file, `config`, `options` are all of it (huggingface_config.py).
@@ -132,4 +141,10 @@ def build(
         add_adapters_of_peft(model, lora)
     if loss_chunks > 1:
         model.set_output_embeddings(LossHead.of(model.get_output_embeddings(), loss_chunks))
+    for mlp in [one for name, one in model.named_modules() if name.endswith(".mlp")] if mlp_chunks > 1 else ():
+        mlp.forward = partial(_mlp_in_parts, mlp.forward, mlp_chunks)
     return CausalLM(model, loss)
+
+
+def _mlp_in_parts(forward: Callable[[torch.Tensor], torch.Tensor], chunks: int, x: torch.Tensor) -> torch.Tensor:
+    return in_chunks(lambda part: forward(part.contiguous()), x, chunks)  # which GPT-2's own Linear relies on

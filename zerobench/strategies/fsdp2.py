@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ..zero import labels
 from ..zero.modules.wrapping import default_units
 from .peer_engine import PeerEngine, rebuilt
 
@@ -58,6 +59,8 @@ class Fsdp2Engine(PeerEngine):
         units: list[Any] = [unit for _, unit in default_units(module)]
         for unit in reversed(units):  # a tile before the block around it, which takes the rest
             fully_shard(unit, reshard_after_forward=reshard_ranks or reshard, **how)
+        for unit in units if reshard_ranks else ():
+            unit.register_forward_hook(_label_parts)  # after FSDP2's own
         self._root: Any = fully_shard(module, reshard_after_forward=None if reshard else False, **how)
         for place, unit in enumerate(units if prefetch else []):
             unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + prefetch])
@@ -82,3 +85,11 @@ class Fsdp2Engine(PeerEngine):
             yield
         finally:
             self._root.set_requires_gradient_sync(True)
+
+
+def _label_parts(unit: nn.Module, *_: Any) -> None:
+    """Parts that stay from forward to backward are new tensors, of which the ledger cannot know what they are."""
+    with torch.no_grad():
+        for name, parameter in unit.named_parameters():
+            if isinstance(parameter, DTensor):
+                labels.label(parameter.to_local(), labels.PARAMETERS, name)

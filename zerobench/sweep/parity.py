@@ -39,7 +39,8 @@ TOLERANCES = {"fp32": (1e-5, 1e-4), "bf16": (1e-2, 3e-2), "fp16": (1e-2, 3e-2)}
 LOSSY = (5e-2, 2e-1)
 
 SAME = ("model", "huggingface", "data", "seed", "deterministic", "draw_on", "device", "world_size",
-        "tensor_parallel", "optimizer", "micro_batch", "accumulation", "sequence", "clip", "clip_norm")  # fmt: skip
+        "tensor_parallel", "optimizer", "micro_batch", "accumulation", "sequence", "clip", "clip_norm",
+        "compile")  # fmt: skip
 """Sections and keys of a resolved config that determine the training."""
 
 LEAVE_ROUNDING = (

@@ -27,7 +27,7 @@ from .megatron import MegatronStage
 from .modules import meta_init
 from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
 from .offload.policy import NvmeOffload, Offload
-from .optim.muon import MuonWithAdamW
+from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
 from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
 from .precision import LossScaling
@@ -60,6 +60,7 @@ OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zer
 __all__ = [
     "MODES",
     "STAGES",
+    "AdafactorWithAdamW",
     "LossScaling",
     "MuonWithAdamW",
     "NvmeOffload",

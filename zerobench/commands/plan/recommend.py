@@ -16,7 +16,7 @@ from typing import Any
 from ...config.cell import CellConfig
 from ...config.schema import Gpt
 from ...sizes import show_bytes
-from .candidates import STRATEGIES, Capacity, name_of
+from .candidates import STRATEGIES, Capacity, Used, name_of
 from .search import ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
@@ -53,12 +53,17 @@ def _model_words(probe: ExecutedCell) -> str:
     return f"{probe.used.numel / 1e9:.2f}B parameters, {shape_words(probe.cell.config)}"
 
 
+def _traffic_words(used: Used) -> str:
+    words, elements = f"{used.volume_psi:.2f} ψ a step between GPUs", used.volume_psi * used.psi
+    return words + f", {elements:,.0f} elements beside {used.frozen:,} frozen parameters" * (used.frozen > 0)
+
+
 GOALS = {
     goal.name: goal
     for goal in (
         Goal(
             LEAST_TRAFFIC, lambda _: fixed_axis(), lambda _: 0.0,
-            lambda probe: f"{probe.used.volume_psi:.2f} ψ a step between GPUs", "sends the least of those that fit",
+            lambda probe: _traffic_words(probe.used), "sends the least of those that fit",
         ),
         Goal(
             "largest_model", lambda _: layers_axis(), lambda probe: float(probe.used.numel), _model_words,

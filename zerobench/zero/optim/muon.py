@@ -1,7 +1,8 @@
-"""torch's Muon over hidden matrices and AdamW over the rest, as one optimizer.
+"""torch's Muon, or Adafactor, over hidden matrices and AdamW over the rest, as one optimizer.
 
-    split          which parameters AdamW takes, by a list that is written down; Muon has the other matrices
-    MuonWithAdamW  one update: each matrix is orthogonalized once, the rest goes elementwise
+    split               which parameters AdamW takes, by a list that is written down; Muon has the other matrices
+    MuonWithAdamW       one update: each matrix is orthogonalized once, the rest goes elementwise
+    AdafactorWithAdamW  the same with Adafactor in place of Muon
 
 Muon: Keller Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024. torch.optim.Muon does the update,
 one call of its Newton-Schulz per matrix; the momentum is the only state, 4 bytes a parameter less than Adam has.
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn, optim
@@ -26,10 +27,6 @@ nn.Linear.
 """
 
 
-PARTS: dict[bool, Any] = {True: optim.Muon, False: optim.AdamW}
-"""Value of a group's key OWNED -> the optimizer of the group."""
-
-
 class MuonWithAdamW(optim.Optimizer):
     """torch.optim.Muon over the groups with `owned=True`, torch.optim.AdamW over those with `owned=False`.
 
@@ -37,11 +34,15 @@ class MuonWithAdamW(optim.Optimizer):
     rest. Raises ValueError for a group that does not say which it is.
     """
 
+    parts: ClassVar[dict[bool, Any]] = {True: optim.Muon, False: optim.AdamW}
+    """Value of a group's key OWNED -> the optimizer of the group."""
+
     def __init__(self, params: Iterable[dict[str, Any]]) -> None:
         groups = [dict(group) for group in params]
         if not all(isinstance(group.get(OWNED), bool) for group in groups):
-            raise ValueError("MuonWithAdamW: each group says owned=True (Muon) or owned=False (AdamW)")
-        made = [PARTS[group[OWNED]]([group]).param_groups[0] for group in groups]  # filled in and checked by torch
+            of = self.parts[True].__name__
+            raise ValueError(f"{type(self).__name__}: each group says owned=True ({of}) or owned=False (AdamW)")
+        made = [self.parts[group[OWNED]]([group]).param_groups[0] for group in groups]  # filled in and checked by torch
         super().__init__(made, {"differentiable": False})
 
     @torch.no_grad()
@@ -51,11 +52,19 @@ class MuonWithAdamW(optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for owned, kind in PARTS.items():
+        for owned, kind in self.parts.items():
             part: optim.Optimizer = object.__new__(kind)  # over the same groups and states
             vars(part).update(vars(self), param_groups=[one for one in self.param_groups if one[OWNED] is owned])
             raw_step(part)
         return loss
+
+
+class AdafactorWithAdamW(MuonWithAdamW):
+    """The same with torch.optim.Adafactor, whose means over rows and columns are those of whole matrices: m + n values
+    of states for an (m, n) matrix. Checkpoints do not hold them.
+    """
+
+    parts: ClassVar = {True: optim.Adafactor, False: optim.AdamW}
 
 
 def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -28,7 +28,7 @@ from ..layout import MemoryOrder, Segment
 from ..low_bit import AdamW8bit, AdamWBf16, block_of
 from ..offload.placement import ShardRange
 from ..precision import Share
-from .owned import says_who_owns
+from .owned import OWNED, says_who_owns
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
@@ -99,8 +99,9 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
     vouches for an optimizer that is not torch's.
     """
     kind = type(optimizer)
-    if kind not in ELEMENTWISE and not elementwise and not says_who_owns(optimizer):
-        why = why_not_sharded(kind.__name__) or "only torch.optim's elementwise optimizers are known to be shardable"
+    why, cuts = why_not_sharded(kind.__name__), not all(group.get(OWNED) for group in optimizer.param_groups)
+    if kind not in ELEMENTWISE and not elementwise and (not says_who_owns(optimizer) or (why and cuts)):
+        why = why or "only torch.optim's elementwise optimizers are known to be shardable"
         known = ", ".join(k.__name__ for k in ELEMENTWISE)
         raise ValueError(
             f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}, or zerobench.zero.MuonWithAdamW"
