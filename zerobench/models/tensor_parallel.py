@@ -97,7 +97,7 @@ class InputsCut(nn.Module):
         return self._axis.left(F.linear(x, self.weight)) + self.bias
 
 
-def _part(whole: nn.Parameter, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
+def _part(whole: torch.Tensor, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
     """Returns this rank's part of each of the `parts` of `whole` along `dim`, as memory of its own."""
     mine = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.place)
     return nn.Parameter(mine.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))
