@@ -69,7 +69,7 @@ def table(cells: pd.DataFrame) -> Rows:
     """The table below the bars."""
     policies = [checkpoint_of(str(label)) for label in cells["label"]]
     names = [NAMES.get(pair, "–") for pair in zip(cells["strategy"], policies, strict=True)]
-    return {"": names, "states": list(cells["strategy"]), "activations": policies}
+    return {"": names, "activations": policies}
 
 
 def checkpoint_of(label: str) -> str:

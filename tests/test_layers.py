@@ -49,7 +49,7 @@ LAYERS = {
         {"__init__"},
     ],
     "zerobench.theory": [
-        {"shapes", "activations", "tiers"},
+        {"shapes", "activations", "tensor_parallel", "tiers"},
         {"layout", "strategy"},
         {"groups"},
         {"closed_forms"},

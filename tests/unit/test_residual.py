@@ -53,8 +53,11 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-ON_HOST = {"none": 0, "checkpoint": 0, "selective": 0, "offload": 2 * (BLOCKS - 1), "checkpoint_offload": BLOCKS - 1}
-"""Tensors of BYTES: what blocks save, but the last."""
+ON_HOST = {
+    "none": 0, "checkpoint": 0, "selective": 0, "offload": 2 * (BLOCKS - 1), "checkpoint_offload": BLOCKS - 1,
+    "partition": 0, "partition_offload": BLOCKS - 1,
+}  # fmt: skip
+"""Tensors of BYTES: what blocks save, but the last; without a mesh parts are wholes."""
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -298,7 +298,7 @@ class Config(Section):
     tensor_parallel: int = Key(
         "ranks that share one model's matrices (Megatron); the strategy's N is world_size over it", unit="ranks",
         limits=(1, 2**10), omitted=True, deepspeed="an `mpu`, or `tensor_parallel.autotp_size`",
-        torch="`parallelize_module`", transformers="`tp_plan`",
+        torch="`parallelize_module`",
     )(1)  # fmt: skip
     rank: int | None = Key(
         "rank of a simulated world to run; null: the rank with the most bytes", unit="number",

@@ -266,7 +266,9 @@ class OffloadActivations(Activation):
     """
 
     name: str = "offload"
-    least_bytes: int = Key("smallest tensor that leaves the device", unit="bytes", limits=(0, 2**40))(64 * 1024)
+    least_bytes: int = Key("smallest tensor that leaves the device, or is divided", unit="bytes", limits=(0, 2**40))(
+        64 * 1024
+    )
 
     def policy(self) -> ActivationPolicy:
         return replace(POLICIES[self.name], least_bytes=self.least_bytes)

@@ -57,9 +57,10 @@ class Block(nn.Module):
     def cut(self, axis: TensorAxis) -> None:
         """Leaves this rank's heads and its part of the MLP."""
         self.heads //= axis.ranks
-        self.attention_in = OutputsCut(self.attention_in, axis, parts=3)
-        self.attention_out = InputsCut(self.attention_out, axis)
-        self.mlp_in, self.mlp_out = OutputsCut(self.mlp_in, axis), InputsCut(self.mlp_out, axis)
+        for name, parts in (("attention_in", 3), ("mlp_in", 1)):
+            setattr(self, name, OutputsCut(getattr(self, name), axis, parts))
+        for name in ("attention_out", "mlp_out"):
+            setattr(self, name, InputsCut(getattr(self, name), axis))
 
 
 class GPT(nn.Module):

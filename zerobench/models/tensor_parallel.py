@@ -24,53 +24,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from ..records import DATA_AXIS, TENSOR_AXIS
+from ..sections import known
 
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """The ranks that share a block's matrices, and this rank's place among them. `mesh`: of both axes; None: a model
-    that is built for its shapes alone.
+    """The ranks that share a block's matrices, and this rank's place among them. `mesh`: of these ranks; `data_group`:
+    those that hold the same part of the model. Both are None in a model that is built for its shapes alone.
     """
 
     ranks: int
     place: int = 0
     mesh: DeviceMesh | None = None
+    data_group: dist.ProcessGroup | None = None
 
     @staticmethod
-    def connect(ranks: int, world_size: int, device: str) -> TensorAxis:
+    def connect(ranks: int, device: str) -> TensorAxis:
         """Makes the groups of both axes. Collective over all ranks."""
-        mesh = init_device_mesh(device, (world_size // ranks, ranks), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS))
-        return TensorAxis(ranks, mesh.get_local_rank(TENSOR_AXIS), mesh)
-
-    @property
-    def data_group(self) -> torch.distributed.ProcessGroup:
-        """The ranks that hold the same part of the model."""
-        assert self.mesh is not None
-        return self.mesh.get_group(DATA_AXIS)
-
-    @property
-    def tensor_mesh(self) -> DeviceMesh:
-        """The ranks that hold the parts of one model."""
-        assert self.mesh is not None
-        return self.mesh[TENSOR_AXIS]
+        world = dist.get_world_size()
+        models = [[*range(first, first + ranks)] for first in range(0, world, ranks)]
+        places = [[*range(place, world, ranks)] for place in range(ranks)]
+        group, data_group = (dist.new_subgroups_by_enumeration(parts)[0] for parts in (models, places))
+        assert group is not None
+        # a mesh that makes its own groups might choose NCCL over gloo
+        return TensorAxis(ranks, dist.get_rank() % ranks, DeviceMesh.from_group(group, device), data_group)
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """Returns `x`, which all ranks have, for a matrix that is cut by outputs."""
         from torch.distributed.tensor import DTensor, Partial, Replicate  # most of a second, for those who use it
 
-        whole = DTensor.from_local(x, self.tensor_mesh, [Replicate()], run_check=False)
+        whole = DTensor.from_local(x, known(self.mesh), [Replicate()], run_check=False)
         return whole.to_local(grad_placements=[Partial()])
 
     def left(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the ranks' `x`, of a matrix that is cut by inputs."""
         from torch.distributed.tensor import DTensor, Partial, Replicate
 
-        part = DTensor.from_local(x, self.tensor_mesh, [Partial()], run_check=False)
+        part = DTensor.from_local(x, known(self.mesh), [Partial()], run_check=False)
         return part.redistribute(placements=[Replicate()]).to_local()
 
 
@@ -102,7 +97,7 @@ class InputsCut(nn.Module):
         return self._axis.left(F.linear(x, self.weight)) + self.bias
 
 
-def _part(whole: nn.Parameter, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
+def _part(whole: torch.Tensor, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
     """Returns this rank's part of each of the `parts` of `whole` along `dim`, as memory of its own."""
     mine = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.place)
     return nn.Parameter(mine.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))

@@ -87,9 +87,7 @@ def build_as_run(config: CellConfig, axis: TensorAxis | None = None) -> nn.Modul
 
 def connect_axis(config: CellConfig, device: torch.device) -> TensorAxis | None:
     """Makes the groups of ranks that share a model; None if each has a model of its own. Collective."""
-    if config.tensor_parallel == 1:
-        return None
-    return TensorAxis.connect(config.tensor_parallel, config.world_size, device.type)
+    return None if config.tensor_parallel == 1 else TensorAxis.connect(config.tensor_parallel, device.type)
 
 
 def initial_options(config: CellConfig, device: torch.device) -> dict[str, Any]:
@@ -106,7 +104,7 @@ def build_model(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module
     if config.tensor_parallel > 1:
         assert isinstance(model, GPT)
         model.cut(axis or TensorAxis(config.tensor_parallel))
-    residual.apply(model, activation_policy(config), None if axis is None else axis.tensor_mesh)
+    residual.apply(model, activation_policy(config), None if axis is None else axis.mesh)
     return config.precision.cast(model, config.strategy.name, getattr(config.strategy, "upcast_frozen", True))
 
 

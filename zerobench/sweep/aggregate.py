@@ -180,8 +180,8 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
     data = [[t for t in traffic if not t.control and t.axis == DATA_AXIS] for traffic in ranks]
     shared = [t for traffic in ranks for t in traffic if t.axis == TENSOR_AXIS]
     for name in ("all_reduce", "all_gather") if shared else ():
-        mine = [t for t in shared if t.kind == name]
-        setattr(row, f"tensor_axis_{name}_bytes", round(per_step(mine, "wire_bytes") / len(ranks)))
+        sent = [t for t in shared if t.kind == name]
+        setattr(row, f"tensor_axis_{name}_bytes", round(per_step(sent, "wire_bytes") / len(ranks)))
     control = [[t for t in traffic if t.control] for traffic in ranks]
     row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
     row.wire_bytes, row.within_nodes_bytes, row.between_nodes_bytes = (

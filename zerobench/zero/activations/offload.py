@@ -40,7 +40,7 @@ from .. import labels
 from ..arena import Slots
 from ..comm.streams import CommStream, Handle, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
-from .partition import Partition, Saved
+from .partition import ActivationPartition, Saved
 
 PLAIN = {torch.Tensor, nn.Parameter}
 """Types of tensors whose storage is all that there is of them."""
@@ -191,7 +191,10 @@ class Offloader:
     """
 
     def __init__(
-        self, least_bytes: int, streams: dict[str, StreamPair] | None = None, partition: Partition | None = None
+        self,
+        least_bytes: int,
+        streams: dict[str, StreamPair] | None = None,
+        partition: ActivationPartition | None = None,
     ) -> None:
         self._least, self._partition = least_bytes, partition
         self._streams = streams or {}
@@ -287,7 +290,7 @@ class SlotSwapper:
 class Partitioner:
     """Stores tensors that autograd saves of units in parts on the device, from `least_bytes` on."""
 
-    def __init__(self, least_bytes: int, partition: Partition) -> None:
+    def __init__(self, least_bytes: int, partition: ActivationPartition) -> None:
         self._least, self._partition = least_bytes, partition
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:

@@ -24,7 +24,7 @@ Saved = Callable[[], torch.Tensor]
 """The object that autograd holds in place of a tensor, which it rebuilds in backward."""
 
 
-class Partition:
+class ActivationPartition:
     """Divides tensors over `mesh`, of one axis; None: for a model that does not run."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:

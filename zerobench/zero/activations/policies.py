@@ -44,7 +44,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ..modules.wrapping import blocks, inside_backward, saved_by_others
 from .offload import Offloader, Partitioner, SlotSwapper
-from .partition import Partition
+from .partition import ActivationPartition
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -205,7 +205,7 @@ def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = 
 
 def _keeper(policy: ActivationPolicy, mesh: DeviceMesh | None) -> Keeper | None:
     if policy.partition:
-        partition = Partition(mesh)
+        partition = ActivationPartition(mesh)
         on_host = policy.keep == "host"
         return (Offloader if on_host else Partitioner)(policy.least_bytes, partition=partition)
     return KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None
