@@ -37,7 +37,7 @@ class StateFace:
             return state_dict(self)
 
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
-        """Restores the result of `state_dict` on the same rank. Raises ValueError where it does not fit."""
+        """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit."""
         with self.placement.in_memory(write_back=True):
             load_state_dict(self, saved)
 
@@ -180,7 +180,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
 
 
 def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
-    """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
+    """Checks everything, then copies. Raises ValueError if `saved` does not fit this engine."""
     engine.settle()
     if "stage" not in saved:
         raise ValueError(

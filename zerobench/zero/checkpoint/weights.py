@@ -175,7 +175,7 @@ def _safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
-    """Parses an entry of the header. Raises ValueError where its bytes do not fit its shape, or the file."""
+    """Parses an entry of the header. Raises ValueError if its bytes do not fit its shape, or the file."""
     try:
         dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
         right = isinstance(shape, list) and all(type(one) is int and one >= 0 for one in (*shape, begin, end))
@@ -238,7 +238,7 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
 
 
 def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
-    """Chooses the file's tensor for each of the module's. Raises ValueError where they do not fit."""
+    """Chooses the file's tensor for each of the module's. Raises ValueError if they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in state.items():

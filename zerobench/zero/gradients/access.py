@@ -112,7 +112,7 @@ class GradientFace:
     def full_gradient(self: Any, name: str) -> torch.Tensor | None:
         """The whole gradient of a parameter, on every rank, as the optimizer will get it; collective.
 
-        Of the parameter's shape and in its master's dtype; None where no rank has one. `name`: as in
+        Of the parameter's shape and in its master's dtype; None if no rank has one. `name`: as in
         `module.named_parameters()`. Raises ValueError for a name that no trainable parameter has.
         """
         number = _number_of(self, name)

@@ -52,9 +52,9 @@ class GradientBucket:
     full: torch.Tensor | None = None
     wire: torch.Tensor | None = None
     check: Callable[[], None] | None = None
-    """Raises RuntimeError where a gradient comes for which the unit's parameters had to be there, and are not."""
+    """Raises RuntimeError if a gradient comes for which the unit's parameters had to be there, and are not."""
     stays = False
-    """True where its memory is there in any case, so that its reduction need wait for no other."""
+    """True if its memory is there in any case, so that its reduction need wait for no other."""
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None = None) -> None:
         self.unit = unit

@@ -83,7 +83,7 @@ class Hiding:
             self.bare(parameter)
 
     def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
-        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises where it
+        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises if it
         refuses.
         """
         asked = self._asked()
@@ -94,7 +94,7 @@ class Hiding:
         asked(parameter, writes) if writes else asked(parameter)
 
     def is_asked(self, operation: Any) -> bool:
-        """Returns True where a torch function, or a property, reads or writes values."""
+        """Returns True if a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
         if name == "__set__" and self.lets_write:
             return False
@@ -179,7 +179,7 @@ def restore_placeholders() -> None:
 
 
 def is_placeholder(parameter: nn.Parameter) -> bool:
-    """Returns True where the parameter reads as such a NaN now."""
+    """Returns True if the parameter reads as such a NaN now."""
     with as_they_are():
         nan = _nan.get((parameter.dtype, parameter.device))
         return nan is not None and parameter.data_ptr() == nan.data_ptr()
