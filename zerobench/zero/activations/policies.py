@@ -172,7 +172,7 @@ def recompute(unit: nn.Module) -> None:
 def apply(model: nn.Module, policy: ActivationPolicy) -> None:
     """Puts the model's units under `policy`, before a strategy wraps the model.
 
-    Raises ValueError, one sentence, for a model without units.
+    Raises ValueError for a model without units.
     """
     if not policy.recompute and policy.keep not in KEEPERS:
         return

@@ -76,7 +76,7 @@ class StateFace:
         `user_state`: JSON values that `load` returns; those of rank 0 are saved. `asynchronous`: returns once this
         rank's part is copied to the CPU; an error is raised by the handle's `wait`, or by the next save or load. An
         existing checkpoint is replaced only when the new one is complete. Raises ValueError for state that cannot be
-        saved, RuntimeError where writing failed, on all ranks.
+        saved, RuntimeError if writing failed, on all ranks.
         """
         self.writes.check()
         self.gradients.stand_ins.heed()

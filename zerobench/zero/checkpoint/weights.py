@@ -10,7 +10,7 @@ Weights on the disk, from any program: tensors by name, whose elements are read 
     model.safetensors.index.json      an index of several files beside it, as transformers writes them
     a folder                          of either, or our own checkpoint: its masters, frozen parameters and buffers
 
-Nothing is unpickled or executed; files of torch.save are refused. Raises ValueError, one sentence that names the path,
+Nothing is unpickled or executed; files of torch.save are refused. Raises ValueError with a message that names the path,
 for a file that is damaged or of another format.
 """
 

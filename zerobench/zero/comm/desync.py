@@ -22,7 +22,7 @@ STAMP_NUMEL = 8
 """Elements of padding that a full buffer must end with where its collectives are stamped."""
 
 CheckEnd = Callable[[torch.Tensor], None]
-"""Takes the end of a buffer and raises DesyncError where it holds another stamp."""
+"""Takes the end of a buffer and raises DesyncError if it holds another stamp."""
 
 MOST_UNSENT = 4096
 """Limit of stamps that wait on a device for the end of a step: an evaluation may be long, and has no such end."""

@@ -124,7 +124,7 @@ class GradientFace:
         """The gradient of a parameter becomes `value`, of its shape; collective, every rank gives the same.
 
         As the optimizer is to get it: the engine rounds it to the gradients' dtype and puts the loss scale in. Raises
-        ValueError for a wrong name or shape, RuntimeError where there is no gradient to be replaced.
+        ValueError for a wrong name or shape, RuntimeError if there is no gradient to be replaced.
         """
         number = _number_of(self, name)
         if value.shape != self.trainable[number].shape:

@@ -13,7 +13,7 @@ is: stage1.py has buckets that stay whole until the update, stage2.py buckets th
 
     full     (padded_numel,)   this rank's gradients divided by N
     wire     (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
-    shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments, less what a sink takes
+    shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments, without the sink's part
 
 At N = 1, without a sink, `full` and `shard` are one tensor in which gradients stay until the update.
 """

@@ -1,7 +1,7 @@
 """Hidden parameters, whose values are absent: not yet gathered (stages 1 and 2), or sharded (stage 3).
 
 A hidden parameter is a NaN of its shape, and of a subclass of its class, which intercepts every operation on it: the
-engine then gathers the values, or raises with a sentence. Operations that do not read values (shapes, flags, hooks,
+engine then gathers the values, or raises an error. Operations that do not read values (shapes, flags, hooks,
 gradients) pass. A shown parameter is of its own class again, without interception, so that torch's choices by the type
 of its inputs (its layers' fast paths) are those without an engine.
 

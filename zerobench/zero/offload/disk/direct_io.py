@@ -39,7 +39,7 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class DiskError(OSError):
-    """A failure of a file, in a sentence: file, offset, bytes and cause. `errno`: the system's, if known."""
+    """A failure of a file, which names file, offset, bytes and cause. `errno`: the system's, if known."""
 
     def __init__(self, sentence: str, code: int | None = None) -> None:
         super().__init__(sentence)
