@@ -200,7 +200,7 @@ def _most(record: RankRecord, category: str) -> int:
 
 
 def committed(file: Path) -> str:
-    """Returns the commit that has the file as it is now. Raises ValueError where none has."""
+    """Returns the commit that has the file as it is now. Raises ValueError if none has."""
     changed = _git("status", "--porcelain", "--", str(file))
     last = _git("log", "-1", "--format=%h", "--", str(file))
     if changed or not last:

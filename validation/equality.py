@@ -58,7 +58,7 @@ Memory = dict[tuple[str, str, str], tuple[int | None, int]]
 @dataclass(frozen=True)
 class Difference:
     """One rank of one cell, real beside fake. `memory_rows`, `traffic_rows`: how many differ. `unseen_bytes`: None
-    where the machine has no compiler for the allocator's hook.
+    if the machine has no compiler for the allocator's hook.
     """
 
     cell: str
@@ -78,7 +78,7 @@ class Difference:
 
     @property
     def is_none(self) -> bool:
-        """True where not a byte differs."""
+        """True if not a byte differs."""
         return not self.memory_rows and not self.traffic_rows
 
 

@@ -192,7 +192,7 @@ def show(rows: Sequence[HereRow]) -> None:
 
 
 APART = 1.02
-"""Steps that differ by less are not told apart by single launches."""
+"""Steps that differ by less are not distinguished by single launches."""
 
 
 def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:

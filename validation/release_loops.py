@@ -84,7 +84,7 @@ def _rank(rank: int, world_size: int, loop: str, meeting: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the loops one after the other. Returns 1 where one has failed, which a line on standard error says."""
+    """Runs the loops one after the other. Returns 1 if one has failed, which a line on standard error says."""
     world_size, loops = int(arguments[0]), arguments[1:]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     failed = 0

@@ -72,11 +72,11 @@ class Value:
 
     @property
     def steady(self) -> bool:
-        """True where all launches agree."""
+        """True if all launches agree."""
         return _same(self.low, self.high)
 
     def step_from(self, before: Value) -> float | None:
-        """Returns how far it lies from an earlier value at least; None where they have a number in common."""
+        """Returns how far it lies from an earlier value at least; None if they have a number in common."""
         if self.low > before.high and not _same(self.low, before.high):
             return self.low - before.high
         if self.high < before.low and not _same(self.high, before.low):
@@ -103,7 +103,7 @@ class MeasuredRelease:
         return ", ".join([self.release.label, *(f"torch {one}" for one in unsaid)])
 
     def value(self, loop: str, metric: str) -> Value | None:
-        """Returns a metric of a loop; None where it was not measured."""
+        """Returns a metric of a loop; None if it was not measured."""
         numbers = [row[metric] for row in self.rows.get(loop, ()) if row[metric] is not None]
         return Value(min(numbers), max(numbers)) if numbers else None
 
@@ -119,7 +119,7 @@ def rows_of(found: Sequence[MeasuredRelease], loop: str) -> list[list[str]]:
 
 
 def step(values: Sequence[Value | None], place: int) -> float | None:
-    """Returns the step of a value from the last one before it; None where there is none."""
+    """Returns the step of a value from the last one before it; None if there is none."""
     value, before = values[place], next((one for one in reversed(values[:place]) if one is not None), None)
     return None if value is None or before is None else value.step_from(before)
 
@@ -164,7 +164,7 @@ def _show(value: float) -> str:
 
 
 def parse_python(text: str) -> Release:
-    """Parses "PATH=LABEL" to a release. Raises ValueError, a sentence."""
+    """Parses "PATH=LABEL" to a release. Raises ValueError."""
     path, _, label = text.partition("=")
     program = shutil.which(path)
     if program is None:
@@ -183,7 +183,7 @@ def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path)
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How a program has ended: its exit code, None where it took too long, and the last line of its output."""
+    """How a program has ended: its exit code, None if it took too long, and the last line of its output."""
 
     code: int | None
     said: str

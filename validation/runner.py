@@ -82,7 +82,7 @@ def run_real(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float =
 
 
 def run_fake(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float = 280) -> Records:
-    """Returns the accounted pass of the first rank and the last, executed on fake tensors."""
+    """Returns the accounted pass of the first rank and the last, simulated on fake tensors."""
     (ranks,) = {config.world_size for config in configs.values()}
     faked = {name: replace(one, backend=SIMULATED, tensors=FAKE) for name, one in configs.items()}
     return _run(faked, (0, ranks - 1), folder / "fake", timeout_s)

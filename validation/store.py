@@ -47,7 +47,7 @@ class Store(Generic[Row]):
 
 
 def read(path: Path, kind: type[Row]) -> list[Row]:
-    """Returns the rows of a file; none where there is no file. Raises ValueError for a file of other columns."""
+    """Returns the rows of a file; none if there is no file. Raises ValueError for a file of other columns."""
     if not os.path.lexists(path):
         return []
     table = csv.DictReader(io.StringIO(read_text(path)))
@@ -62,7 +62,7 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
 
 
 def _header(table: csv.DictReader[str]) -> list[str] | None:
-    """Returns the names in the first line; None where it is none of a table."""
+    """Returns the names in the first line; None if it is none of a table."""
     try:
         return list(table.fieldnames or ())
     except csv.Error:

@@ -158,7 +158,7 @@ def places() -> list[TableCell]:
 
 
 def matching(every: Sequence[TableCell], words: Sequence[str]) -> list[TableCell]:
-    """Returns those whose names contain every word. Raises ValueError where none does."""
+    """Returns those whose names contain every word. Raises ValueError if none does."""
     found = [place for place in every if all(word in str(place).split() for word in words)]
     if not found:
         sizes, ranks = ", ".join(SIZES), ", ".join(f"N={n}" for n in RANKS)
@@ -167,7 +167,7 @@ def matching(every: Sequence[TableCell], words: Sequence[str]) -> list[TableCell
 
 
 def printed(size: str, ranks: int, strategy: str) -> str:
-    """Returns what table 1 prints, or figure 1 for the baseline; empty where the paper has no such cell."""
+    """Returns what table 1 prints, or figure 1 for the baseline; empty if the paper has no such cell."""
     if strategy == BASELINE:
         return _FIGURE_1 if (size, ranks) == ("7.5B", 64) else ""
     return _PRINTED[size][strategy][RANKS.index(ranks)] if ranks in RANKS else ""
@@ -179,7 +179,7 @@ def unit_of(text: str) -> float:
 
 
 def agrees(text: str, gigabytes: float) -> bool:
-    """Returns True where the printed number is the formula's within one unit of its last digit."""
+    """Returns True if the printed number is the formula's within one unit of its last digit."""
     return abs(float(text) - gigabytes) < unit_of(text)
 
 
@@ -207,7 +207,7 @@ class CellRow:
     psi: int
     """Parameters of the executed model."""
     printed_gb: str
-    """Number that the paper prints, in 1e9 bytes; empty where it has no such cell."""
+    """Number that the paper prints, in 1e9 bytes; empty if it has no such cell."""
     paper_formula_bytes: int
     """The paper's formula at its own round size."""
     how_printed: str

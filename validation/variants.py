@@ -1,4 +1,4 @@
-"""Cells for which fake execution is held against real ranks: every strategy, every option that changes bytes."""
+"""Cells for which fake execution is compared with real ranks: every strategy, every option that changes bytes."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def default_text() -> Path:
 
 
 def read_text(path: str | None, sequence: int) -> torch.Tensor:
-    """Returns the bytes of `path` (default: `default_text`), (bytes,) uint8. Raises ValueError with a sentence."""
+    """Returns the bytes of `path` (default: `default_text`), (bytes,) uint8. Raises ValueError."""
     where = Path(path).expanduser() if path else default_text()
     if not where.is_file():
         raise ValueError(f"data.path={path}: there is no such file; name a local text file")

@@ -160,7 +160,7 @@ def test_timeline_stacks_the_fullest_ranks_categories_and_marks_phases() -> None
     top = axes.collections[-1].get_paths()[0].vertices[:, 1].max()
     assert top == pytest.approx(2 * sum(NUMBERS.values()) / MIB)
     assert {text.get_text() for text in axes.texts} >= {"forward", "backward", "update"}
-    assert [line.get_xdata()[0] for line in axes.lines[:-1]] == pytest.approx([0, 10, 20, 30])
+    assert [line.get_xdata()[0] for line in axes.lines[:-1]] == pytest.approx([0, 100 / 3, 200 / 3, 100])
     assert axes.lines[-1].get_ydata()[0] == pytest.approx(sum(NUMBERS.values()) / MIB), "the peak"
 
 
@@ -175,6 +175,14 @@ def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
     crosses = [line for line in left.lines if line.get_linestyle() == "None"]
     assert [list(line.get_xdata()) for line in crosses] == [[1]]
     assert right.get_title(loc="left") == "largest difference: 0.5"
+
+
+def test_losses_that_are_equal_to_the_bit_are_one_line() -> None:
+    rows = [run(strategy, 2) for strategy in ("zero1", "ddp", "zero3")]
+    found = results_of(rows, {"zero3": [3.0, 2.5, 1.0]})
+    left, right = figure_of("losses", found).axes
+    assert [line.get_label() for line in left.lines] == ["ddp = zero1, to the bit", "zero3"]
+    assert len(right.lines) == 2
 
 
 def test_the_front_is_what_a_scan_from_small_to_large_says() -> None:

@@ -5,6 +5,7 @@ Every finding is a line `file:line: word: text`, so that a failure reads as a li
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -49,6 +50,18 @@ ON_PAGES: dict[str, str] = {
 }
 """Patterns for README and docs/, outside of generated blocks -> what to write instead."""
 
+IN_PACKAGE: dict[str, str] = {
+    r"\b(True|False|None|NaN|[Ee]mpty|Raise[sd]|[A-Z]\w*Error),? where\b": "if",
+    r"\b(held against|to be held to)\b": "compared with",
+    r"\b[Ee]xecuted on fake\b|\bnot executed\b": "simulated on fake tensors",
+    r"\bof Hydra's\b(?! config)": "a Hydra sweeper, a Hydra launcher, a Hydra key",
+    r"\b(with|in) (a|one) sentence\b|Error, (a|one) sentence\b|\bReturns a sentence (for|if)\b": "an error message",
+    r"\bless what\b": "without, minus",
+    r"\bgo(es)? on where (it|he|they)\b": "resumes",
+    r"\b(is|are|was) there (already|twice)\b": "exists, is given twice",
+}
+"""Patterns for the texts of the package that people see: messages, helps, docstrings -> what to write instead."""
+
 BLOCK = re.compile(r"<!-- ([^:\n]+): written by.*?<!-- end of \1 -->", re.DOTALL)
 
 BRITISH = re.compile(
@@ -89,6 +102,24 @@ def test_no_pattern_that_is_read_twice_on_a_page() -> None:
 def test_a_planted_pattern_on_a_page_is_seen(planted: str) -> None:
     block = f"<!-- stages: written by `make pages` -->\n{planted}\n<!-- end of stages -->"
     assert [line for line, _ in on_page(f"{block}\n{planted}\n")] == [4]
+
+
+@pytest.mark.slow
+def test_no_pattern_that_is_read_twice_in_a_message_or_a_docstring() -> None:
+    found = [
+        f"{_place(path)}:{first + line - 1}: {words}"
+        for path in _checked()
+        if _place(path).startswith("zerobench/") and path.suffix == ".py"
+        for first, text in texts(path.read_text())
+        for line, words in patterns(text, IN_PACKAGE)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_planted_pattern_in_a_message_and_in_a_docstring_is_seen() -> None:
+    source = '"""Raises ValueError where it is wrong."""\nx = f"{y}: a plugin of Hydra\'s"  # None where it is\n'
+    found = [(first, patterns(text, IN_PACKAGE) != []) for first, text in texts(source)]
+    assert found == [(1, True), (2, True)]
 
 
 @pytest.mark.slow
@@ -134,6 +165,23 @@ def patterns(source: str, wrong: dict[str, str] = PATTERNS) -> list[tuple[int, s
         for pattern, instead in wrong.items()
         if re.search(pattern, line)
     ]
+
+
+def texts(source: str) -> list[tuple[int, str]]:
+    """Docstrings and other strings of several words, each with its line; comments are for those who read the code."""
+    tree = ast.parse(source)
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            words = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            words = node.value
+        else:
+            continue
+        if " " in words.strip():
+            found.append((node.lineno, words))
+    return found
 
 
 def on_page(text: str) -> list[tuple[int, str]]:

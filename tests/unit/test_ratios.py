@@ -140,3 +140,12 @@ def test_nothing_to_compare_is_one_sentence_and_exit_2(tmp_path: Path, capsys) -
     assert compare.main([str(tmp_path / "nowhere")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_was_not_measured_has_no_panel() -> None:
+    rows = example()
+    for row in rows:
+        row.allocator_peak_bytes = row.timed_allocator_peak_bytes = None
+    times, sent = compare.draw(results_of(rows)).axes
+    assert [times.get_xlabel(), sent.get_xlabel()] == ["step time", "bytes sent"]
+    assert list(times.get_subplotspec().colspan) == [0, 1], "its neighbor takes the place"

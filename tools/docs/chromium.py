@@ -43,7 +43,7 @@ PHONE = Screen(390, 844, touch=True)
 
 
 def missing() -> str:
-    """Returns a sentence on what is not installed; empty where all is."""
+    """Returns an error message on what is not installed; empty if all is."""
     absent = [] if find_spec("selenium") else ["the Python package selenium"]
     absent += [] if any(map(shutil.which, BROWSERS)) else [f"a browser ({', '.join(BROWSERS)})"]
     absent += [] if shutil.which(DRIVER) else [DRIVER]
@@ -122,7 +122,7 @@ class Chromium:
 
 @contextmanager
 def chromium() -> Iterator[Chromium]:
-    """Starts the browser, with a profile of its own that goes with it. Raises FileNotFoundError where it is missing."""
+    """Starts the browser, with a profile of its own that goes with it. Raises FileNotFoundError if it is missing."""
     if absent := missing():
         raise FileNotFoundError(absent)
     from selenium.webdriver import Chrome, ChromeOptions, ChromeService

@@ -91,7 +91,7 @@ REMOTE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?
 
 @event_priority(-200)  # after the plugin `offline`, which writes the search's index at -100
 def on_post_build(config: Any) -> None:
-    """Raises ValueError where a page would load something from a network: it is to open from the disk."""
+    """Raises ValueError if a page would load something from a network: it is to open from the disk."""
     site = Path(config.site_dir)
     for page in site.rglob("*.html"):
         if found := [one for one in REMOTE.findall(page.read_text()) if 'rel="canonical"' not in one]:

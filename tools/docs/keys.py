@@ -104,7 +104,7 @@ def show(key: str, value: Any) -> str:
 
 
 def range_of(key: str, default: Any) -> str:
-    """Least and greatest value, or the words; empty where only the meaning says what is right."""
+    """Least and greatest value, or the words; empty if only the meaning says what is right."""
     declared = KEYS.get(key, help.OF_A_BUILDER)
     if declared.words and declared.limits is None:
         return ", ".join(f"`{help._show(one)}`" for one in declared.words)

@@ -252,7 +252,7 @@ def printed_by(words: list[str]) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Records what is missing. Exit code 1 where a command failed."""
+    """Records what is missing. Exit code 1 if a command failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true", help="run all commands")
     parser.add_argument("--only", help="of these numbers, comma-separated, as t1,d2")
@@ -269,7 +269,7 @@ def main() -> int:
 
 
 def recorded(question: Question) -> str:
-    """Returns what the command printed, empty where nothing of this command is on record."""
+    """Returns what the command printed, empty if nothing of this command is on record."""
     path = HERE / RECORDED / f"{question.number}.txt"
     first, _, said = path.read_text().partition("\n\n") if path.is_file() else ("", "", "")
     return said.rstrip("\n") if first == f"$ {question.command}" else ""

@@ -61,7 +61,7 @@ SHOTS = (
 
 
 def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
-    """Takes one picture and returns its file. Raises ValueError where the page complains, or asks for anything."""
+    """Takes one picture and returns its file. Raises ValueError if the page complains, or asks for anything."""
     browser.open(shot.page, shot.screen)
     browser.wait_for("document.body.dataset.ready")
     browser.tell("Emulation.setFocusEmulationEnabled", enabled=True)

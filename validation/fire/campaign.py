@@ -240,7 +240,7 @@ class Campaign:
     # -- under fire -----------------------------------------------------------------------------------------
 
     def run_fired(self, commands: tuple[FiredCommand, ...]) -> None:
-        """Starts each command under fire until it is done. Raises RuntimeError where it never is.
+        """Starts each command under fire until it is done. Raises RuntimeError if it never is.
 
         Cells that fail are run again at each start, and a command of such is done by a start that no shot hits: so
         pauses become longer.

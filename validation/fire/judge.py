@@ -71,7 +71,7 @@ LOST = timedelta(seconds=JOIN_S + 60.0)
 
 @dataclass
 class CampaignVerdict:
-    """`differences`, `leftovers`, `faults`: sentences; none where all is as it should be. `counts`: what happened."""
+    """`differences`, `leftovers`, `faults`: sentences; none if all is as it should be. `counts`: what happened."""
 
     counts: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class CampaignVerdict:
 
     @property
     def is_clean(self) -> bool:
-        """True where nothing differs, is left or went wrong."""
+        """True if nothing differs, is left or went wrong."""
         return not (self.differences or self.leftovers or self.faults)
 
 

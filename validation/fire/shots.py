@@ -98,7 +98,7 @@ def _value(environment: list[bytes], prefix: bytes) -> str:
 
 
 def send(campaign: str, pid: int, number: signal.Signals) -> bool:
-    """Sends a signal to a process of the campaign; False where it has ended, whatever has its number now."""
+    """Sends a signal to a process of the campaign; False if it has ended, whatever has its number now."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -239,7 +239,7 @@ class Marksman(threading.Thread):
                 self._fire(drawn, victim)
 
     def _wait(self, drawn: DrawnShot) -> bool:
-        """Waits for the shot's instant; False where the start is over before it."""
+        """Waits for the shot's instant; False if the start is over before it."""
         if self._over.wait(drawn.pause_s):
             return False
         if drawn.aim == "running":

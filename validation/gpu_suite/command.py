@@ -65,7 +65,7 @@ def age_s() -> float:
 
 
 def _check(chosen: argparse.Namespace) -> tuple[SuiteSetup, list[SuiteSection]]:
-    """Raises ValueError, one sentence, for what cannot be."""
+    """Raises ValueError for what cannot be."""
     if find_job(os.environ) is not None:
         raise ValueError("it starts ranks of its own on one machine; run it without torchrun, srun or mpirun")
     names = list(SECTIONS) if chosen.only is None else [name.strip() for name in chosen.only.split(",") if name.strip()]

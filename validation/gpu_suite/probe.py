@@ -38,14 +38,14 @@ SHARED = {NCCL_SHARES: "1"}
 """Permits NCCL from 2.30 on to put two ranks on one GPU."""
 
 Check = Callable[[int, int, torch.device], None]
-"""Takes rank, ranks and device; raises where a collective returns a wrong value."""
+"""Takes rank, ranks and device; raises if a collective returns a wrong value."""
 
 
 NUMEL = 4096
 
 
 def check_torch(rank: int, n: int, device: torch.device) -> None:
-    """torch's, over the default group. Raises ValueError where a value is not what it must be."""
+    """torch's, over the default group. Raises ValueError if a value is not what it must be."""
     expected = n * (n + 1) / 2
     full = torch.full((n * NUMEL,), rank + 1.0, device=device)
     dist.all_reduce(full)
@@ -59,7 +59,7 @@ def check_torch(rank: int, n: int, device: torch.device) -> None:
 
 def check_ours(rank: int, n: int, device: torch.device) -> None:
     """The engine's, over the default group. Of one rank NCCL's seam, for the engine itself would send nothing there.
-    Raises ValueError where a value is not what it must be, RuntimeError where a stamp is not.
+    Raises ValueError if a value is not what it must be, RuntimeError where a stamp is not.
     """
     assert dist.group.WORLD is not None
     check_comm(NcclComm(dist.group.WORLD) if n == 1 else connect(dist.group.WORLD, device), device)
@@ -133,7 +133,7 @@ LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 1
 
 @cache
 def card() -> dict[str, str]:
-    """Returns FIELDS of torch's first GPU, as nvidia-smi writes them; empty where it is missing, or hangs."""
+    """Returns FIELDS of torch's first GPU, as nvidia-smi writes them; empty if it is missing, or hangs."""
     return parse(ask(name_of(0), ",".join(FIELDS.values())) or "")
 
 

@@ -75,7 +75,7 @@ class SuiteLaunch:
 
     @property
     def is_ok(self) -> bool:
-        """True where it has a usable result."""
+        """True if it has a usable result."""
         return self.status == "ok"
 
     @property

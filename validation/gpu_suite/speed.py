@@ -1,4 +1,4 @@
-"""Section 3: the time of a step at N = 1, where nothing is communicated and each strategy's own cost remains.
+"""Section 3: the time of a step at N = 1 if nothing is communicated and each strategy's own cost remains.
 
 Launches are interleaved (measure.repeats), so that a drift of the clocks affects all alike. The large model has one of
 each, because time is short; its interval is that of its steps.
@@ -75,7 +75,7 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
 
 
 def _summary(launches: list[SuiteLaunch]) -> dict[str, Any] | None:
-    """One row of a cell's launches so far; None where none is ok."""
+    """One row of a cell's launches so far; None if none is ok."""
     rows = [one.row for one in launches if one.is_ok and one.row is not None]
     if not rows:
         return None

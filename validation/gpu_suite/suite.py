@@ -88,7 +88,7 @@ def _told(one: SuiteLaunch) -> Told:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads an earlier suite.json; empty where there is none, or it is incomplete."""
+    """Reads an earlier suite.json; empty if there is none, or it is incomplete."""
     try:
         found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
@@ -141,7 +141,7 @@ class Deadline:
 
     @property
     def is_near(self) -> bool:
-        """True where nothing more must be started."""
+        """True if nothing more must be started."""
         return self.left_s < LEAST_S
 
 

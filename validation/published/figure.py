@@ -80,7 +80,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A row with what was executed. `executed`: None where nothing was, or where `problem` says why it cannot be.
+    """A row with what was executed. `executed`: None if nothing was, or where `problem` says why it cannot be.
 
     `total`: bytes, elements or FLOPs of the larger cell; `whole`: over its size, in the row's unit. `in_flight`: what
     of `total` does not grow with the model, by part.
@@ -101,7 +101,7 @@ class Reproduced:
 
     @property
     def is_within(self) -> bool | None:
-        """True where the executed value is within the printed precision of the right one; None without execution."""
+        """True if the executed value is within the printed precision of the right one; None without execution."""
         return None if self.difference is None else abs(self.difference) <= self.row.margin
 
     @property
@@ -151,7 +151,7 @@ def _held(source: str, row: PublishedFigure, found: Sequence[Execution]) -> Repr
 
 def slope_of(row: PublishedFigure, smaller: Execution, larger: Execution) -> tuple[float, Parts]:
     """Returns how the quantity grows with the size, and what of the larger one does not, by part. Raises ValueError
-    where the size does not grow.
+    if the size does not grow.
     """
     before, after = row.of(smaller), row.of(larger)
     size, growth = row.over(larger), row.over(larger) - row.over(smaller)

@@ -77,7 +77,7 @@ class Judged:
 
     @property
     def close(self) -> bool:
-        """True where the error needs no explanation."""
+        """True if the error needs no explanation."""
         return self.error is not None and abs(self.error) <= CLOSE
 
 
@@ -184,7 +184,7 @@ def trials_of(run: PublishedRun, plan: RunPlan, at_once: int) -> Iterator[CauseT
 
 
 def printed_gb(run: PublishedRun) -> bool:
-    """Returns True where the row's notes say that its unit was printed GB, which may be 1e9 bytes."""
+    """Returns True if the row's notes say that its unit was printed GB, which may be 1e9 bytes."""
     return re.search(r"\bGB\b", run.notes) is not None
 
 

@@ -1,4 +1,4 @@
-"""Others' measured peaks next to our estimates: each published run is executed on fake tensors and compared.
+"""Others' measured peaks next to our estimates: each published run is simulated on fake tensors and compared.
 
 A run that leaves something open is executed as its systems do it by default, and the file of errors says so; a run
 that is more than 5 % off is executed again with one thing changed at a time, for a cause. What was executed stays in

@@ -146,7 +146,7 @@ def read_tables(
     folder: Path, name: str, kind: Callable[..., Row], none: str
 ) -> tuple[pd.DataFrame, list[Row], dict[str, Any]]:
     """Reads the files of `write_tables`. Raises FileNotFoundError if there are none, and
-    ValueError where one is damaged.
+    ValueError if one is damaged.
     """
     if not (folder / f"{name}.parquet").is_file():
         raise FileNotFoundError(f"{folder}: {none} --out {folder} makes one")

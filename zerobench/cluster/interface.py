@@ -30,7 +30,7 @@ def reachable(address: str) -> str:
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
     except OSError:
-        return address  # the connection fails with a sentence
+        return address  # the connection fails with an error message
     return (_own_address(ELSEWHERE) or address) if all(ip_address(one).is_loopback for one in found) else address
 
 

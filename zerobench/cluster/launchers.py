@@ -9,7 +9,7 @@ the address of the store, and the node.
 A variable of torch's that is set goes before. A step or job of one task is no job to join: there the ranks are started
 as ever. One of several tasks has its port between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT chooses another.
 
-A process also knows which launcher started its sweep's jobs: `local`, ours, or a plugin of Hydra's. A plugin may end
+A process also knows which launcher started its sweep's jobs: `local`, ours, or a Hydra plugin. A plugin may end
 a job (preempted, canceled, out of time) and start it again, and only the composing process learns of that; so a
 launch that the *launcher* ends has no row of the job's own.
 """

@@ -81,7 +81,7 @@ class CellConfig(Config):
 
     @cached_property
     def cell_id(self) -> str:
-        """Hash of the identity less what is volatile: 12 hex digits."""
+        """Hash of the identity without volatile keys: 12 hex digits."""
         return identity.cell_id(self)
 
     @property

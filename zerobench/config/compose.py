@@ -77,7 +77,7 @@ def checker(extra_dirs: list[Path]) -> Overrides:
 
 @dataclass(frozen=True)
 class Composed:
-    """A command line's cells, in Hydra's order. `launcher`: the plugin of Hydra's that runs them, None for ours.
+    """A command line's cells, in Hydra's order. `launcher`: the Hydra plugin that runs them, None for ours.
     `proposed`: the cells are not known yet, because a sweeper proposes them; else None.
     """
 
@@ -99,7 +99,7 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
 
 
 def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed:
-    """Composes the cells of `[-m] KEY=VALUE ...`; none if a flag of Hydra's asks for something else.
+    """Composes the cells of `[-m] KEY=VALUE ...`; none if a Hydra flag asks for something else.
 
     Raises RefusedError if the command line is wrong, and JobError if the processes of a job do not come together.
     """
@@ -170,7 +170,7 @@ UNLOGGED = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_
 
 
 def compose_plugin(check: Overrides, words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """Returns a config with the plugin of Hydra's that `words` choose, and what Hydra makes plugins with."""
+    """Returns a config with the Hydra plugin that `words` choose, and the parts from which Hydra makes plugins."""
     config = check.compose_whole([*words, *UNLOGGED])
     return config, HydraContext(check.loader, Callbacks())
 

@@ -43,7 +43,7 @@ NOT_HERE = {
     ),
     "--experimental-rerun": "it unpickles a file, which can run code; a run's config.yaml says what to repeat",
 }
-"""Flag of Hydra's that is refused -> why: it would let a file name code."""
+"""Hydra flag that is refused -> why: it would let a file name code."""
 
 CONFIG_DIR = ("--config-dir", "-cd")
 

@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Key -> value, less what is volatile."""
+    """Key -> value, without volatile keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -107,7 +107,7 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
 
 
 def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
-    """Keys of two cells with different values, less what is volatile: key -> (one's, the other's)."""
+    """Keys of two cells with different values, without volatile ones: key -> (one's, the other's)."""
     mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}

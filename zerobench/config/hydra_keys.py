@@ -18,7 +18,7 @@ from . import launcher, sweeper
 from .schema import SCHEMAS
 
 PARAMS = "hydra.sweeper.params"
-"""The key of Hydra's basic sweeper for its axes: key -> values, a text as on the command line."""
+"""The key of the basic sweeper in Hydra for its axes: key -> values, a text as on the command line."""
 
 VERBOSE = "hydra.verbose"
 
@@ -26,7 +26,7 @@ HEEDED = ("hydra.mode", PARAMS, VERBOSE, launcher.GROUP, launcher.SETTINGS, swee
 """Hydra keys that mean something on a command line; Hydra's own jobs, files and logs are not used."""
 
 TARGET = "_target_"
-"""The key by which a config of Hydra's names code to import."""
+"""The key by which a Hydra config names code to import."""
 
 
 NAMES_CODE = (TARGET, "class", "()")
@@ -36,7 +36,7 @@ FROM_CONFIGS = (
     "hydra.mode", "hydra.verbose", "hydra.sweeper", "hydra.launcher", "hydra.runtime", "hydra.overrides",
     "hydra.job.name", "hydra.job.id", "hydra.job.num", "hydra.job.override_dirname", "hydra.job.config_name",
 )  # fmt: skip
-"""Keys of Hydra's, or their beginnings, that an experiment may set or that follow from it."""
+"""Hydra keys, or their beginnings, that an experiment may set or that follow from it."""
 
 INSTANTIATED = ("hydra.launcher.", "hydra.sweeper.")
 """Parts of Hydra's config from which it makes objects."""

@@ -48,12 +48,12 @@ LOCAL = (*(MOVED.get(name, name) for name, one in KEYS.items() if one.local), "n
 
 
 def cell_id(config: Any) -> str:
-    """Returns the hash of an identity less what is volatile: 12 hex digits."""
+    """Returns the hash of an identity without volatile keys: 12 hex digits."""
     return _hash(identity(config))
 
 
 def work_id(config: Any) -> str:
-    """Returns the hash of what is measured, on whatever machine: of an identity less what is volatile or local."""
+    """Returns the hash of the measured work, on any machine: of an identity without volatile and local keys."""
     kept = identity(config)
     for key in LOCAL:
         _remove(kept, key)

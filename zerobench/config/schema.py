@@ -121,7 +121,7 @@ class Huggingface(Section):
     """
 
     architecture: str = Key(
-        "a causal language model of transformers, as gpt2 or llama", rule="a causal language model of transformers"
+        "a causal language model of transformers, such as gpt2 or llama", rule="a causal language model of transformers"
     )("gpt2")
     layers: int = LAYERS(4)
     hidden: int = HIDDEN(128)
@@ -132,7 +132,7 @@ class Huggingface(Section):
         "settings of the architecture's own config, as huggingface.options.NAME=VALUE", rule="a mapping"
     ).made(dict)
     loss: str = Key(
-        "what of the logits stays: plain, kept until the next forward, or fused", words=("plain", "kept", "fused"),
+        "memory of the logits: plain, kept until the next forward, or fused", words=("plain", "kept", "fused"),
         omitted=True,
     )("plain")  # fmt: skip
     config: str | None = Key(
@@ -164,7 +164,7 @@ class Synthetic(Data):
 
     name: str = "synthetic"
     vocabulary: int | None = Key(
-        "how many different ones are drawn; null: as the model has", unit="tokens", limits=(2, 1e9)
+        "number of different tokens that are drawn; null: the model's", unit="tokens", limits=(2, 1e9)
     )(None)
 
 
@@ -172,13 +172,13 @@ class Synthetic(Data):
 class Measure(Section):
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist."""
 
-    steps: int = Key("measured in each pass", unit="steps", limits=(1, 1e7), transformers="`max_steps`")(10)
+    steps: int = Key("measured steps of each pass", unit="steps", limits=(1, 1e7), transformers="`max_steps`")(10)
     warmup: int = Key(
-        "unmeasured ones before; at least 2, so that optimizer states exist; with offload.delayed at least"
+        "unmeasured steps before them; at least 2, so that optimizer states exist; with offload.delayed at least"
         " offload.delayed_after + 1", unit="steps", limits=(2, 1e7),
     )(3)  # fmt: skip
     repeats: int = Key(
-        "per cell, interleaved with the other cells'; from 3 on there is an interval", unit="launches",
+        "launches per cell, interleaved with the other cells; 3 or more give an interval", unit="launches",
         limits=(1, 1000), volatile=True,
     )(1)  # fmt: skip
     check_training: str = Key(
@@ -211,24 +211,24 @@ RETRIED = ("crash", "timeout", "oom")
 class Launch(Section):
     """How ranks are run. `group_by`: times are paired on one machine only, so that cells to be compared share a job."""
 
-    timeout_s: float = Key("longest that a pass may take", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
+    timeout_s: float = Key("time limit of a pass", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
     threads: int | None = Key(
-        "per rank; null: the cores, divided by the ranks", unit="threads", limits=(1, 2**10), local=True
+        "threads of each rank; null: the cores, divided by the ranks", unit="threads", limits=(1, 2**10), local=True
     )(None)
     group_by: str | None = Key(
         "under a launcher of jobs: keys in which a job's cells agree, or all; null: a job per cell",
         rule="keys, with commas between them, or all", omitted=True, volatile=True,
     )(None)  # fmt: skip
     retry: list[str] = Key(
-        "statuses with which a launch is run again, of crash, timeout and oom, as '[crash,timeout]'",
+        "statuses after which a launch is repeated, out of crash, timeout and oom, such as '[crash,timeout]'",
         rule="a list of `crash`, `timeout`, `oom`", omitted=True, volatile=True,
     ).made(list)  # fmt: skip
     retries: int = Key(
-        "most that follow the first, of a launch that ended so", unit="attempts", limits=(1, 100), omitted=True,
+        "repetitions of such a launch, at most", unit="attempts", limits=(1, 100), omitted=True,
         volatile=True,
     )(1)  # fmt: skip
     check_memory: bool = Key(
-        "a cell whose states are predicted to be larger than the memory here is refused", omitted=True, volatile=True
+        "refuse cells whose predicted states exceed the memory of this machine", omitted=True, volatile=True
     )(True)
 
 
@@ -244,8 +244,8 @@ class Search(Section):
     checkpointing: list[bool] = Key(
         "whether to recompute activations: the choices that are tried", rule="a list of `false`, `true`"
     ).made(lambda: [False, True])
-    steps: int = Key("measured of the winners", unit="steps", limits=(1, 1e7))(10)
-    repeats: int = Key("per winner", unit="launches", limits=(1, 1000))(3)
+    steps: int = Key("measured steps of the winners", unit="steps", limits=(1, 1e7))(10)
+    repeats: int = Key("launches per winner", unit="launches", limits=(1, 1000))(3)
 
 
 @dataclass
@@ -260,7 +260,8 @@ class Config(Section):
     data: Data = Key("the data to train on")(MISSING)
     optimizer: Optimizer = Key("the torch optimizer that updates it")(MISSING)
     precision: Precision = Key(
-        "in which dtypes", deepspeed="`bf16.enabled`, `fp16.enabled`", torch="`MixedPrecisionPolicy(param_dtype)`",
+        "dtypes of the model, gradients and traffic", deepspeed="`bf16.enabled`, `fp16.enabled`",
+        torch="`MixedPrecisionPolicy(param_dtype)`",
         transformers="`bf16`, `fp16`",
     )(MISSING)  # fmt: skip
     measure: Measure = Key("number of measured steps, and what is recorded").made(Measure)
@@ -270,7 +271,7 @@ class Config(Section):
         transformers="`fsdp`",
     ).made(schema_memory.OffloadConfig)  # fmt: skip
     activation: schema_memory.Activation = Key(
-        "what becomes of activations between forward and backward", omitted=True,
+        "whether activations are kept, recomputed or offloaded", omitted=True,
         deepspeed="`activation_checkpointing.cpu_checkpointing`",
         torch="`torch.utils.checkpoint`, `torch.autograd.graph.save_on_cpu`", transformers="`gradient_checkpointing`",
     ).made(schema_memory.Activation)  # fmt: skip
@@ -312,9 +313,9 @@ class Config(Section):
         "none, or blocks: torch.compile makes one graph of each block, before the strategy wraps the model",
         words=("none", "blocks"), omitted=True, torch="`torch.compile`", transformers="`torch_compile`",
     )("none")  # fmt: skip
-    device: str = Key(
-        "auto, cpu or cuda; auto: cuda where each rank has a GPU of its own", words=("auto", "cpu", "cuda")
-    )("auto")
+    device: str = Key("auto, cpu or cuda; auto: cuda if each rank has its own GPU", words=("auto", "cpu", "cuda"))(
+        "auto"
+    )
     backend: str = Key(
         "auto, gloo, nccl, or simulated: one rank of world_size alone, without times and losses",
         words=("auto", "gloo", "nccl", "simulated"), deepspeed="`init_distributed(dist_backend)`",
@@ -329,7 +330,7 @@ class Config(Section):
         torch="`torch.use_deterministic_algorithms`", transformers="`full_determinism`",
     )(False)  # fmt: skip
     draw_on: str = Key(
-        "where initial values are drawn: cpu, or device: quicker on a GPU, and other values", words=("cpu", "device"),
+        "draws initial values: cpu, or device, which is quicker on a GPU, with other values", words=("cpu", "device"),
         omitted=True,
     )("cpu")  # fmt: skip
     tensors: str = Key(
@@ -337,20 +338,23 @@ class Config(Section):
         words=("real", "fake"), omitted=True,
     )("real")  # fmt: skip
     micro_batch: int | None = Key(
-        "per rank in one forward; null: follows from batch, else 4", unit="sequences", rule="at least 1",
+        "size of a micro-batch, per rank in one forward; null: follows from batch, else 4", unit="sequences",
+        rule="at least 1",
         deepspeed="`train_micro_batch_size_per_gpu`", transformers="`per_device_train_batch_size`",
     )(None)  # fmt: skip
     accumulation: int = Key(
-        "per rank in a step", unit="micro-batches", limits=(1, 1e6), deepspeed="`gradient_accumulation_steps`",
+        "micro-batches of a step, per rank", unit="micro-batches", limits=(1, 1e6),
+        deepspeed="`gradient_accumulation_steps`",
         transformers="`gradient_accumulation_steps`",
     )(1)  # fmt: skip
     batch: int | None = Key(
-        "per step over all ranks, in place of micro_batch", unit="sequences",
+        "batch of a step over all ranks, instead of micro_batch", unit="sequences",
         rule="a multiple of `world_size` · `accumulation`", deepspeed="`train_batch_size`",
     )(None)  # fmt: skip
     sequence: int = Key("length of a sequence", unit="tokens", limits=(1, 1e9))(128)
     clip: float | None = Key(
-        "gradients are scaled down to it before each update; null: they are not", unit="global norm", rule="above 0",
+        "gradients are scaled down to this norm before each update; null: no clipping", unit="global norm",
+        rule="above 0",
         deepspeed="`gradient_clipping`", torch="`clip_grad_norm_(max_norm)`", transformers="`max_grad_norm`",
     )(None)  # fmt: skip
     clip_norm: str = Key("norm to clip at: 2 or inf", words=("2", "inf"), torch="`clip_grad_norm_(norm_type)`")("2")
@@ -358,7 +362,7 @@ class Config(Section):
         "look for the fastest micro-batch that fits a memory limit", volatile=True, deepspeed="`autotuning`"
     ).made(Search)
     results_dir: str = Key(
-        "the folder in which each run becomes a folder", rule="a folder", volatile=True, transformers="`output_dir`"
+        "folder of the runs, each a folder in it", rule="a folder", volatile=True, transformers="`output_dir`"
     )("results/runs")
     rerun: bool = Key("measure again what an earlier run of the same cell and code has measured", volatile=True)(False)
     fail_fast: bool = Key("stop at the first cell that fails", volatile=True)(False)

@@ -98,9 +98,9 @@ class CpuOffload(OffloadConfig):
     parameters: bool = PARAMETERS(False)
     fraction: float = FRACTION(1.0)
     delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
-    delayed_after: int = Key("after which updates are late", unit="steps", limits=(0, 1e6))(40)
+    delayed_after: int = Key("steps after which updates are late", unit="steps", limits=(0, 1e6))(40)
     on_time: float = Key(
-        "of each gradient, its most important blocks, that is not late", unit="of 1", limits=(0, 1), omitted=True
+        "part of each gradient, its most important blocks, that is not late", unit="of 1", limits=(0, 1), omitted=True
     )(0.0)
 
     def validate(self, cell: CellConfig) -> list[str]:
@@ -155,11 +155,11 @@ class NvmeOffloadConfig(OffloadConfig):
         "size of one read or write", unit="bytes", limits=(4096, 2**30), deepspeed="`aio.block_size`"
     )(4 * MIB)
     buffers: int = Key(
-        "size of the pool in host memory that files are read and written through", unit="blocks", limits=(8, 65536),
+        "size of the pool in host memory through which files are read and written", unit="blocks", limits=(8, 65536),
         deepspeed="`offload_optimizer.buffer_count`",
     )(16)  # fmt: skip
     depth: int = Key(
-        "how many are read or written at a time", unit="blocks", limits=(1, 256), deepspeed="`aio.queue_depth`"
+        "blocks that are read or written at a time", unit="blocks", limits=(1, 256), deepspeed="`aio.queue_depth`"
     )(8)
     direct: bool = Key("bypass the page cache if the file system can")(True)
     checksums: bool = Key("blocks are checked as they are read")(True)
@@ -336,7 +336,7 @@ SECONDARY_SHARDS = Key(
 )  # fmt: skip
 DIFFERENCES = Key("secondary shards stay; differences from them go between nodes in int4", omitted=True)
 BITS_WITHIN = Key(
-    "of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", limits=(4, 8), omitted=True
+    "bits of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", limits=(4, 8), omitted=True
 )
 QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed="`zero_quantized_gradients`")
 
@@ -362,8 +362,10 @@ class PartsOfZeropp(ZeroppConfig):
     quantize_weights: bool = QUANTIZE_WEIGHTS(False)
     secondary_shards: bool = SECONDARY_SHARDS(False)
     quantize_gradients: bool = QUANTIZE_GRADIENTS(False)
-    weight_block: int = Key("how many share a scale in parameters' codes", unit="elements", limits=(8, 2**20))(256)
-    gradient_block: int = Key("how many share a scale in gradients' codes", unit="elements", limits=(8, 2**20))(256)
+    weight_block: int = Key("elements that share a scale in parameters' codes", unit="elements", limits=(8, 2**20))(256)
+    gradient_block: int = Key("elements that share a scale in gradients' codes", unit="elements", limits=(8, 2**20))(
+        256
+    )
     bits_within: int = BITS_WITHIN(4)
     differences: bool = DIFFERENCES(False)
 

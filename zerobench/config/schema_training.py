@@ -88,7 +88,7 @@ EPS = Key(
     "added to the denominator", limits=(0, 1e6), deepspeed="`optimizer.params.eps`", torch="`eps`",
     transformers="`adam_epsilon`",
 )  # fmt: skip
-DECOUPLED_WEIGHT_DECAY = Key("weight decay as AdamW has it")
+DECOUPLED_WEIGHT_DECAY = Key("decoupled weight decay, as in AdamW")
 ALPHA = Key("RMSprop's smoothing, ASGD's power of the learning rate", limits=(0, 1e6))
 
 
@@ -101,7 +101,7 @@ class Optimizer(Axis):
     name: str = MISSING
     lr: float = LR(3e-4)
     implementation: str = Key(
-        "fused, foreach, loop, or auto: fused where torch has it", words=("auto", "fused", "foreach", "loop"),
+        "fused, foreach, loop, or auto: fused if torch has it", words=("auto", "fused", "foreach", "loop"),
         torch="`fused=`, `foreach=`", transformers="`optim`",
     )("auto")  # fmt: skip
 
@@ -265,7 +265,7 @@ class Adagrad(Decaying):
     name: str = "adagrad"
     lr: float = LR(0.01)
     lr_decay: float = Key("Adagrad's lr_decay", limits=(0, 1e6))(0.0)
-    initial_accumulator_value: float = Key("what Adagrad's sums begin with", limits=(0, 1e6))(0.0)
+    initial_accumulator_value: float = Key("initial value of Adagrad's sums", limits=(0, 1e6))(0.0)
     eps: float = EPS(1e-10)
 
 
@@ -321,7 +321,7 @@ class Asgd(Decaying):
     lr: float = LR(0.01)
     lambd: float = Key("ASGD's decay", limits=(0, 1e6))(1e-4)
     alpha: float = ALPHA(0.75)
-    t0: float = Key("after which ASGD averages weights", unit="steps", limits=(1, 1e12))(1e6)
+    t0: float = Key("steps before ASGD begins to average weights", unit="steps", limits=(1, 1e12))(1e6)
 
 
 ADJUSTMENTS = ("original", "match_rms_adamw")
@@ -337,7 +337,7 @@ class Muon(Betas):
     name: str = "muon"
     lr: float = LR(0.02)
     adamw: list[str] = Key(
-        "what AdamW takes; Muon has the other matrices",
+        "parameters for AdamW; Muon updates the other matrices",
         rule="a list of `not_2d`, `embeddings`, `head` and names of parameters, `*` standing for any part",
     ).made(lambda: [*REST])  # fmt: skip
     adamw_lr: float = Key("AdamW's learning rate", limits=(0, 1e6))(3e-4)
@@ -449,11 +449,12 @@ class Precision(Axis):
 
     name: str = MISSING
     gradient_dtype: str | None = Key(
-        "in which gradients are accumulated: fp32, bf16 or fp16; null: the model's", words=("fp32", "bf16", "fp16"),
+        "dtype in which gradients are accumulated: fp32, bf16 or fp16; null: the model's",
+        words=("fp32", "bf16", "fp16"),
         deepspeed="`data_types.grad_accum_dtype`",
     )(None)  # fmt: skip
     wire_dtype: str | None = Key(
-        "in which gradients are reduced; null: as gradient_dtype", words=("fp32", "bf16", "fp16"),
+        "dtype in which gradients are reduced; null: gradient_dtype", words=("fp32", "bf16", "fp16"),
         deepspeed="`communication_data_type`", torch="`MixedPrecisionPolicy(reduce_dtype)`",
     )(None)  # fmt: skip
     tile_bytes: int | None = Key(
@@ -602,7 +603,7 @@ class Fp16(Bf16):
 
     name: str = "fp16"
     initial_scale: float | None = Key(
-        "what fp16 losses are multiplied by at first", limits=(2**-24, 2**100),
+        "initial factor of fp16 losses", limits=(2**-24, 2**100),
         deepspeed="`fp16.initial_scale_power` (of 2)", torch="`GradScaler(init_scale)`",
     )(65536.0)  # fmt: skip
     growth: float = Key(
@@ -613,7 +614,7 @@ class Fp16(Bf16):
         "factor of the scale after a step that overflowed", limits=(1e-6, 1), torch="`GradScaler(backoff_factor)`"
     )(0.5)
     interval: int = Key(
-        "without overflow after which the scale grows", unit="steps", limits=(1, 1e9),
+        "steps without overflow after which the scale grows", unit="steps", limits=(1, 1e9),
         deepspeed="`fp16.loss_scale_window`", torch="`GradScaler(growth_interval)`",
     )(2000)  # fmt: skip
     minimum_scale: float = Key("least scale", limits=(2**-24, 2**100), deepspeed="`fp16.min_loss_scale`")(1.0)

@@ -4,7 +4,7 @@ plugin      Hydra's (optuna, nevergrad, ...): it is told the objective of the ce
 axes        the keys that have several values, which the plugin chooses from; what is *fixed* it does not see
 settings    the plugin's own config, hydra.sweeper; those *asked* for differ from the plugin's defaults
 
-Objectives of a sweep whose cells a sweeper of Hydra's proposes: columns of the table of runs, each with a direction.
+Objectives of a sweep whose cells a Hydra sweeper proposes: columns of the table of runs, each with a direction.
 
 known   the column says which values are better: fewer bytes, seconds, elements moved and less loss; more tokens/s
 open    it does not (micro_batch, psi): the sweeper's own direction does
@@ -203,7 +203,7 @@ def problem_of_settings(proposed: Proposed, words: Sequence[str]) -> str:
 
 def with_objectives(proposed: Proposed, objectives: tuple[Objective, ...]) -> Proposed:
     """Returns `proposed` with its objectives, those that leave the direction open as the plugin is set. Raises
-    ValueError, a sentence, where the plugin cannot have them, or is told the opposite of what they say.
+    ValueError if the plugin cannot have them, or has settings that contradict them.
     """
     setting, text = proposed.direction, ",".join(one.column for one in objectives)
     if len(objectives) > 1 and setting != SEVERAL:

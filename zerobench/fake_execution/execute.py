@@ -44,7 +44,7 @@ class Target:
     `architecture`: of the GPU, hopper and later or ampere and earlier, for the size of cuBLAS's workspaces.
     `fused_norms`: the RMS norms of transformers run as one kernel, as in training codes that bring their own.
 
-    Raises ValueError with a sentence for what is unknown.
+    Raises ValueError for an unknown name.
     """
 
     kind: str = "cpu"

@@ -71,7 +71,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _problem(item: pytest.Item, marked: bool, used: bool) -> str:
-    """Returns what a test lacks, a sentence."""
+    """Returns an error message on a test that lacks something."""
     if not used and _is_unittest(item):
         words = "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
         return f"zerobench: {item.name}: {words}"

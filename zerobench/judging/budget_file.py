@@ -77,7 +77,7 @@ def environment_of(device_class: str, torch_version: str) -> str:
 
 
 def read_budget(path: Path) -> BudgetFile:
-    """Reads and checks a budget file. Raises ValueError, or OSError, with a sentence."""
+    """Reads and checks a budget file. Raises ValueError or OSError."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such budget file")
     content = read_yaml(path) or {}

@@ -177,7 +177,7 @@ def judge_cell(
     is none; `largest`: see `what_moved`; `lines`: those that were recorded with the limits.
     """
     if row is None:
-        return [Finding("missing", cell, "", f"{cell}: the budget has it and the runs have not")]
+        return [Finding("missing", cell, "", f"{cell}: the budget has it, the runs do not")]
     if row["status"] != "ok":
         words = f"{cell}: it could not be measured ({row['status']}: {row['reason']})"
         return [Finding("unjudged", cell, "", words)]

@@ -264,7 +264,7 @@ and a function may move to another file, or its file be named from another folde
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a file, with a sentence on it. `file` is empty and `line` 0 if no line of Python is known."""
+    """A line of a file, with words on it. `file` is empty and `line` 0 if no line of Python is known."""
 
     file: str
     line: int

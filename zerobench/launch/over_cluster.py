@@ -14,7 +14,7 @@ read them. A rank's results are sent as JSON, with the log of its process, becau
 
 A machine that dies takes its ranks along: they are *lost* (cluster/job.py). The cell that ran then is a crash. Each
 later cell looks again, gets the first N living ranks of the job, and records on how many machines these are: a run on
-other machines than were meant is another cell. One of more ranks than are left is a crash as well, with a sentence;
+other machines than were meant is another cell. One of more ranks than are left is a crash as well, with a message;
 the next start of the command, in a new job, runs it.
 """
 

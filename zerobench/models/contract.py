@@ -21,7 +21,7 @@ class Called:
 
 
 def loss_of(engine: Any, batch: Any, called: Called) -> torch.Tensor:
-    """Returns the loss of a batch, a scalar. Raises TypeError where the model returns anything else; errors of a user's
+    """Returns the loss of a batch, a scalar. Raises TypeError if the model returns anything else; errors of a user's
     model or data carry a note on how it was called.
     """
     inputs, named = arguments_of(batch)

@@ -51,7 +51,7 @@ FUSES_NORMS = ("nanotron",)
 """Systems whose models have norms of one kernel; so has what a compiler made."""
 
 EIGHT_BIT = re.compile(r"fp8|float8|fp4|int8", re.IGNORECASE)
-"""Precisions of less than 16 bits, which are not executed."""
+"""Precisions of less than 16 bits, which are not simulated."""
 
 POLICIES = {"none": "none", "full": "checkpoint", "selective": "selective"}
 """act_ckpt -> activation."""
@@ -144,7 +144,7 @@ def _target(config: CellConfig, on_cpu: bool, notes: _Notes) -> Target:
 
 
 def _refuse(run: PublishedRun) -> None:
-    """Raises NotGivenError for parallelism, precisions and tiers that are not executed, and for missing sizes."""
+    """Raises NotGivenError for parallelism, precisions and tiers that are not simulated, and for missing sizes."""
     others = [f"{name}={size}" for name in ("tp", "pp", "cp") if (size := getattr(run, name) or 1) > 1]
     if others:
         raise NotGivenError(f"{' '.join(others)}: only data parallelism is simulated")

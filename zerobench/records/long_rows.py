@@ -155,8 +155,8 @@ class LineRow:
     rank: int
     """The rank that measured it, from 0."""
     at: str
-    """peak: what lives at the peak instant of the measured steps; growth: what lives after them and did not before
-    them, less what lived before and does not after; states: the states when their sum is largest."""
+    """peak: live bytes at the peak instant of the measured steps; growth: bytes that live after these steps and did not
+    before, minus bytes that lived before and do not after; states: the states when their sum is largest."""
     category: str
     """Their category in the ledger."""
     module: str

@@ -22,7 +22,7 @@ class RunSetting:
     run_id: str
     """Name of the run's folder; the other tables refer to it."""
     cell_id: str
-    """Hash of the config less what does not change a measurement."""
+    """Hash of the config without keys that do not change a measurement."""
     repeat: int
     """Number of this launch among those of its cell, from 0."""
     status: str
@@ -334,7 +334,7 @@ class RunTimes(RunTraffic):
     backward_s: float | None = None
     """Median time of a step's backwards."""
     update_s: float | None = None
-    """Median time of a step's update, with what it waits for."""
+    """Median time of a step's update, waits included."""
     wall_s: float | None = None
     """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
     tokens_per_s: float | None = None
@@ -364,7 +364,7 @@ class RunTimes(RunTraffic):
     model_flops: int | None = None
     """Floating-point operations of one rank's matrix products in a step, none counted twice."""
     hardware_flops: int | None = None
-    """model_flops with what is recomputed."""
+    """model_flops plus recomputed operations."""
     mfu: float | None = None
     """model_flops over what the device could do in a step's time; None if its peak is not known, and on a CPU."""
     hfu: float | None = None
@@ -429,7 +429,7 @@ class SearchRow:
     status: str
     """found, or nothing_fits."""
     reason: str
-    """Why nothing fits, a sentence; empty if something does."""
+    """Why nothing fits; empty if something does."""
     tried: int
     """Combinations that were run."""
     least_bytes: int | None

@@ -51,7 +51,7 @@ def _claim_in(place: Path, prefix: str) -> Aside:
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
-    """Claims a folder for a run, in the first place that permits it. Raises the first OSError where none does."""
+    """Claims a folder for a run, in the first place that permits it. Raises the first OSError if none does."""
     errors = []
     for place in places(results_dir):
         try:

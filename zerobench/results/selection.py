@@ -114,7 +114,7 @@ def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: S
     it, else the only one that contains it, else the newest of the only cell whose name begins with it: among more cells
     a name gets longer.
 
-    `rows`: in the order in which they began. For the sentence of the ValueError, where `name` fits none or several:
+    `rows`: in the order in which they began. For the message of the ValueError if `name` fits none or several:
     `where` they are, a `hint`, and what is said of each run that was `left_out`, for it may be the one.
     """
     by_id = {str(row["run_id"]): row for row in rows}

@@ -89,7 +89,7 @@ def figures_of(run: Run) -> list[tuple[str, str, str]]:
     row: Any = run.row
     low, high = row["step_s_low"], row["step_s_high"]
     interval = "" if pd.isna(low) else f"95 % interval {low * 1000:.1f} to {high * 1000:.1f} ms"
-    rows = [("peak", _bytes(row["peak_bytes"]), "on the fullest rank")]
+    rows = [("peak", _bytes(row["peak_bytes"]), "on the rank with the most")]
     rows += [(f"  {name}", _bytes(row[f"peak_{name}_bytes"]), "") for name in CATEGORIES]
     rows += [
         ("states", _bytes(row["states_bytes"]), _predicted(_bytes(row["predicted_states_bytes"]))),

@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 BUCKET_BYTES = Key(
-    "most that one bucket of gradients holds; auto: half of psi/N, 1 to 25 MiB", unit="bytes", limits=(2**10, 2**40),
+    "capacity of a bucket of gradients; auto: half of psi/N, 1 to 25 MiB", unit="bytes", limits=(2**10, 2**40),
     words=("auto",), deepspeed="`reduce_bucket_size`, `allgather_bucket_size` (elements)",
     torch="DDP `bucket_cap_mb` (MiB)", transformers="`ddp_bucket_cap_mb`",
 )  # fmt: skip
@@ -31,10 +31,10 @@ BROADCAST_BUFFERS = Key(
     transformers="`ddp_broadcast_buffers`",
 )  # fmt: skip
 ACCUMULATE = Key(
-    "which micro-batches are reduced over the ranks: every one, or the last alone", words=("every", "last"),
+    "micro-batches after which gradients are reduced: every one, or only the last", words=("every", "last"),
     deepspeed="by the stage: 1 last, 2 and 3 every", torch="`no_sync`, `set_requires_gradient_sync`",
 )  # fmt: skip
-MODE = Key("what null options mean: own, paper (ZeRO) or vendor (DeepSpeed)", words=("own", "paper", "vendor"))
+MODE = Key("defaults of null options: own, paper (ZeRO) or vendor (DeepSpeed)", words=("own", "paper", "vendor"))
 OVERLAP_GATHER = Key(
     "updated parameters travel during the next forward", torch="Megatron-core: `--overlap-param-gather`"
 )
@@ -43,13 +43,13 @@ CONSTRUCT = Key(
     torch='`torch.device("meta")`',
 )  # fmt: skip
 PREFETCH = Key(
-    "how many are gathered ahead of their use", unit="units", limits=(0, 1e6),
+    "units gathered ahead of their use", unit="units", limits=(0, 1e6),
     deepspeed="`stage3_prefetch_bucket_size` (elements)",
     torch="`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`",
     transformers="`fsdp_config`: forward_prefetch, backward_prefetch",
 )  # fmt: skip
 PERSISTENCE_NUMEL = Key(
-    "parameters of up to so many stay whole on every rank", unit="elements", limits=(0, 1e+12),
+    "parameters up to this size stay whole on every rank", unit="elements", limits=(0, 1e+12),
     deepspeed="`stage3_param_persistence_threshold`",
 )  # fmt: skip
 
@@ -167,7 +167,7 @@ class Zero3(StrategyOptions):
         words=("auto", "true", "false"), torch="`fully_shard(reshard_after_forward=None)` on the root",
     )(None)  # fmt: skip
     reshard_after_forward: bool | None = Key(
-        "units are given back after forward and gathered again for backward",
+        "units are freed after forward and gathered again for backward",
         deepspeed="`stage3_max_reuse_distance`, nearly", torch="`fully_shard(reshard_after_forward=)`",
         transformers="`fsdp_config`: reshard_after_forward",
     )(None)  # fmt: skip
@@ -180,7 +180,7 @@ WITHOUT_RULE: dict[str, tuple[str, ...]] = {
 """Optimizer -> implementations of operators that torch 2.13 cannot apply to the shards of fsdp2, which are DTensors."""
 
 
-TUNED = Key("null options have the values that serve this harness's models, not the peer's defaults")
+TUNED = Key("null options get values tuned for these models, instead of the peer's defaults")
 REDUCE_BUCKET_NUMEL = Key(
     "reduce_bucket_size of DeepSpeed", unit="elements", limits=(1, 1e12), deepspeed="`reduce_bucket_size`"
 )
@@ -206,8 +206,8 @@ class Fsdp2(StrategyOptions):
         "gradients are summed and then divided, not averaged on the way", torch="`set_force_sum_reduction_for_comms`"
     )(None)
     upcast_frozen: bool = Key(
-        "below fp32 frozen parameters have fp32 shards as trained ones do; false: shards of the dtype that is computed"
-        " in", omitted=True,
+        "in half precision, frozen parameters have fp32 shards like trained ones; false: shards in the dtype of the"
+        " computation", omitted=True,
     )(True)  # fmt: skip
     reshard_ranks: int | None = Key(
         "between forward and backward a unit stays partitioned over so many ranks; null: over all", unit="ranks",

@@ -53,7 +53,7 @@ class PeerEngine:
         """Nothing is on its way after a step."""
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Raises NotImplementedError, a sentence: to clip, an engine has a method of its own."""
+        """Raises NotImplementedError: to clip, an engine has a method of its own."""
         raise NotImplementedError(f"clip: {type(self).__name__} cannot clip gradients; leave clip out")
 
     def reduced_gradients(self) -> Iterator[torch.Tensor]:

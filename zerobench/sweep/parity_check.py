@@ -73,7 +73,7 @@ class ParityCheck:
         key = _key(cell.config, row)
         if row["strategy"] == strategies.reference().name:
             self._references.setdefault(key, (row, cell.config, _steps(_folder(cell, row))))
-            _write(cell, row, Verdict(REFERENCE, "is what the others are held against"))
+            _write(cell, row, Verdict(REFERENCE, "is the reference of the others"))
             ready = [one for one in self._waiting if _key(one[0].config, one[1]) == key]
             self._waiting = [one for one in self._waiting if not any(one is other for other in ready)]
             for waiting in ready:
@@ -157,11 +157,11 @@ class ParityCheck:
         made = reference_of(cell)
         found = run(made)
         if found["status"] != "ok":
-            return f"DDP, which it was to be held against: {found['status']}: {found['reason']}"
+            return f"DDP, its reference: {found['status']}: {found['reason']}"
         if _may_be_late(found):
             _wait_for([(made, found)])
         if not _is_there(made, found):
-            return f"DDP, which it was to be held against: {ABSENT}"
+            return f"DDP, its reference: {ABSENT}"
         self._references[_key(cell.config, row)] = found, made.config, _steps(_folder(made, found))
         return ""
 

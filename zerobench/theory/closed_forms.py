@@ -191,7 +191,7 @@ def floor_bytes(
 
 
 def _sum(states: Sequence[State]) -> int:
-    """P, G and O each rounded up to whole bytes, as shards are, less what leaves."""
+    """P, G and O each rounded up to whole bytes, as shards are, minus the parts that leave."""
     whole: dict[str, int] = {}
     for state in states:
         whole[state.letter] = whole.get(state.letter, 0) + state.size

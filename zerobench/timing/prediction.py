@@ -1,4 +1,4 @@
-"""A cell's step in time: its schedule is executed on fake tensors and laid out on a device.
+"""A cell's step in time: its schedule is simulated on fake tensors and laid out on a device.
 
 schedule   the events of one executed step, with every operator that computes (probes/operator_stream.py)
 reduced    a deep model is executed with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks are

@@ -1,4 +1,4 @@
-"""Executed schedules, kept in a folder, so that a command goes on where it was stopped.
+"""Executed schedules, kept in a folder, so that a stopped command resumes.
 
 kept   a parquet file per executed cell, device and code: the events that a timeline lays out
 """

@@ -1,7 +1,7 @@
 """A Hydra sweeper at work: it proposes batches of cells, our launcher runs them and returns their values.
 
 1. propose   the plugin calls its launcher with the overrides of a batch
-2. compose   each becomes a cell with all checks of a sweep; a cell that was there already keeps its trial's rows
+2. compose   each becomes a cell with all checks of a sweep; a repeated cell keeps its trial's rows
 3. run       the new cells, through the sweep: reused, run here or dispatched to jobs
 4. return    the objectives' values; infeasible trials as failed jobs
 """
@@ -49,7 +49,7 @@ class EndedError(BaseException):
 @dataclass
 class Proposals:
     """The trials of a sweep. `before`: called with the new cells of a batch before they run; may raise RefusedError.
-    `gave_up`: a sentence where the plugin ended with an error; `found`: its own account of what is best.
+    `gave_up`: an error message if the plugin ended with an error; `found`: its own account of what is best.
     """
 
     proposed: Proposed
@@ -178,7 +178,7 @@ class _Batches(Launcher):
         self._proposals, self._silence = proposals, silence
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """Needs nothing of Hydra's."""
+        """Needs nothing from Hydra."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         self._silence.close()

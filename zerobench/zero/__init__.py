@@ -93,7 +93,7 @@ def initialize(
     The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
     construction with rank 0's seed, unit by unit, on `device` (modules/meta_init.py).
 
-    Raises ValueError, with a sentence, for what cannot be sharded.
+    Raises ValueError for what cannot be sharded.
     """
     moves_frozen = strategy == "zero3"
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)

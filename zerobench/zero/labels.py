@@ -22,7 +22,7 @@ INPUTS = "inputs"
 ACTIVATIONS = "activations"
 
 DEVICE, HOST, NVME = "device", "host", "nvme"
-"""Tiers. Without a GPU, device and host are one memory, which only the engine's labels tell apart."""
+"""Tiers. Without a GPU, device and host are one memory, which only the engine's labels distinguish."""
 
 BUFFERS = "buffers"
 """The unit name of control traffic that carries a module's buffers, whatever their size."""

@@ -233,12 +233,12 @@ class MemoryOrder:
 
     @cached_property
     def is_row_major(self) -> bool:
-        """True where elements are ordered as in a contiguous tensor."""
+        """True if elements are ordered as in a contiguous tensor."""
         several = [d for d in self.dims if self.shape[d] > 1]
         return 0 in self.shape or several == sorted(several)
 
     def agrees(self, other: MemoryOrder) -> bool:
-        """Returns True where both orders agree, ignoring the strides of dimensions of size one."""
+        """Returns True if both orders agree, ignoring the strides of dimensions of size one."""
         return self.shape == other.shape and (self.dims == other.dims or (self.is_row_major and other.is_row_major))
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -140,7 +140,7 @@ class Options:
         return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
 
     def check(self) -> None:
-        """Raises ValueError, one sentence, for a value that cannot be."""
+        """Raises ValueError for a value that cannot be."""
         sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
         for name, least in sizes.items():
             value = getattr(self, name)
@@ -165,7 +165,7 @@ class Options:
 
 
 def check_owned(optimizer: optim.Optimizer, options: Options) -> None:
-    """Raises ValueError, one sentence, for an option that owned matrices do not go with."""
+    """Raises ValueError for an option that owned matrices do not go with."""
     offload = options.offload
     refused = {
         "node_size": options.node_size, "shard_group": options.shard_group, "zeropp": options.zeropp,

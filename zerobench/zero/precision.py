@@ -44,7 +44,7 @@ NORM_CHUNK = 2**16
 """Elements per step of the norm on a CPU, which is taken in fp64: the copy of a chunk fits the cache."""
 
 LOOKS_ITSELF = (optim.Adam, optim.AdamW)
-"""Optimizers whose fused kernels change nothing where `found_inf` is 1. torch's SGD does so too, except that it creates
+"""Optimizers whose fused kernels change nothing if `found_inf` is 1. torch's SGD does so too, except that it creates
 momentum in a skipped first step and never fills it.
 """
 
@@ -95,7 +95,7 @@ class LossScaler:
     """The current loss scale. Without a policy it is always 1.
 
     `scale`    0-dim fp32 on the device
-    `skipped`  1 where the last step was skipped, else 0; 0-dim fp32 on the device
+    `skipped`  1 if the last step was skipped, else 0; 0-dim fp32 on the device
     """
 
     scale: torch.Tensor | float = 1.0
@@ -120,8 +120,8 @@ class LossScaler:
     def judging(self, optimizer: optim.Optimizer, overflow: Callable[[], torch.Tensor]) -> Iterator[bool]:
         """Wraps an optimizer's step and updates the scale afterwards.
 
-        Yields True where the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
-        changes nothing where gradients overflowed, and the host does not wait for the device.
+        Yields True if the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
+        changes nothing if gradients overflowed, and the host does not wait for the device.
         """
         if self.policy is None:
             yield False
@@ -200,7 +200,7 @@ class GradientScaling:
         self.coefficient = self._known = None
 
     def _overflow(self) -> torch.Tensor:
-        """1 where a gradient overflowed anywhere, else 0; 0-dim fp32."""
+        """1 if a gradient overflowed anywhere, else 0; 0-dim fp32."""
         norm = self._norm(math.inf) if self._known is None else self._known
         return norm.isfinite().logical_not().float()
 
@@ -226,8 +226,8 @@ class Share:
 
     `tensor`     (numel,) view of the master: the optimizer's parameter
     `tier`       the tier of `tensor`
-    `gradient`   (numel,) reduced gradient in its own dtype; None where the parameter took no part in the step
-    `crosses`    True where the gradient is in another tier, and is copied before the cast
+    `gradient`   (numel,) reduced gradient in its own dtype; None if the parameter took no part in the step
+    `crosses`    True if the gradient is in another tier, and is copied before the cast
     """
 
     tier = labels.DEVICE
@@ -241,12 +241,12 @@ class Share:
 
     @property
     def crosses(self) -> bool:
-        """True where the gradient is in another tier than `tensor`."""
+        """True if the gradient is in another tier than `tensor`."""
         return False
 
     @property
     def unit_name(self) -> str:
-        """The unit that it belongs to; empty where there are none."""
+        """The unit that it belongs to; empty if there are none."""
         return ""
 
 
@@ -264,7 +264,7 @@ S = TypeVar("S", bound=Share)
 
 
 def is_fused(optimizer: optim.Optimizer) -> bool:
-    """Returns True where every group runs torch's fused kernels, which need no temporaries."""
+    """Returns True if every group runs torch's fused kernels, which need no temporaries."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
@@ -310,7 +310,7 @@ def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torc
 def norm_over_ranks(
     total: torch.Tensor, norm_type: float, add: Callable[[torch.Tensor], None], maximum: Callable[[torch.Tensor], None]
 ) -> torch.Tensor:
-    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN where any rank's is. `add` and `maximum` are
+    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN if any rank's is. `add` and `maximum` are
     elementwise over the ranks, in place.
     """
     if norm_type != math.inf:

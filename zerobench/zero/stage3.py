@@ -111,7 +111,7 @@ class Stage3(Stage2):
         return bucket
 
     def check_gradient(self, unit: Unit) -> None:
-        """Raises RuntimeError where a gradient of `unit` has come for which its parameters had to be there."""
+        """Raises RuntimeError if a gradient of `unit` has come for which its parameters had to be there."""
         assert isinstance(unit, GatheredUnit)
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
             raise RuntimeError(f"{unit.name}: backward {UNHEARD}")

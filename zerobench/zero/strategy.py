@@ -231,7 +231,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     @property
     def skipped(self) -> bool:
-        """True where the last step was skipped because gradients overflowed. To read it waits for the device."""
+        """True if the last step was skipped because gradients overflowed. To read it waits for the device."""
         return bool(self.update.scaling.scaler.skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -1,8 +1,8 @@
 """The part of a run's account that is about memory: on the device, in host memory and files, and moved between tiers.
 
-The *fullest rank* is the one whose peak is the run's peak_bytes. A *residual* is what was measured less what was
-predicted. Figures of another tier are of the rank that has most in it, next to the prediction of the states; of host
-memory there is the sum of the ranks' peaks on the fullest node, too. Bytes moved between tiers are of one step over all
+The *largest rank* is the one whose peak is the run's peak_bytes. A *residual* is measured minus predicted bytes.
+Figures of another tier are of the rank that has most in it, next to the prediction of the states; of host memory
+there is the sum of the ranks' peaks on the fullest node, too. Bytes moved between tiers are of one step over all
 ranks, next to the formula (theory/replay/link_traffic.py).
 
 A formula of the paper has no schedule. The replay's prediction knows the schedule, and is to be met to the byte: what
@@ -169,7 +169,7 @@ def passages_of_tiers(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
 
 
 def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:
-    """(tier, category, at the peak, at most, predicted, residual) of what is not on the device."""
+    """(tier, category, at the peak, at most, predicted, residual) of bytes outside the device."""
     rows: list[list[str]] = []
     whole = memory[(memory["phase"] == "step") & (memory["max_bytes"] > 0)]
     for tier, column in ELSEWHERE.items():

@@ -91,7 +91,7 @@ class EstimateRow:
     in_flight_bytes: int | None = None
     """states_bytes less formula_bytes: gathered units, buckets, temporaries of an update."""
     host_bytes: int = 0
-    """Peak in host memory of what was sent there, on the rank that has most there."""
+    """Peak in host memory of the bytes that were sent there, on the rank with the most."""
     file_bytes: int = 0
     """Peak in files."""
     volume_psi: float | None = None

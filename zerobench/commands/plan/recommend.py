@@ -105,7 +105,7 @@ def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
 
 
 def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
-    """Returns the recommendation with its reason, in one sentence."""
+    """Returns the recommendation with its reason."""
     row = recommended(rows, goal)
     assert row is not None
     assert row.best is not None
@@ -187,7 +187,7 @@ def _line(row: PlanRow, capacity: Capacity, goal: Goal) -> list[str]:
 
 
 def notes_of(rows: Sequence[PlanRow]) -> list[str]:
-    """Returns why rows were not executed, one sentence for those of the same reason."""
+    """Returns why rows were not simulated, one sentence per reason."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.problem and row.bound_bytes is None:

@@ -4,9 +4,9 @@ the number of GPUs.
 axis        its values, in the order in which they fill the device, and a coordinate in which the load is about a line
 bracket     the last value that fits and the first that does not; the search ends when they are neighbors
 executed    a value whose load is known, since a cell with it was executed
-bound       theory's states: no execution holds less at its peak, so what they exceed is not executed. Strategies that
-            theory has no schedule for have no bound. Theory replays gloo's exchange; on a GPU buffers in flight differ
-            a little, so what is pruned has to exceed the limit by SURE
+bound       theory's states: no simulation holds less at its peak, so a candidate whose states exceed a limit is
+            skipped. Strategies for which theory has no schedule have no bound. Theory replays gloo's exchange; on a
+            GPU buffers in flight differ a little, so what is pruned has to exceed the limit by SURE
 row         a search is a generator: it yields a cell and is sent what the cell used, or the error message that says why
             it did not run. So one driver runs many side by side, and tests run one without executing anything
 

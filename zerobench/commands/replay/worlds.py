@@ -50,7 +50,7 @@ MOST_PANELS = 8
 @dataclass(frozen=True)
 class Panel:
     """One strategy at one N. `row`: its row of the table of runs, or what an execution has of one. `streams`: rank ->
-    its events. `problem`: why there are none, a sentence.
+    its events. `problem`: why there are none.
     """
 
     key: str
@@ -230,7 +230,7 @@ def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | CpuCosts | N
 
 
 def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[EventRow]:
-    """Returns the events of a step at their predicted times, less those that a recorded step has not."""
+    """Returns the events of a step at their predicted times, without kinds that a recorded step does not have."""
     made = lay_out(events, costs)
     placed = [replace(event, seconds=at) for event, at in zip(events, made.at, strict=True)]
     return [event for event in placed if event.kind not in (COMPUTE, ORDER)]

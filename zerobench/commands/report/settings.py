@@ -138,10 +138,10 @@ def _memory(setting: Setting) -> str:
     places = best(setting, "peak MiB")
     rows = [cell.row for cell in setting.cells]
     if not places:
-        return f"no cell differs: {show_bytes(rows[setting.ok[0]]['peak_bytes'])} at the peak of the fullest rank"
+        return f"no cell differs: {show_bytes(rows[setting.ok[0]]['peak_bytes'])} at the peak of the largest rank"
     row = rows[places[0]]
     host = f", and {show_bytes(row['host_peak_bytes'])} in host memory" if row["host_peak_bytes"] else ""
-    words = f"{_names(setting, places)}: {show_bytes(row['peak_bytes'])} at the peak of the fullest rank{host}"
+    words = f"{_names(setting, places)}: {show_bytes(row['peak_bytes'])} at the peak of the largest rank{host}"
     at = setting.reference
     if at is None or at in places or not rows[at]["peak_bytes"]:
         return words

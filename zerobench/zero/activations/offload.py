@@ -236,7 +236,7 @@ class Offloader:
 
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
-    """Returns True where a saved tensor is small, not plain memory, or part of the unit's own parameters and buffers,
+    """Returns True if a saved tensor is small, not plain memory, or part of the unit's own parameters and buffers,
     whose memory the strategy may free and gather itself.
     """
     if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < least_bytes:
@@ -246,7 +246,7 @@ def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns True where a tensor is a plain dense one, on a device with memory."""
+    """Returns True if a tensor is a plain dense one, on a device with memory."""
     plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     return plain and tensor.device.type != "meta" and not (tensor.is_conj() or tensor.is_neg())
 

@@ -182,7 +182,7 @@ def recompute(unit: nn.Module) -> None:
 def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = None) -> None:
     """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: of the ranks that share it.
 
-    Raises ValueError, one sentence, for a model without units.
+    Raises ValueError for a model without units.
     """
     if not policy.recompute and not policy.partition and policy.keep not in KEEPERS:
         return

@@ -49,7 +49,7 @@ class SaveHandle:
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Returns when the checkpoint is complete and on the disk. Raises RuntimeError where it was not written."""
+        """Returns when the checkpoint is complete and on the disk. Raises RuntimeError if it was not written."""
         self._thread.join()
         self._seen = True
         if self._error is not None:

@@ -50,7 +50,7 @@ OF_OPTIMIZER = {"class": str, "options": list, "groups": dict, "states": dict}
 
 
 def check_contents(contents: Any) -> None:
-    """Raises ValueError where files, tensors or facts break the notes in index.py, contents.py and metadata.py."""
+    """Raises ValueError if files, tensors or facts break the notes in index.py, contents.py and metadata.py."""
     _check_types("contents", contents, {"facts": dict, "tensors": dict, "files": dict})
     for name, entry in contents["files"].items():
         _require(name not in ("", ".", "..") and "/" not in name and "\0" not in name, f"{name!r} is not a file name")
@@ -214,7 +214,7 @@ def _to_json(name: str, tensor: Any, places: dict[MetadataIndex, FileOffset]) ->
 
 
 def read_index(folder: Path) -> Metadata:
-    """Reads the metadata of `write_index`. Raises ValueError where there is none, or where a check fails."""
+    """Reads the metadata of `write_index`. Raises ValueError if there is none, or where a check fails."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder}: it is not a checkpoint: it has no {INDEX}")
@@ -253,7 +253,7 @@ def _from_json(contents: dict[str, Any]) -> Metadata:
 
 
 def check_files(folder: Path, metadata: Metadata, share: slice) -> None:
-    """Raises ValueError where a file is missing or cut short, or one of this rank's `share` of them is damaged."""
+    """Raises ValueError if a file is missing or cut short, or one of this rank's `share` of them is damaged."""
     files = sorted({place.file for place in metadata.storage_data.values()}, key=lambda file: file.name)
     for file in files:
         path = folder / file.name

@@ -38,7 +38,7 @@ IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "di
 
 
 def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns this rank's facts. Raises ValueError, with a sentence, for a value that JSON cannot hold."""
+    """Returns this rank's facts. Raises ValueError for a value that JSON cannot hold."""
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
     states: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(everyones: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns rank 0's facts with the groups and states of all ranks. Raises ValueError where they disagree."""
+    """Returns rank 0's facts with the groups and states of all ranks. Raises ValueError if they disagree."""
     whole = everyones[0]
     for facts in everyones[1:]:
         for key, words in (("groups", "its group"), ("states", "its state")):
@@ -87,7 +87,7 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check_json(value: Any, where: str) -> Any:
-    """Returns `value`. Raises ValueError where JSON would change it (except a tuple, which may become a list)."""
+    """Returns `value`. Raises ValueError if JSON would change it (except a tuple, which may become a list)."""
     if isinstance(value, dict):
         for key, one in value.items():
             if not isinstance(key, str):
@@ -126,7 +126,7 @@ def decode(value: Any) -> Any:
 
 
 def is_elements(value: Any) -> bool:
-    """Returns True where a state in the facts stands for a tensor of the parameter's size."""
+    """Returns True if a state in the facts stands for a tensor of the parameter's size."""
     return isinstance(value, dict) and "elements" in value
 
 
@@ -227,7 +227,7 @@ def _number(value: Any) -> Any:
 
 
 def _is_like(saved: Any, own: Any) -> bool:
-    """Returns True where a saved value can replace this engine's `own`; missing and additional keys are allowed."""
+    """Returns True if a saved value can replace this engine's `own`; missing and additional keys are allowed."""
     if isinstance(own, dict):
         return isinstance(saved, dict) and all(_is_like(saved[key], own[key]) for key in own.keys() & saved.keys())
     if own is None or saved is None:
@@ -258,7 +258,7 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
 
 
 def is_order(dims: Any, many: int) -> bool:
-    """Returns True where `dims` is a list of the dimensions 0 to `many` - 1, each once."""
+    """Returns True if `dims` is a list of the dimensions 0 to `many` - 1, each once."""
     return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
 
 

@@ -37,7 +37,7 @@ class StateFace:
             return state_dict(self)
 
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
-        """Restores the result of `state_dict` on the same rank. Raises ValueError where it does not fit."""
+        """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit."""
         with self.placement.in_memory(write_back=True):
             load_state_dict(self, saved)
 
@@ -76,7 +76,7 @@ class StateFace:
         `user_state`: JSON values that `load` returns; those of rank 0 are saved. `asynchronous`: returns once this
         rank's part is copied to the CPU; an error is raised by the handle's `wait`, or by the next save or load. An
         existing checkpoint is replaced only when the new one is complete. Raises ValueError for state that cannot be
-        saved, RuntimeError where writing failed, on all ranks.
+        saved, RuntimeError if writing failed, on all ranks.
         """
         self.writes.check()
         self.gradients.stand_ins.heed()
@@ -180,7 +180,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
 
 
 def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
-    """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
+    """Checks everything, then copies. Raises ValueError if `saved` does not fit this engine."""
     engine.settle()
     if "stage" not in saved:
         raise ValueError(

@@ -10,7 +10,7 @@ Weights on the disk, from any program: tensors by name, whose elements are read 
     model.safetensors.index.json      an index of several files beside it, as transformers writes them
     a folder                          of either, or our own checkpoint: its masters, frozen parameters and buffers
 
-Nothing is unpickled or executed; files of torch.save are refused. Raises ValueError, one sentence that names the path,
+Nothing is unpickled or executed; files of torch.save are refused. Raises ValueError with a message that names the path,
 for a file that is damaged or of another format.
 """
 
@@ -175,7 +175,7 @@ def _safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
-    """Parses an entry of the header. Raises ValueError where its bytes do not fit its shape, or the file."""
+    """Parses an entry of the header. Raises ValueError if its bytes do not fit its shape, or the file."""
     try:
         dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
         right = isinstance(shape, list) and all(type(one) is int and one >= 0 for one in (*shape, begin, end))
@@ -238,7 +238,7 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
 
 
 def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
-    """Chooses the file's tensor for each of the module's. Raises ValueError where they do not fit."""
+    """Chooses the file's tensor for each of the module's. Raises ValueError if they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in state.items():

@@ -83,7 +83,7 @@ class GroupComm(Comm):
         return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
 
     def _check_of_sum(self, full: torch.Tensor, stamp: Stamp | None) -> CheckEnd | None:
-        """Returns the check of a summed stamp, or None where `full`'s dtype cannot hold the sum of digits exactly."""
+        """Returns the check of a summed stamp, or None if `full`'s dtype cannot hold the sum of digits exactly."""
         exact = stamp is not None and sums_are_exact(full.dtype, self.size)
         return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
 
@@ -244,6 +244,6 @@ class NcclComm(StagedComm):
 
 
 def backend_for(device: str, group: dist.ProcessGroup) -> str:
-    """Returns the group's backend for tensors on that kind of device, or "" where it has none."""
+    """Returns the group's backend for tensors on that kind of device, or "" if it has none."""
     per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
     return per_device.get(device, "")

@@ -55,7 +55,7 @@ class Comm:
     stamps = True
     """False in a simulated world, which has no other rank to be out of step with: collectives are not stamped."""
     on_streams = False
-    """True where collectives run on CUDA streams of their own, beside the compute stream: comm/streams.py."""
+    """True if collectives run on CUDA streams of their own, beside the compute stream: comm/streams.py."""
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
@@ -105,7 +105,7 @@ class Comm:
         """Adds a checksum of the launched collectives to `flags`, (n,) int32 of 0 and 1, before their maximum."""
 
     def unseal(self, flags: list[int], what: str) -> list[int]:
-        """Removes the checksum of `seal` from the maximum. Raises RuntimeError where the ranks' checksums differ."""
+        """Removes the checksum of `seal` from the maximum. Raises RuntimeError if the ranks' checksums differ."""
         return flags
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:

@@ -22,7 +22,7 @@ STAMP_NUMEL = 8
 """Elements of padding that a full buffer must end with where its collectives are stamped."""
 
 CheckEnd = Callable[[torch.Tensor], None]
-"""Takes the end of a buffer and raises DesyncError where it holds another stamp."""
+"""Takes the end of a buffer and raises DesyncError if it holds another stamp."""
 
 MOST_UNSENT = 4096
 """Limit of stamps that wait on a device for the end of a step: an evaluation may be long, and has no such end."""
@@ -32,7 +32,7 @@ _MODULUS = _BASE**_DIGITS
 
 
 class DesyncError(RuntimeError):
-    """Raised where another rank is at another unit or step."""
+    """Raised if another rank is at another unit or step."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Stamp:
         return [n % _MODULUS // _BASE**place % _BASE for n in (self.unit, self.step) for place in range(_DIGITS)[::-1]]
 
     def check(self, rank: int, end: torch.Tensor) -> None:
-        """Raises DesyncError where `end`, the end of a slice that `rank` sent, holds another stamp."""
+        """Raises DesyncError if `end`, the end of a slice that `rank` sent, holds another stamp."""
         found = end[-STAMP_NUMEL:].tolist()
         if found != self.digits():
             raise DesyncError(f"{self._read(rank, found)}, {self._here()}")
 
     def check_sum(self, ranks: int, end: torch.Tensor) -> None:
-        """Raises DesyncError where `end`, the end of a sum over `ranks` ranks, is not that many times this stamp."""
+        """Raises DesyncError if `end`, the end of a sum over `ranks` ranks, is not that many times this stamp."""
         if end[-STAMP_NUMEL:].tolist() != [ranks * digit for digit in self.digits()]:
             raise DesyncError(f"another rank is elsewhere, {self._here()}")
 
@@ -78,7 +78,7 @@ class Stamp:
 
 
 def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
-    """Returns True where sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
+    """Returns True if sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
     return ranks * (_BASE - 1) <= 2 / torch.finfo(dtype).eps
 
 
@@ -99,7 +99,7 @@ class DeferredStamps:
             self.check()
 
     def check(self) -> None:
-        """Raises RuntimeError where a stamp that has reached the host differs; starts the copy of the newest ones."""
+        """Raises RuntimeError if a stamp that has reached the host differs; starts the copy of the newest ones."""
         self._send()
         while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
             checks, ends, _ = self._sent.popleft()

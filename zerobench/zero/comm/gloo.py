@@ -15,7 +15,7 @@ The sum is written to its destination directly, the own slice or another tensor,
 
 Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer. A slot is
 reused only after its piece has been summed, so a thread sends, receives and sums while backward runs. (Doing it in
-`wait` instead costs nothing where the ranks' own cores move the bytes, and 8 % of a step on a link of 2 Gbit/s.)
+`wait` instead costs nothing if the ranks' own cores move the bytes, and 8 % of a step on a link of 2 Gbit/s.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MOST_TAGS = 2**16
 Pieces = tuple[torch.Tensor, ...]
 
 CheckRow = Callable[[int, torch.Tensor], None]
-"""Takes a peer's rank and the end of a slice that it sent; raises where its stamp differs from this rank's."""
+"""Takes a peer's rank and the end of a slice that it sent; raises if its stamp differs from this rank's."""
 
 
 @lru_cache(MOST_TAGS)

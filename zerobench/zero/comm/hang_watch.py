@@ -77,7 +77,7 @@ class Position:
     peers: list[int] = field(default_factory=list)
 
     def lacks(self, other: Position) -> bool:
-        """Returns True where `other` waits for a collective that this rank has not launched."""
+        """Returns True if `other` waits for a collective that this rank has not launched."""
         return (
             other.channel is not None
             and self.rank in other.peers
@@ -96,7 +96,7 @@ def circle(positions: Iterable[Position]) -> list[Position]:
 
 
 def out_of_step(positions: Sequence[Position]) -> str:
-    """Returns the sentence for ranks at different positions, or at one position with different counts."""
+    """Returns an error message for ranks at different positions, or at one position with different counts."""
     counts = "" if len({one.words for one in positions}) > 1 else f", {difference(positions)}"
     return f"the ranks are out of step: {places(positions)}{counts}; {RULE}"
 
@@ -222,11 +222,11 @@ class HangWatch:
         self._engines.add(engine)
 
     def step(self) -> str:
-        """Names the engine's step; empty where there are several engines."""
+        """Names the engine's step; empty if there are several engines."""
         return f" in step {engines[0].steps}" if len(engines := list(self._engines)) == 1 else ""
 
     def parameters(self, unit: str) -> str:
-        """Names parameters of a unit; empty where there are several engines."""
+        """Names parameters of a unit; empty if there are several engines."""
         engines = list(self._engines)
         found = [one for one in engines[0].units if one.name == unit] if len(engines) == 1 else []
         if not found:
@@ -322,7 +322,7 @@ class PositionStore:
         return there or [mine]
 
     def sentence(self) -> str | None:
-        """Returns the sentence that the ranks have settled on, or None."""
+        """Returns an error message that the ranks have settled on, or None."""
         return self._try(lambda: self._store.get("sentence").decode() if self._store.check(["sentence"]) else None)
 
     def settle(self, sentence: str) -> str:

@@ -213,7 +213,7 @@ def connect_groups(
 ) -> Comm:
     """Returns the Comm over `group`, in nodes of `node_size` ranks or shard groups of `shard_group`, if less than all.
 
-    Collective. Raises ValueError where the ranks cannot be divided so.
+    Collective. Raises ValueError if the ranks cannot be divided so.
     """
     all_ranks = watched(connect(group, device))
     check_groups(all_ranks.size, node_size, shard_group)
@@ -226,7 +226,7 @@ def connect_groups(
 
 
 def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> None:
-    """Raises ValueError, one sentence, for sizes that do not fit together."""
+    """Raises ValueError for sizes that do not fit together."""
     for name, size, least in (("node_size", node_size, 1), ("shard_group", shard_group, 2)):
         if size is not None and (size < least or ranks % size) and ranks > 1:
             raise ValueError(f"{name}: {size} cannot be; use a divisor of the {ranks} ranks, and at least {least}")

@@ -86,7 +86,7 @@ class Codec:
         place.copy_(levels.round_())
 
     def _values_bytes(self, numel: int) -> int:
-        """Returns the bytes of the values, padded to a multiple of 4, where the fp32 scales must begin."""
+        """Returns the bytes of the values, padded to a multiple of 4 if the fp32 scales must begin."""
         used = numel if self.bits == 8 else -(-numel // 2)
         return -(-used // 4) * 4
 

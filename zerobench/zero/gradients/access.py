@@ -112,7 +112,7 @@ class GradientFace:
     def full_gradient(self: Any, name: str) -> torch.Tensor | None:
         """The whole gradient of a parameter, on every rank, as the optimizer will get it; collective.
 
-        Of the parameter's shape and in its master's dtype; None where no rank has one. `name`: as in
+        Of the parameter's shape and in its master's dtype; None if no rank has one. `name`: as in
         `module.named_parameters()`. Raises ValueError for a name that no trainable parameter has.
         """
         number = _number_of(self, name)
@@ -124,7 +124,7 @@ class GradientFace:
         """The gradient of a parameter becomes `value`, of its shape; collective, every rank gives the same.
 
         As the optimizer is to get it: the engine rounds it to the gradients' dtype and puts the loss scale in. Raises
-        ValueError for a wrong name or shape, RuntimeError where there is no gradient to be replaced.
+        ValueError for a wrong name or shape, RuntimeError if there is no gradient to be replaced.
         """
         number = _number_of(self, name)
         if value.shape != self.trainable[number].shape:

@@ -13,7 +13,7 @@ is: stage1.py has buckets that stay whole until the update, stage2.py buckets th
 
     full     (padded_numel,)   this rank's gradients divided by N
     wire     (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
-    shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments, less what a sink takes
+    shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments, without the sink's part
 
 At N = 1, without a sink, `full` and `shard` are one tensor in which gradients stay until the update.
 """
@@ -52,9 +52,9 @@ class GradientBucket:
     full: torch.Tensor | None = None
     wire: torch.Tensor | None = None
     check: Callable[[], None] | None = None
-    """Raises RuntimeError where a gradient comes for which the unit's parameters had to be there, and are not."""
+    """Raises RuntimeError if a gradient comes for which the unit's parameters had to be there, and are not."""
     stays = False
-    """True where its memory is there in any case, so that its reduction need wait for no other."""
+    """True if its memory is there in any case, so that its reduction need wait for no other."""
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None = None) -> None:
         self.unit = unit

@@ -75,7 +75,7 @@ class GradientFlow:
             self.in_backward = False
 
     def _arrive(self, i: int, leaf: torch.Tensor) -> None:
-        """Autograd is done with a parameter: with None where all its gradients were taken, or a Function has none."""
+        """Autograd is done with a parameter: with None if all its gradients were taken, or a Function has none."""
         gradient, leaf.grad = leaf.grad, None
         flat = None if gradient is None else self._accept(i, gradient)
         for unit, piece in self.pieces[i]:
@@ -95,7 +95,7 @@ class GradientFlow:
         return None
 
     def _accept(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
-        """`gradient`, of parameter `i`, flat; it counts from now on. Raises where it cannot."""
+        """`gradient`, of parameter `i`, flat; it counts from now on. Raises an error if it cannot."""
         engine = self._engine
         name = engine.names[i]
         labels.label(gradient, labels.GRADIENTS, name)
@@ -157,7 +157,7 @@ class GradientFlow:
             bucket.release()
 
     def check_reduced(self, what: str) -> None:
-        """Raises RuntimeError where gradients were kept back by no_sync and never reduced."""
+        """Raises RuntimeError if gradients were kept back by no_sync and never reduced."""
         self.stand_ins.heed()
         if any(bucket.filled and not bucket.is_alone for bucket in self.buckets):
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")

@@ -41,7 +41,7 @@ def check_module(model: nn.Module, moves_frozen: bool) -> None:
 
 
 def check_gradients(model: nn.Module) -> None:
-    """Raises ValueError for gradients that are there already."""
+    """Raises ValueError for gradients that exist already."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.grad is not None:
             raise ValueError(

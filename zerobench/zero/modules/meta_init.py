@@ -34,7 +34,7 @@ _OWN_WAYS = ("_init_weights", "init_weights", "_reset_parameters")
 
 
 def on_meta(model: nn.Module) -> bool:
-    """Returns True where the model was built on the meta device. Raises ValueError where only part of it was."""
+    """Returns True if the model was built on the meta device. Raises ValueError if only part of it was."""
     if hasattr(model, _PLACEHOLDERS):
         return True
     meta = {parameter.is_meta for parameter in model.parameters()}
@@ -47,7 +47,7 @@ def on_meta(model: nn.Module) -> bool:
 
 
 def check_replay(model: nn.Module) -> None:
-    """Raises ValueError, one sentence, for a model whose initial values a replay cannot restore."""
+    """Raises ValueError for a model whose initial values a replay cannot restore."""
     told = _own_initializers(model) is not None
     for name, module in model.named_modules():
         way = next((way for way in _OWN_WAYS if hasattr(module, way)), None)

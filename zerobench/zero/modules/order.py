@@ -61,7 +61,7 @@ class UnitOrder(Generic[U]):
         return self._forwards[use]
 
     def come_to(self, forward: int) -> bool:
-        """Records that backward has reached a forward; returns True where that is open."""
+        """Records that backward has reached a forward; returns True if that is open."""
         self._come_to.add(forward)
         return forward in self._open
 

@@ -90,7 +90,7 @@ class ArrivalHook:
 
     @property
     def is_alone(self) -> bool:
-        """True where nothing but the engine uses the parameter's gradient."""
+        """True if nothing but the engine uses the parameter's gradient."""
         return not self._parameter._backward_hooks and len(self._registered) == 1
 
     def go_last(self) -> None:

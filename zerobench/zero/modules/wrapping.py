@@ -140,7 +140,7 @@ def inside_backward() -> bool:
 
 
 def saved_by_others() -> bool:
-    """Returns True where other saved-tensor hooks receive the tensors that autograd saves now.
+    """Returns True if other saved-tensor hooks receive the tensors that autograd saves now.
     (torch-private, tested.)
     """
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -52,7 +52,7 @@ class CopyStreams:
         self._leaving: deque[tuple[Any, Callable[[], None]]] = deque()
 
     def down(self, place: torch.Tensor, source: torch.Tensor) -> Any:
-        """place := source, of one dtype; returns the event of its end, None where it has ended."""
+        """place := source, of one dtype; returns the event of its end, None if it has ended."""
         return self._copy(place, source, "_down")
 
     def up(self, place: torch.Tensor, source: torch.Tensor) -> Any:
@@ -170,7 +170,7 @@ class Upload:
         self._most = 2**20
 
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
-        """place := master, rounded. Returns the event after which `master` may change, None where that is now."""
+        """place := master, rounded. Returns the event after which `master` may change, None if that is now."""
         if place.dtype == master.dtype:
             return self._streams.up(place, master)
         for start in range(0, place.numel(), self._most):

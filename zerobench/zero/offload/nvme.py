@@ -305,7 +305,7 @@ class FilePlacement(TieredPlacement):
                 break  # in order: a later one's buffers would be missed
 
     def is_used(self, one: FileRange) -> bool:
-        """True where a gradient has come to something in it; else none need be in the file."""
+        """True if a gradient has come to something in it; else none need be in the file."""
         return any(segment.used for segment in self._segments[one])
 
     def _kept_of(self, one: FileRange) -> list[PagedTensor]:

@@ -51,7 +51,7 @@ class PagedTensor:
 
     def launch_if_free(self, chunk: int, spare: int = LEAST_BUFFERS) -> bool:
         """absent -> launched, where the pool has more free buffers than `spare`, which the chunks that are wanted now
-        may need. Returns True where it is on its way, or there.
+        may need. Returns True if it is on its way, or there.
         """
         if chunk not in self._here and self._pool.count - self._pool.taken > spare:
             self._launch(chunk, self._pool.take())
@@ -76,7 +76,7 @@ class PagedTensor:
         return values
 
     def is_present(self, chunk: int) -> bool:
-        """True where the chunk is in memory, and filled."""
+        """True if the chunk is in memory, and filled."""
         return chunk in self._here and self._here[chunk][1] is None
 
     def present(self, chunk: int) -> torch.Tensor:
@@ -163,7 +163,7 @@ class Swapper:
 
     @property
     def direct(self) -> bool:
-        """True where the file is read and written past the page cache."""
+        """True if the file is read and written past the page cache."""
         return self._store.direct
 
     def keep(self, numel: int, dtype: torch.dtype, category: str, name: str) -> PagedTensor:

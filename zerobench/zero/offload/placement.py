@@ -58,7 +58,7 @@ class ShardRange:
 
     tier = labels.DEVICE
     rounds_late = True
-    """True where the parameters become the rounded masters after the update, all at once; else as each tile is done."""
+    """True if the parameters become the rounded masters after the update, all at once; else as each tile is done."""
     master: torch.Tensor
     _left: torch.Tensor | None = None  # the fingerprint of the parameters as the engine left them
 
@@ -87,7 +87,7 @@ class ShardRange:
 
     @property
     def is_parameters(self) -> bool:
-        """True where master and parameters are one tensor."""
+        """True if master and parameters are one tensor."""
         dtypes, is_here = self.unit.dtypes, self.tier == labels.DEVICE and self._placement.keeps_parameters
         return is_here and dtypes.master == dtypes.parameters
 
@@ -135,12 +135,12 @@ class ShardRange:
 
     @property
     def is_present(self) -> bool:
-        """True where the master is in memory."""
+        """True if the master is in memory."""
         return True
 
     @property
     def may_be_written(self) -> bool:
-        """True where the parameters may not be as the engine left them: without tiers, that is found by comparing them
+        """True if the parameters may not be as the engine left them: without tiers, that is found by comparing them
         with the master.
         """
         if self.is_parameters:
@@ -169,11 +169,11 @@ class Placement:
     """Everything on the device. `ranges`: of each unit, in the order of its shard."""
 
     tiles_always = False
-    """True where updates go in tiles even where the optimizer needs none."""
+    """True if updates go in tiles even where the optimizer needs none."""
     keeps_parameters = True
-    """True where the shards of parameters are on the device."""
+    """True if the shards of parameters are on the device."""
     is_tiered = False
-    """True where masters may be elsewhere, so that to compare all of them with the parameters would cost a transfer."""
+    """True if masters may be elsewhere, so that to compare all of them with the parameters would cost a transfer."""
 
     def __init__(self) -> None:
         self.ranges: dict[Unit, list[ShardRange]] = {}
@@ -243,7 +243,7 @@ class Placement:
             one.note_parameters()
 
     def may_be_written(self, unit: Unit) -> bool:
-        """True where that may not be so any more."""
+        """True if that may not be so any more."""
         return any(one.may_be_written for one in self.ranges.get(unit, []))
 
     def restore_absent(self) -> None:
@@ -256,7 +256,7 @@ class Placement:
         return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
 
     def has_parameters(self, unit: Unit) -> bool:
-        """True where the unit's shard of parameters is on the device."""
+        """True if the unit's shard of parameters is on the device."""
         return True
 
     def fetch(self, unit: Unit, place: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ class Offload:
     on_time: float = 0.0
 
     def check(self, strategy: str, leaves: Collection[str]) -> None:
-        """Raises ValueError, one sentence, for what makes no sense. `leaves`: states that may under `strategy`."""
+        """Raises ValueError for what makes no sense. `leaves`: states that may under `strategy`."""
         if not 0 < self.fraction <= 1:
             raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
         if not 0 <= self.on_time <= 1:
@@ -48,7 +48,7 @@ class Offload:
             raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
         if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
             raise ValueError(
-                "offload.delayed_after: an update can run behind a forward only where it is the host's alone; let"
+                "offload.delayed_after: an update can run behind a forward only if it runs on the host alone; let"
                 " optimizer and gradients leave, with fraction=1"
             )
 

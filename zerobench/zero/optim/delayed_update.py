@@ -91,7 +91,7 @@ class UpdateSchedule:
     """When an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None: never late.
     `on_time`: the fraction that is not late even then.
 
-    `pending`   the update that is still to be made; None where there is none
+    `pending`   the update that is still to be made; None if there is none
     """
 
     def __init__(self, update: Update, placement: Placement, delayed_after: int | None, on_time: float = 0.0) -> None:
@@ -110,7 +110,7 @@ class UpdateSchedule:
 
     def run(self) -> bool:
         """The update of a step; or that of the step before, and the present gradients become pending. Returns False
-        where no master has changed.
+        if no master has changed.
         """
         self._steps += 1
         if self._delayed_after is None or self._steps <= self._delayed_after:
@@ -224,7 +224,7 @@ class UpdateSchedule:
 
     def describe_pending(self) -> dict[str, Any]:
         """Facts that a checkpoint keeps beside the gradients, as JSON: steps so far, and of the pending update; none
-        where updates are never late.
+        if updates are never late.
         """
         if self._delayed_after is None:
             return {}

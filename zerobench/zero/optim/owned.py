@@ -24,7 +24,7 @@ OWNED = "owned"
 
 
 def says_who_owns(optimizer: optim.Optimizer) -> bool:
-    """Returns True where every group says whether its parameters are owned."""
+    """Returns True if every group says whether its parameters are owned."""
     return all(isinstance(group.get(OWNED), bool) for group in optimizer.param_groups)
 
 

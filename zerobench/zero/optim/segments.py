@@ -93,7 +93,7 @@ def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
 
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
-    """Refuses an optimizer that cannot be sharded. Raises ValueError with one sentence.
+    """Refuses an optimizer that cannot be sharded. Raises ValueError.
 
     `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller
     vouches for an optimizer that is not torch's.
@@ -182,7 +182,7 @@ def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
 
 
 def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Raises ValueError where `saved` is not of this rank's segments."""
+    """Raises ValueError if `saved` is not of this rank's segments."""
     groups = zip(saved["param_groups"], optimizer.param_groups, strict=False)
     for number, (theirs, ours) in enumerate(groups):
         given, mine = theirs["params"], ours["params"]
@@ -220,7 +220,7 @@ class Fact(NamedTuple):
     value: Any
 
     def equals(self, other: Fact) -> bool:
-        """True where the values are equal, NaN and NaN among them."""
+        """True if the values are equal, NaN and NaN among them."""
         mine, others = self.value, other.value
         if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
             return torch.equal(mine, others) or bool(mine.isnan().all() and others.isnan().all())
@@ -288,7 +288,7 @@ class FactsOfParts:
             self._before = read(self._optimizer)
 
     def end_part(self) -> None:
-        """A part is done, and another follows. Raises RuntimeError where two parts disagree."""
+        """A part is done, and another follows. Raises RuntimeError if two parts disagree."""
         if self._is_asked:
             self._note()
             put(self._optimizer, self._before)

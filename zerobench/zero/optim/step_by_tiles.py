@@ -33,7 +33,7 @@ def update_tiles(
 ) -> None:  # fmt: skip
     """One `optimizer.step()`, a tile at a time; torch's optimizers skip what has no gradient.
 
-    `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError where an optimizer's facts came
+    `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError if an optimizer's facts came
     out differently over different tiles.
     """
     with closing(_each_ready(tiles, coefficient, visit)) as parts:

@@ -84,7 +84,7 @@ class Update:
         return OptimizerSegment(one, segment, unit.gradients, ndim, self._orders[parameter])
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
-        """Elements a tile, or None where one step over everything needs no memory beside the states."""
+        """Elements a tile, or None if one step over everything needs no memory beside the states."""
         casts = any(unit.dtypes.gradients != unit.dtypes.master for unit in units)
         needed = casts or self._placement.tiles_always
         if tile_bytes is None or (is_fused(self.optimizer) and not needed):
@@ -132,7 +132,7 @@ class Update:
         return self.scaling.clip(max_norm, norm_type, error_if_nonfinite)
 
     def run(self) -> bool:
-        """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
+        """Updates the masters; returns False if it is known here that gradients overflowed and every rank skips."""
         # 1 which parameters have gradients on any rank
         self.prepare()
         # 2 with loss scaling: all ranks skip, or none
@@ -144,7 +144,7 @@ class Update:
         return not skips
 
     def prepare(self) -> None:
-        """Before an update, or one that becomes pending. Raises where the optimizer is not as the engine left it."""
+        """Before an update, or one that becomes pending. Raises an error for an optimizer that was changed."""
         self.agree()
         self._check_held()
         self._check_groups()
@@ -181,7 +181,7 @@ class Update:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _norm(self, norm_type: float) -> torch.Tensor:
-        """Over all ranks' gradients, 0-dim fp64; NaN where one of them is."""
+        """Over all ranks' gradients, 0-dim fp64; NaN if one of them is."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for tile in filter(None, self.tiles):
             with tile[0].shard_range.gradients(), labels.on_tier(tile[0].gradient_tier):

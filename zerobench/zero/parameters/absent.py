@@ -1,7 +1,7 @@
 """Hidden parameters, whose values are absent: not yet gathered (stages 1 and 2), or sharded (stage 3).
 
 A hidden parameter is a NaN of its shape, and of a subclass of its class, which intercepts every operation on it: the
-engine then gathers the values, or raises with a sentence. Operations that do not read values (shapes, flags, hooks,
+engine then gathers the values, or raises an error. Operations that do not read values (shapes, flags, hooks,
 gradients) pass. A shown parameter is of its own class again, without interception, so that torch's choices by the type
 of its inputs (its layers' fast paths) are those without an engine.
 
@@ -83,7 +83,7 @@ class Hiding:
             self.bare(parameter)
 
     def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
-        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises where it
+        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises if it
         refuses.
         """
         asked = self._asked()
@@ -94,7 +94,7 @@ class Hiding:
         asked(parameter, writes) if writes else asked(parameter)
 
     def is_asked(self, operation: Any) -> bool:
-        """Returns True where a torch function, or a property, reads or writes values."""
+        """Returns True if a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
         if name == "__set__" and self.lets_write:
             return False
@@ -179,7 +179,7 @@ def restore_placeholders() -> None:
 
 
 def is_placeholder(parameter: nn.Parameter) -> bool:
-    """Returns True where the parameter reads as such a NaN now."""
+    """Returns True if the parameter reads as such a NaN now."""
     with as_they_are():
         nan = _nan.get((parameter.dtype, parameter.device))
         return nan is not None and parameter.data_ptr() == nan.data_ptr()

@@ -145,7 +145,7 @@ class Writes:
         unit.versions.note()
 
     def check_places(self) -> None:
-        """Raises RuntimeError, one sentence, where a parameter's memory is not the engine's."""
+        """Raises RuntimeError if a parameter's memory is not the engine's."""
         if self._size() != self._known_size or any(own.get(key) is not one for own, key, one in self._sites):
             self._look_at_module()
         with as_they_are():
@@ -245,7 +245,7 @@ def take_loads(engine: Strategy) -> None:
 
 
 def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Raises RuntimeError where `module.state_dict()` would be of NaN, which a checkpoint would keep."""
+    """Raises RuntimeError if `module.state_dict()` would be of NaN, which a checkpoint would keep."""
     for name, parameter in module.named_parameters(recurse=False):
         if not keep_vars and parameter in held and is_placeholder(parameter):
             raise RuntimeError(

@@ -172,7 +172,7 @@ class GatheredUnit(Unit):
     def reshard(self, keeps: bool = True) -> None:
         """unsharded -> sharded: the storage is given back, the parameters read as NaN.
 
-        `keeps`: the shard becomes the own slice, which a forward may have written to, by every rank alike. False where
+        `keeps`: the shard becomes the own slice, which a forward may have written to, by every rank alike. False if
         the slice is older than the shard.
         """
         if self.stays or self.held or not (self.is_whole or self.gather):
@@ -192,7 +192,7 @@ class GatheredUnit(Unit):
 
     @property
     def _keeps_slice(self) -> bool:
-        """True where the shard is on the device, and the slice has its exact values."""
+        """True if the shard is on the device, and the slice has its exact values."""
         return self.placement.has_parameters(self) and (self.comm.exact is self.comm or not self.is_from_source)
 
     def keep_written(self) -> None:
@@ -210,7 +210,7 @@ class GatheredUnit(Unit):
             self._lost = differs if self._lost is None else self._lost | differs
 
     def check_kept(self) -> None:
-        """Raises RuntimeError where something was written in a forward that the shard could not take."""
+        """Raises RuntimeError if something was written in a forward that the shard could not take."""
         lost, self._lost = self._lost, None
         if lost is not None and bool(lost):
             why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"

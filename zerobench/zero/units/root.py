@@ -38,12 +38,12 @@ def owners(root: nn.Module, parameters: set[nn.Parameter]) -> list[tuple[nn.Modu
 
 
 def is_read_anywhere(root: nn.Module, owner: nn.Module) -> bool:
-    """True where a parameter of `owner` may be read outside of `owner`'s forward: the root's, and those in lists."""
+    """True if a parameter of `owner` may be read outside of `owner`'s forward: the root's, and those in lists."""
     return owner is root or isinstance(owner, nn.ParameterList | nn.ParameterDict)
 
 
 def is_read_in_backward(owner: nn.Module) -> bool:
-    """True where the backward of `owner` reads its parameters: an embedding's reads indices alone."""
+    """True if the backward of `owner` reads its parameters: an embedding's reads indices alone."""
     return type(owner) is not nn.Embedding
 
 
@@ -75,7 +75,7 @@ class Root:
             unit.reshard()
 
     def comes_for_itself(self, unit: Unit) -> bool:
-        """True where `unit` is gathered where a module's backward reads it, and not ahead."""
+        """True if `unit` is gathered where a module's backward reads it, and not ahead."""
         return self.goes and unit in self.units
 
     def begin_forward(self, uses: Callable[[], int]) -> None:

@@ -100,7 +100,7 @@ class Unit:
         """A forward may have written to the full parameters: where the shard is apart from them, it follows."""
 
     def check_kept(self) -> None:
-        """Raises RuntimeError where the shard could not."""
+        """Raises RuntimeError if the shard could not."""
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """The full parameters were written to, by every rank alike: what this rank keeps of them follows.

@@ -39,7 +39,7 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class DiskError(OSError):
-    """A failure of a file, in a sentence: file, offset, bytes and cause. `errno`: the system's, if known."""
+    """A failure of a file, which names file, offset, bytes and cause. `errno`: the system's, if known."""
 
     def __init__(self, sentence: str, code: int | None = None) -> None:
         super().__init__(sentence)
@@ -61,7 +61,7 @@ class Channel:
     """A new file at `path`, open for `depth` pieces at once of at most `piece_bytes`. `direct`: wanted; the attribute:
     granted.
 
-    Raises DiskError where the file cannot be made.
+    Raises DiskError if the file cannot be made.
     """
 
     def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
@@ -178,7 +178,7 @@ def _from(parts: Sequence[memoryview], done: int) -> list[memoryview]:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Returns True where a page can be written directly beside `path`: some file systems fail in
+    """Returns True if a page can be written directly beside `path`: some file systems fail in
     open, others in write.
     """
     probe = path.with_name(f"{path.name}.probe")
@@ -208,7 +208,7 @@ class Buffer:
     tensor: torch.Tensor
 
     def view(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
-        """(numel,) of `dtype`, from byte `offset` on. Raises ValueError where it would reach beyond the buffer."""
+        """(numel,) of `dtype`, from byte `offset` on. Raises ValueError if it would reach beyond the buffer."""
         end = offset + numel * dtype.itemsize
         if end > self.tensor.numel() or offset % dtype.itemsize:
             words = f"{numel} elements of {dtype} at byte {offset}"

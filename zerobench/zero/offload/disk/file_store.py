@@ -127,7 +127,7 @@ class FileStore:
     """A file in `folder`, gone when it is closed, garbage or when the interpreter ends.
 
     `depth` requests of `block_bytes` are at the disk at once, past the page cache where `direct` is wanted and possible
-    (the attribute says). `checksums`: 32 bits a block (file_store.py). Raises DiskError where the file cannot be made.
+    (the attribute says). `checksums`: 32 bits a block (file_store.py). Raises DiskError if the file cannot be made.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class FileStore:
         return not self._end.alive
 
     def allocate(self, nbytes: int, category: str = labels.OPTIMIZER, name: str = "") -> Region:
-        """A region of `nbytes`, reserved on the disk. Raises DiskError where there is no room for it."""
+        """A region of `nbytes`, reserved on the disk. Raises DiskError if there is no room for it."""
         region = Region(self, self.channel.grow(aligned(nbytes)), nbytes, category, name)
         self._regions.append(region)
         labels.file(name, category, nbytes)

@@ -38,7 +38,7 @@ class IoHandle:
 
     @property
     def failed(self) -> bool:
-        """True where a request failed and its error was not raised yet."""
+        """True if a request failed and its error was not raised yet."""
         return self._error is not None and not self._heard
 
     def settle(self) -> None:

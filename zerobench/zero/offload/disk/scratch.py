@@ -31,7 +31,7 @@ LOCK = "lock"
 class Scratch:
     """A new folder in `parent`, removed with all that is in it when it is closed or its process's interpreter ends.
 
-    What processes that are gone have left in `parent` goes first. Raises DiskError where no folder can be made there.
+    What processes that are gone have left in `parent` goes first. Raises DiskError if no folder can be made there.
     """
 
     def __init__(self, parent: Path | str) -> None:
@@ -71,7 +71,7 @@ def sweep(parent: Path | str) -> list[Path]:
 
 
 def problems_of_path(path: str) -> list[str]:
-    """A sentence where files cannot be kept in the folder `path` of this machine."""
+    """An error message if files cannot be kept in the folder `path` of this machine."""
     home = Path(path).expanduser()
     if not os.path.exists(home):  # a name that is too long is none either
         return [f"{path}: there is no such folder; make it, or name another"]
@@ -88,7 +88,7 @@ def problems_of_path(path: str) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """Returns True where a living process uses this folder, or where that cannot be known."""
+    """Returns True if a living process uses this folder, or where that cannot be known."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:  # its owner, or another process, is removing it
@@ -112,7 +112,7 @@ def _is_held(folder: Path) -> bool:
 
 
 def _owner(text: bytes) -> list[Any]:
-    """Reads boot, name, namespace of pids, pid and start time; Nones where an earlier version wrote the file."""
+    """Reads boot, name, namespace of pids, pid and start time; Nones if an earlier version wrote the file."""
     try:
         said = json.loads(text)
         return said if len(said) == 5 else [None] * 5
