@@ -2,7 +2,7 @@
 another, how each scales, and which options change a step by more than the interval.
 
 setting     bf16, AdamW, blocks recomputed, MICRO_BATCH sequences of SEQUENCE tokens per GPU, on CLUSTER
-fits        theory's states are at most USABLE of the device; activations are not counted
+grid        what fits: theory's states are at most USABLE of the device; activations are not counted
 break-even  the network, Gbit/s per node, at which two cells take the same time; empty if there is none in NETWORKS
 live        the effect of an option on the step is beyond the interval of its prediction
 
@@ -52,14 +52,13 @@ NETWORKS = (1.0, 25_600.0)
 
 @dataclass(frozen=True)
 class StepRow:
-    """A predicted step. `fits`: 1 if theory's states fit the device."""
+    """A predicted step."""
 
     model: str
     psi: int
     ranks: int
     strategy: str
     states_bytes: int
-    fits: int
     step_s: float
     exposed_s: float
     tokens_s_gpu: float
@@ -99,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
-    grid = {(m, n, s): c for (m, s), base in cells_of().items() for n in RANKS for c in [with_ranks(base, n)]}
+    grid = {key: config for key, config in all_cells().items() if fits(config)}
     options = dict(options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"], grid[OPTION_MODEL, OPTION_RANKS, "zero1"]))
     schedules = Schedules(chosen.cache, chosen.jobs)
     everything = [*grid.values(), *options.values()]
@@ -128,6 +127,18 @@ def cells_of() -> dict[tuple[str, str], CellConfig]:
     words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
     cells = [cell.config for cell in ask(words, "cuda").cells]
     return {(config.model_name, config.strategy.name): config for config in cells}
+
+
+def all_cells() -> dict[tuple[str, int, str], CellConfig]:
+    """Returns (model, ranks, strategy) -> its cell."""
+    cells = cells_of()
+    return {(model, ranks, name): with_ranks(cells[model, name], ranks)
+            for model in MODELS for ranks in RANKS for name in STRATEGIES}  # fmt: skip
+
+
+def fits(config: CellConfig) -> bool:
+    """Returns whether theory's states fit the device."""
+    return (estimate(config).states_bytes or 0) <= USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
 
 
 def with_ranks(config: CellConfig, ranks: int) -> CellConfig:
@@ -159,12 +170,9 @@ def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
 
 def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: Any) -> StepRow:
     theory = estimate(config)
-    states = theory.states_bytes or 0
-    limit = USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
     rate = config.micro_batch * config.accumulation * config.sequence / found.step_s
-    return StepRow(
-        model, theory.psi, ranks, strategy, states, int(states <= limit), found.step_s, found.exposed_s, rate
-    )
+    states = theory.states_bytes or 0
+    return StepRow(model, theory.psi, ranks, strategy, states, found.step_s, found.exposed_s, rate)
 
 
 def fastest(rows: list[StepRow]) -> list[StepRow]:
@@ -172,7 +180,7 @@ def fastest(rows: list[StepRow]) -> list[StepRow]:
     there: dict[tuple[str, int], StepRow] = {}
     for row in rows:
         key = row.model, row.ranks
-        if row.fits and (key not in there or row.step_s < there[key].step_s):
+        if key not in there or row.step_s < there[key].step_s:
             there[key] = row
     return list(there.values())
 
@@ -193,7 +201,7 @@ def _break_even_rows(
     """Yields where the strategy that sends less between nodes stops being ahead."""
     pairs = [
         (model, ranks, "zero2", "zero3", grid[model, ranks, "zero2"], grid[model, ranks, "zero3"])
-        for model in MODELS for ranks in RANKS if ranks > RANKS[0]
+        for model in MODELS for ranks in RANKS if ranks > RANKS[0] and (model, ranks, "zero2") in grid
     ]  # fmt: skip
     usual = options["", "zero3"]
     pairs += [
