@@ -2,7 +2,7 @@
 another, how each scales, and which options change a step by more than the interval.
 
 setting     bf16, AdamW, blocks recomputed, MICRO_BATCH sequences of SEQUENCE tokens per GPU, on CLUSTER
-grid        what fits: theory's states are at most USABLE of the device; activations are not counted
+grid        what fits: by the paper's formula states are at most USABLE of the device; activations are not counted
 break-even  the network, Gbit/s per node, at which two cells take the same time; empty if there is none in NETWORKS
 live        the effect of an option on the step is beyond the interval of its prediction
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CHOICES
 from zerobench.fake_execution import CUDA
 from zerobench.host.terminal import stdout_console
-from zerobench.predict.estimate import estimate
+from zerobench.predict.build import ModelFacts, facts_of
+from zerobench.predict.estimate import closed_form
 from zerobench.results.grid import Grid
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
@@ -121,6 +123,7 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
+@cache
 def cells_of() -> dict[tuple[str, str], CellConfig]:
     """Returns (model, strategy) -> its cell on 8 ranks."""
     words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
@@ -136,9 +139,20 @@ def all_cells() -> dict[tuple[str, int, str], CellConfig]:
             for model in MODELS for ranks in RANKS for name in STRATEGIES}  # fmt: skip
 
 
+@cache
+def facts(model: str) -> ModelFacts:
+    """Returns a model's shapes."""
+    return facts_of(cells_of()[model, STRATEGIES[0]])
+
+
+def states_of(config: CellConfig) -> int:
+    """Returns the bytes of a rank's states."""
+    return closed_form(config, facts(config.model_name)) or 0
+
+
 def fits(config: CellConfig) -> bool:
-    """Returns whether theory's states fit the device."""
-    return (estimate(config).states_bytes or 0) <= USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
+    """Returns whether the states fit the device."""
+    return states_of(config) <= USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
 
 
 def with_ranks(config: CellConfig, ranks: int) -> CellConfig:
@@ -169,10 +183,9 @@ def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
 
 
 def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: Any) -> StepRow:
-    theory = estimate(config)
+    psi = sum(shape.numel for shape in facts(model).shapes)
     rate = config.micro_batch * config.accumulation * config.sequence / found.step_s
-    states = theory.states_bytes or 0
-    return StepRow(model, theory.psi, ranks, strategy, states, found.step_s, found.exposed_s, rate)
+    return StepRow(model, psi, ranks, strategy, states_of(config), found.step_s, found.exposed_s, rate)
 
 
 def fastest(rows: list[StepRow]) -> list[StepRow]:
