@@ -49,6 +49,8 @@ OPTION_MODEL, OPTION_RANKS = "gpt_7b", 64
 SLOW_GBIT_S = 100.0
 """A second network for the options: Ethernet of 100 Gbit/s per node."""
 
+ZEROPP = ("hpz", "all")
+
 NETWORKS = (1.0, 25_600.0)
 
 
@@ -165,7 +167,7 @@ def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str
     per_node = costs_of(CLUSTER, None).cluster.devices_per_node
     yield ("", "zero3"), zero3
     yield ("", "zero1"), zero1
-    for number in (0, 2, 4):
+    for number in (0, 2):
         yield (f"strategy.prefetch={number}", "zero3"), _of_strategy(zero3, prefetch=number)
     yield ("strategy.reshard_after_forward=false", "zero3"), _of_strategy(zero3, reshard_after_forward=False)
     yield ("strategy.overlap_gather=false", "zero1"), _of_strategy(zero1, overlap_gather=False)
@@ -173,9 +175,8 @@ def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str
         name = cell.strategy.name
         yield (f"node_size={per_node}", name), replace(cell, node_size=per_node)
         yield (f"shard_group={per_node}", name), replace(cell, shard_group=per_node)
-    for name, make in CHOICES.items():
-        if name != "none":
-            yield (f"zeropp={name}", "zero3"), replace(zero3, node_size=per_node, zeropp=make())
+    for name in ZEROPP:
+        yield (f"zeropp={name}", "zero3"), replace(zero3, node_size=per_node, zeropp=CHOICES[name]())
 
 
 def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
