@@ -24,7 +24,7 @@ from zerobench.plots.style import look
 
 FOLDER = Path("results/predicted_maps")
 
-MODEL = "gpt_7b"
+MODEL = "gpt2_1_5b"
 
 CAPTION = "Predicted on H100 nodes with 3,200 Gbit/s: bf16, AdamW, blocks recomputed, 4 × 1,024 tokens per GPU."
 

@@ -138,7 +138,7 @@ def map_fastest(root: Path) -> str:
 
     def cell(psi: int, number: int) -> str:
         row = found.get((psi, number))
-        return "nothing fits" if row is None else f"{row.strategy}, {row.tokens_s_gpu:,.0f}"
+        return "–" if row is None else f"{row.strategy}, {row.tokens_s_gpu:,.0f}"
 
     sizes = sorted({row.psi for row in steps})
     lines = [[f"{psi / 1e9:.1f}B", *(cell(psi, number) for number in ranks)] for psi in sizes]
@@ -147,7 +147,7 @@ def map_fastest(root: Path) -> str:
 
 def map_scaling(root: Path) -> str:
     """Tokens per second and GPU of one model over the ranks."""
-    steps = [row for row in _maps(root, "steps", predicted_maps.StepRow) if row.model == predicted_maps.OPTION_MODEL]
+    steps = [row for row in _maps(root, "steps", predicted_maps.StepRow) if row.model == predicted_maps.SCALED]
     ranks = sorted({row.ranks for row in steps})
     rate = {(row.strategy, row.ranks): f"{row.tokens_s_gpu:,.0f}" for row in steps}
     strategies = dict.fromkeys(row.strategy for row in steps)
