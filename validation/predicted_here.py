@@ -151,14 +151,18 @@ def config_of(model: str, ranks: int, strategy: str, option: str) -> CellConfig:
 
 def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
     """Returns the rows of cells, without measurements."""
-    cells = {(model, ranks, *what): reduced(config_of(model, ranks, *what)) for model, ranks, _, *what in wanted}
+    cells = {
+        (model, ranks, name, option): reduced(config_of(model, ranks, name, option))
+        for model, ranks, _, name, option in wanted
+    }
     schedules = Schedules(None)
     schedules.execute("schedules", [(cell, CPU) for cell in cells.values()])
     rows = []
-    for model, ranks, link, *what in wanted:
+    for model, ranks, link, name, option in wanted:
         costs = calibrated_costs(CALIBRATIONS / f"N={ranks}", link or None)
-        found = step_time(schedules.of(cells[model, ranks, *what], CPU), costs)
-        rows.append(HereRow(model, ranks, link, *what, round(found.step_s, 5), round(found.exposed_s, 5)))
+        found = step_time(schedules.of(cells[model, ranks, name, option], CPU), costs)
+        step_s, exposed_s = round(found.step_s, 5), round(found.exposed_s, 5)
+        rows.append(HereRow(model, ranks, link, name, option, step_s, exposed_s))
     return rows
 
 
