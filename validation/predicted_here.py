@@ -40,6 +40,7 @@ from .link import run_on_nodes
 from .store import read, write
 
 OUT = Path("results/predicted_here/cpu.csv")
+OPTIONS_OUT = Path("results/predicted_here/options/cpu.csv")
 CALIBRATIONS = Path("results/calibration/cpu")
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "megatron")
@@ -48,24 +49,39 @@ SETTINGS = (
 )  # fmt: skip
 """(model, ranks, Gbit/s of the link; 0: loopback)."""
 
+OPTIONS = (
+    ("zero3", "strategy.prefetch=0", 1.0), ("zero3", "strategy.reshard_after_forward=false", 1.0),
+    ("zero1", "strategy.overlap_gather=false", 1.0), ("zero1", "activation=checkpoint", 0.0),
+    ("zero3", "accumulation=2", 1.0), ("zero3", "node_size=1 zeropp=qwz", 1.0),
+)  # fmt: skip
+"""(strategy, option, Gbit/s of the link), at 10M on two ranks. The last one is within the interval: not live."""
+
 BATCH = ("micro_batch=4", "sequence=128")
 MEASURED = Measure(steps=5, warmup=2, passes="timed")
 
 
 @dataclass(frozen=True)
 class HereRow:
-    """A cell. Seconds: predicted, and the median of its launches; `error`: predicted / measured - 1."""
+    """A cell. Seconds: predicted, and the median of its launches; `error`: predicted / measured - 1. `option`: a key
+    beside the strategy, empty: none.
+    """
 
     model: str
     ranks: int
     link_gbit_s: float
     strategy: str
+    option: str
     predicted_s: float
     exposed_s: float
     measured_s: float | None = None
     lowest_s: float | None = None
     highest_s: float | None = None
     error: float | None = None
+
+    @property
+    def cell(self) -> str:
+        """The strategy and its option."""
+        return f"{self.strategy} {self.option}".strip()
 
     @property
     def setting(self) -> tuple[str, int, float]:
@@ -76,28 +92,54 @@ class HereRow:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("what", choices=("predict", "measure"))
-    parser.add_argument("--out", type=Path, default=OUT, metavar="CSV", help="default: %(default)s")
+    parser.add_argument("--options", action="store_true", help="the cells of options in place of those of strategies")
+    parser.add_argument("--out", type=Path, metavar="CSV", help=f"default: {OUT}, with --options {OPTIONS_OUT}")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each cell (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a launch (default: %(default)s)")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Predicts, or measures what was predicted."""
+    out = chosen.out or (OPTIONS_OUT if chosen.options else OUT)
     if chosen.what == "predict":
-        write(chosen.out, HereRow, predictions())
-        print(f"{chosen.out}: predicted; commit it, then: python -m validation predicted-here measure")
+        write(out, HereRow, predictions(with_options() if chosen.options else without()))
+        print(f"{out}: predicted; commit it, then: python -m validation predicted-here measure")
         return 0
     found: list[HereRow] = []
-    for found in measured(predicted(chosen.out), chosen.rounds, chosen.timeout):
-        write(chosen.out, HereRow, found)
+    for found in measured(predicted(out), chosen.rounds, chosen.timeout):
+        write(out, HereRow, found)
     show(found)
+    if chosen.options:
+        return 0
     renew_interval(HERE, [abs(math.log(1 + row.error)) for row in found if row.error is not None])
     return 0
 
 
-def config_of(model: str, ranks: int, strategy: str) -> CellConfig:
+Wanted = tuple[str, int, float, str, str]
+"""Model, ranks, link, strategy, option."""
+
+
+def without() -> list[Wanted]:
+    """Returns the cells of all settings and strategies."""
+    return [(*setting, name, "") for setting in SETTINGS for name in STRATEGIES]
+
+
+def with_options() -> list[Wanted]:
+    """Returns the cells of options, each with the one beside which it stands."""
+    pairs = [("gpt_small", 2, link, name, one) for name, option, link in OPTIONS for one in ("", option)]
+    return list(dict.fromkeys(pairs))
+
+
+def config_of(model: str, ranks: int, strategy: str, option: str) -> CellConfig:
     """Returns the cell of a row."""
-    words = [f"model={model}", f"world_size={ranks}", f"strategy={strategy}", *BATCH, "launch.threads=1"]
+    words = [
+        *option.split(),
+        f"model={model}",
+        f"world_size={ranks}",
+        f"strategy={strategy}",
+        *BATCH,
+        "launch.threads=1",
+    ]
     (cell,) = ask(words, "cpu").cells
     if cell.problems:
         raise ValueError("; ".join(cell.problems))
@@ -107,21 +149,20 @@ def config_of(model: str, ranks: int, strategy: str) -> CellConfig:
 # -- the predictions -------------------------------------------------------------------------------
 
 
-def predictions() -> list[HereRow]:
-    """Returns the rows of all settings, without measurements."""
+def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
+    """Returns the rows of cells, without measurements."""
     cells = {
-        (model, ranks, name): reduced(config_of(model, ranks, name))
-        for model, ranks, _ in SETTINGS
-        for name in STRATEGIES
+        (model, ranks, name, option): reduced(config_of(model, ranks, name, option))
+        for model, ranks, _, name, option in wanted
     }
     schedules = Schedules(None)
     schedules.execute("schedules", [(cell, CPU) for cell in cells.values()])
     rows = []
-    for model, ranks, link in SETTINGS:
+    for model, ranks, link, name, option in wanted:
         costs = calibrated_costs(CALIBRATIONS / f"N={ranks}", link or None)
-        for name in STRATEGIES:
-            found = step_time(schedules.of(cells[model, ranks, name], CPU), costs)
-            rows.append(HereRow(model, ranks, link, name, round(found.step_s, 5), round(found.exposed_s, 5)))
+        found = step_time(schedules.of(cells[model, ranks, name, option], CPU), costs)
+        step_s, exposed_s = round(found.step_s, 5), round(found.exposed_s, 5)
+        rows.append(HereRow(model, ranks, link, name, option, step_s, exposed_s))
     return rows
 
 
@@ -141,7 +182,7 @@ def measured(rows: Sequence[HereRow], rounds: int, timeout_s: float) -> Iterator
     for number in range(rounds):
         for row in rows:
             found[row].append(step_of(row, timeout_s))
-            words = f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.strategy}"
+            words = f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.cell}"
             print(f"{words}: {found[row][-1]:.3f} s, predicted {row.predicted_s:.3f}", file=sys.stderr, flush=True)
         yield [_with_steps(row, found[row]) for row in rows]
 
@@ -160,16 +201,18 @@ def step_of(row: HereRow, timeout_s: float) -> float:
         if not row.link_gbit_s:
             return _launch(row, range(row.ranks), folder, timeout_s)
         module = [sys.executable, "-m", "validation.predicted_here"]
-        run_on_nodes([*module, row.model, str(row.ranks), row.strategy, folder], row.link_gbit_s, timeout_s)
+        run_on_nodes([*module, row.model, str(row.ranks), row.strategy, row.option, folder], row.link_gbit_s, timeout_s)
         return max(float(path.read_text()) for path in Path(folder).glob("step-*"))
 
 
 def _launch(row: HereRow, ranks: range, folder: str, timeout_s: float) -> float:
-    config = replace(config_of(row.model, row.ranks, row.strategy), backend="gloo", tensors="real", measure=MEASURED)
+    config = replace(
+        config_of(row.model, row.ranks, row.strategy, row.option), backend="gloo", tensors="real", measure=MEASURED
+    )
     jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous", folder) for rank in ranks]
     outcome = launch(run_rank, jobs, Path(folder) / f"logs-{ranks[0]}", timeout_s, first=ranks[0])
     if outcome.status != "ok":
-        raise ValueError(f"{row.strategy}: {outcome.status}: {outcome.reason}")
+        raise ValueError(f"{row.cell}: {outcome.status}: {outcome.reason}")
     steps = [[one.seconds for one in record.steps if not one.warmup] for record in outcome.results]
     return float(max(median(mine) for mine in steps))
 
@@ -179,7 +222,7 @@ def show(rows: Sequence[HereRow]) -> None:
     console = stdout_console()
     header = ["model", "N", "Gbit/s", "strategy", "predicted", "measured", "lowest", "highest", "error"]
     lines = [
-        [row.model, str(row.ranks), f"{row.link_gbit_s:g}" if row.link_gbit_s else "loopback", row.strategy,
+        [row.model, str(row.ranks), f"{row.link_gbit_s:g}" if row.link_gbit_s else "loopback", row.cell,
          *(f"{value:.3f} s" for value in (row.predicted_s, row.measured_s, row.lowest_s, row.highest_s)),
          f"{row.error:+.1%}"]
         for row in rows if row.error is not None
@@ -191,6 +234,16 @@ def show(rows: Sequence[HereRow]) -> None:
     console.print(f"{words}; {right} of {all_} pairs that all launches separate are in order", highlight=False)
 
 
+def effects(rows: Sequence[HereRow]) -> Iterator[tuple[HereRow, float, float | None]]:
+    """Yields rows with an option, and what it adds to the step as predicted and as measured, fractions."""
+    usual = {(row.setting, row.strategy): row for row in rows if not row.option}
+    for row in rows:
+        if row.option:
+            base = usual[row.setting, row.strategy]
+            seen = row.measured_s / base.measured_s - 1 if row.measured_s and base.measured_s else None
+            yield row, row.predicted_s / base.predicted_s - 1, seen
+
+
 APART = 1.02
 """Steps that differ by less are not distinguished by single launches."""
 
@@ -198,7 +251,7 @@ APART = 1.02
 def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
     """Returns (pairs of strategies in the predicted order, pairs whose launches do not overlap)."""
     right, apart = 0, 0
-    for one, other in combinations(rows, 2):
+    for one, other in combinations([row for row in rows if not row.option], 2):
         if one.setting != other.setting or one.highest_s is None or other.highest_s is None:
             continue
         first, second = sorted((one, other), key=lambda row: row.measured_s or math.inf)
@@ -208,10 +261,10 @@ def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
     return right, apart
 
 
-def _node(model: str, ranks: str, strategy: str, folder: str, node: str) -> None:
+def _node(model: str, ranks: str, strategy: str, option: str, folder: str, node: str) -> None:
     """One node of two: half of the ranks. Leaves its step in a file of the folder."""
     count = int(ranks) // 2
-    row = HereRow(model, int(ranks), 1.0, strategy, 0.0, 0.0)
+    row = HereRow(model, int(ranks), 1.0, strategy, option, 0.0, 0.0)
     step = _launch(row, range(int(node) * count, (int(node) + 1) * count), folder, 300.0)
     (Path(folder) / f"step-{node}").write_text(str(step))
 

@@ -2,7 +2,7 @@
 another, how each scales, and which options change a step by more than the interval.
 
 setting     bf16, AdamW, blocks recomputed, MICRO_BATCH sequences of SEQUENCE tokens per GPU, on CLUSTER
-fits        theory's states are at most USABLE of the device; activations are not counted
+grid        what fits: by the paper's formula states are at most USABLE of the device; activations are not counted
 break-even  the network, Gbit/s per node, at which two cells take the same time; empty if there is none in NETWORKS
 live        the effect of an option on the step is beyond the interval of its prediction
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CHOICES
 from zerobench.fake_execution import CUDA
 from zerobench.host.terminal import stdout_console
-from zerobench.predict.estimate import estimate
+from zerobench.predict.build import ModelFacts, facts_of
+from zerobench.predict.estimate import closed_form
 from zerobench.results.grid import Grid
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
@@ -37,9 +39,12 @@ OUT = Path("results/predicted_maps")
 CACHE = Path("results/runs/predicted_maps")
 
 CLUSTER = "h100-3200"
-MODELS = ("gpt2_1_5b", "gpt_7b", "zero_40b")
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 RANKS = (8, 64, 512, 4096)
+MODELS = {"gpt2_1_5b": RANKS, "gpt_7b": RANKS[:3], "zero_40b": RANKS[1:3]}
+"""Model -> its ranks: the schedule of a larger one on 4,096 takes minutes."""
+
+SCALED = "gpt2_1_5b"
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 MICRO_BATCH, SEQUENCE = 4, 1024
 USABLE = 0.92
 
@@ -47,19 +52,20 @@ OPTION_MODEL, OPTION_RANKS = "gpt_7b", 64
 SLOW_GBIT_S = 100.0
 """A second network for the options: Ethernet of 100 Gbit/s per node."""
 
+ZEROPP = ("hpz", "all")
+
 NETWORKS = (1.0, 25_600.0)
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """A predicted step. `fits`: 1 if theory's states fit the device."""
+    """A predicted step."""
 
     model: str
     psi: int
     ranks: int
     strategy: str
     states_bytes: int
-    fits: int
     step_s: float
     exposed_s: float
     tokens_s_gpu: float
@@ -99,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
-    grid = {(m, n, s): c for (m, s), base in cells_of().items() for n in RANKS for c in [with_ranks(base, n)]}
+    grid = {key: config for key, config in all_cells().items() if fits(config)}
     options = dict(options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"], grid[OPTION_MODEL, OPTION_RANKS, "zero1"]))
     schedules = Schedules(chosen.cache, chosen.jobs)
     everything = [*grid.values(), *options.values()]
@@ -122,12 +128,36 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
+@cache
 def cells_of() -> dict[tuple[str, str], CellConfig]:
     """Returns (model, strategy) -> its cell on 8 ranks."""
     words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
     words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
     cells = [cell.config for cell in ask(words, "cuda").cells]
     return {(config.model_name, config.strategy.name): config for config in cells}
+
+
+def all_cells() -> dict[tuple[str, int, str], CellConfig]:
+    """Returns (model, ranks, strategy) -> its cell."""
+    cells = cells_of()
+    return {(model, ranks, name): with_ranks(cells[model, name], ranks)
+            for model, all_ranks in MODELS.items() for ranks in all_ranks for name in STRATEGIES}  # fmt: skip
+
+
+@cache
+def facts(model: str) -> ModelFacts:
+    """Returns a model's shapes."""
+    return facts_of(cells_of()[model, STRATEGIES[0]])
+
+
+def states_of(config: CellConfig) -> int:
+    """Returns the bytes of a rank's states."""
+    return closed_form(config, facts(config.model_name)) or 0
+
+
+def fits(config: CellConfig) -> bool:
+    """Returns whether the states fit the device."""
+    return states_of(config) <= USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
 
 
 def with_ranks(config: CellConfig, ranks: int) -> CellConfig:
@@ -140,7 +170,7 @@ def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str
     per_node = costs_of(CLUSTER, None).cluster.devices_per_node
     yield ("", "zero3"), zero3
     yield ("", "zero1"), zero1
-    for number in (0, 2, 4):
+    for number in (0, 2):
         yield (f"strategy.prefetch={number}", "zero3"), _of_strategy(zero3, prefetch=number)
     yield ("strategy.reshard_after_forward=false", "zero3"), _of_strategy(zero3, reshard_after_forward=False)
     yield ("strategy.overlap_gather=false", "zero1"), _of_strategy(zero1, overlap_gather=False)
@@ -148,9 +178,8 @@ def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str
         name = cell.strategy.name
         yield (f"node_size={per_node}", name), replace(cell, node_size=per_node)
         yield (f"shard_group={per_node}", name), replace(cell, shard_group=per_node)
-    for name, make in CHOICES.items():
-        if name != "none":
-            yield (f"zeropp={name}", "zero3"), replace(zero3, node_size=per_node, zeropp=make())
+    for name in ZEROPP:
+        yield (f"zeropp={name}", "zero3"), replace(zero3, node_size=per_node, zeropp=CHOICES[name]())
 
 
 def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
@@ -158,13 +187,9 @@ def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
 
 
 def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: Any) -> StepRow:
-    theory = estimate(config)
-    states = theory.states_bytes or 0
-    limit = USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
+    psi = sum(shape.numel for shape in facts(model).shapes)
     rate = config.micro_batch * config.accumulation * config.sequence / found.step_s
-    return StepRow(
-        model, theory.psi, ranks, strategy, states, int(states <= limit), found.step_s, found.exposed_s, rate
-    )
+    return StepRow(model, psi, ranks, strategy, states_of(config), found.step_s, found.exposed_s, rate)
 
 
 def fastest(rows: list[StepRow]) -> list[StepRow]:
@@ -172,7 +197,7 @@ def fastest(rows: list[StepRow]) -> list[StepRow]:
     there: dict[tuple[str, int], StepRow] = {}
     for row in rows:
         key = row.model, row.ranks
-        if row.fits and (key not in there or row.step_s < there[key].step_s):
+        if key not in there or row.step_s < there[key].step_s:
             there[key] = row
     return list(there.values())
 
@@ -193,7 +218,7 @@ def _break_even_rows(
     """Yields where the strategy that sends less between nodes stops being ahead."""
     pairs = [
         (model, ranks, "zero2", "zero3", grid[model, ranks, "zero2"], grid[model, ranks, "zero3"])
-        for model in MODELS for ranks in RANKS if ranks > RANKS[0]
+        for model, ranks, name in grid if name == "zero2" and ranks > RANKS[0]
     ]  # fmt: skip
     usual = options["", "zero3"]
     pairs += [

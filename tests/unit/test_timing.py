@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from tests.test_layers import LAYERS
-from validation import predicted_maps
+from validation import predicted_here, predicted_maps
+from validation.predicted_here import HereRow
 from zerobench.commands.estimate.command import ask
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
@@ -244,23 +245,25 @@ def test_kernels_take_as_many_times_longer_as_was_fitted() -> None:
         assert scaled.compute(event) == pytest.approx(factor * costs.compute(event))
 
 
-def test_attention_reaches_more_of_the_peak_the_longer_the_sequence() -> None:
-    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"), scales=hardware.Scales())
-
-    def seconds(tokens: int, operator: str = "_scaled_dot_product_flash_attention") -> float:
-        event = row("compute", operator=operator, flops=10**13, sizes=f"1x8x{tokens}x{tokens}x128", dtype="bfloat16")
-        return costs.compute(event)
-
-    assert seconds(16384) == pytest.approx(10**13 / (989e12 * 0.677))
-    assert seconds(512) > seconds(1400) > seconds(2048) > seconds(65536) == seconds(16384)
-    assert seconds(4096, "_scaled_dot_product_flash_attention_backward") > seconds(4096)
-
-
 def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "validated", lambda: {"compute": {"a100": 1.0, "h100": 4.0}, "attention": 1.1})
     assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)
     assert hardware.scales_of(hardware.device("h100-sxm-80gb")).compute == 4.0
     assert math.isclose(hardware.scales_of(hardware.device("l40s-48gb")).attention, 1.1)
+
+
+def test_the_effect_of_an_option_is_over_the_same_strategy_without_it_in_the_same_setting() -> None:
+    def cell(link: float, option: str, predicted: float, measured: float | None) -> HereRow:
+        return HereRow("gpt_small", 2, link, "zero3", option, predicted, 0.0, measured)
+
+    rows = [cell(0.0, "", 1.0, 2.0), cell(1.0, "", 4.0, None), cell(0.0, "strategy.prefetch=0", 1.5, 2.2)]
+    rows += [cell(1.0, "strategy.prefetch=0", 5.0, 9.0)]
+    (here, *seen), (_, linked, unknown) = predicted_here.effects(rows)
+    assert here.cell == "zero3 strategy.prefetch=0"
+    assert seen == pytest.approx([0.5, 0.1])
+    assert (linked, unknown) == (pytest.approx(0.25), None)
+    assert len(predicted_here.with_options()) == len(set(predicted_here.with_options()))
+    assert predicted_here.order_of(rows) == (0, 0), "an option is no strategy"
 
 
 def test_the_network_of_break_even_is_found_within_5_percent() -> None:

@@ -29,7 +29,7 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 @cache
 def source_hash(model_kind: str, data_name: str = "", strategy: str = "", without: tuple[str, ...] = ()) -> str:
     """Hash of this package's code and of the files that build a user's model, data or strategy: 12 hex digits.
-    `without`: packages of ours that are left out.
+    `without`: its parts that are left out.
     """
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
