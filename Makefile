@@ -135,14 +135,14 @@ docs: .venv/documents
 	$(RUN) -m pip check
 	@touch .venv/documents
 
-# The experiments that figures and tables are made of: FIGURES in analysis/common.py, and one with a table only. Some of
+# The experiments that figures and tables are made of: FIGURES in analysis/common.py, and those with a table only. Some of
 # them: EXPERIMENTS="stages".
-EXPERIMENTS ?= $$($(RUN) analysis/all.py --experiments) low_bit
+EXPERIMENTS ?= $$($(RUN) analysis/all.py --experiments)
 
 reference: experiments
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
-	for name in buckets tiers offload delayed groups nodes residual low_bit; do \
+	for name in buckets tiers offload delayed groups nodes residual low_bit muon; do \
 	  $(RUN) -m zerobench budget record --file results/budgets/$$name.yaml experiment=budget_$$name || exit $$?; \
 	done
 	$(MAKE) plots
@@ -151,6 +151,8 @@ experiments: setup
 	for name in $(EXPERIMENTS); do \
 	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
 	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
+	  { test $$name != settings || $(RUN) -m zerobench experiment=settings device=cpu results_dir=$$runs \
+	    strategy=fsdp2 strategy.reshard_ranks=2; } && \
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \
 	  $(RUN) -m zerobench export $$runs --latest --format markdown --out $$tables/runs.md && \
 	  $(RUN) -m tools.docs.engine_code $$tables || exit $$?; \

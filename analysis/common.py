@@ -34,15 +34,20 @@ FIGURES = {
         same: same
         for same in ("activation", "partition", "buffers", "arena", "tiling", "zeropp", "shard_group", "nodes")
     },
+    **{same: same for same in ("muon", "compile", "long_sequences", "low_bit")},
 }
 """Figure -> the experiment that produces its runs. Figures of `zerobench plot` have no script here."""
 
-WITHOUT_FIGURE = ("zeropp_error",)
+DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
+"""Figure without a script of its own -> the figure that it is, of runs of its own."""
+
+WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation")
 """Experiments whose runs make a table on a page and no figure."""
 
 
 def module_of(figure: str) -> ModuleType:
     """Returns the module with a figure's `draw`: its script here, or the module of `zerobench plot`."""
+    figure = DRAWN_AS.get(figure, figure)
     return import_module(f"zerobench.plots.{figure}" if figure in PLOTTED else f"analysis.{figure}")
 
 
@@ -50,6 +55,8 @@ def main_of(figure: str) -> Callable[[list[str]], int]:
     """Returns a figure's command, to be called with its arguments: its script's, or `zerobench plot`."""
     if figure in PLOTTED:
         return lambda arguments: plot([figure, *arguments])
+    if figure in DRAWN_AS:
+        return lambda arguments: script(figure, None, module_of(figure).draw, arguments)
     main: Callable[[list[str]], int] = module_of(figure).main
     return main
 

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -40,11 +42,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
     for kind, cell in sorted(cells.items()):
-        words, color = name_of(cell), LOOKS[kind][1]
-        curve = losses(results, cell).astype("float64")
-        mean = curve.rolling(WINDOW, center=True, min_periods=1).mean()
-        axes.plot(curve.index.astype(int), curve, color=color, lw=0.5, alpha=0.5)
-        axes.plot(curve.index.astype(int), mean, color=color, lw=2, label=words)
+        draw_curve(axes, losses(results, cell).astype("float64"), name_of(cell), LOOKS[kind][1])
     if late := [cell for kind, cell in cells.items() if kind]:
         axes.axvline(offload_of(late[0])["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats per token)")
@@ -53,6 +51,13 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     failed = [f"× {name_of(cell)}: {cell.status}" for cell in every if cell.status != "ok"]
     axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
     return figure
+
+
+def draw_curve(axes: Axes, curve: pd.Series, words: str, color: str) -> None:
+    """Draws losses by step, thin, and their mean over WINDOW steps."""
+    mean = curve.rolling(WINDOW, center=True, min_periods=1).mean()
+    axes.plot(curve.index.astype(int), curve, color=color, lw=0.5, alpha=0.5)
+    axes.plot(curve.index.astype(int), mean, color=color, lw=2, label=words)
 
 
 def offload_of(cell: Any) -> dict[str, Any]:

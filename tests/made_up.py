@@ -15,7 +15,7 @@ from zerobench.results.tables import ALL_TABLES, Results
 from zerobench.sweep.cell import _blank_row
 
 MIB = 2**20
-OTHERS = ("memory_cap", "infinity", "delayed")  # of searches, of one line a tier, of two curves
+OTHERS = ("memory_cap", "infinity", "delayed", "low_bit")  # of searches, of one line a tier, of two curves
 OF_RUNS = [name for name in FIGURES if name not in OTHERS]
 NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
 """Bytes by category at the peak; the states' maximum holds half a MiB more of each."""

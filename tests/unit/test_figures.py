@@ -12,7 +12,7 @@ import pytest
 
 from analysis import all as every
 from analysis import calibration
-from analysis.common import FIGURES, PLOTTED, main_of
+from analysis.common import DRAWN_AS, FIGURES, PLOTTED, main_of
 from tests.cells import cell
 from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, run, texts, tops
 from zerobench.calibrate.collectives import load_calibration
@@ -257,7 +257,7 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
         "ratios",
         "table1",
     }
-    assert scripts == {*FIGURES, *others} - set(PLOTTED)
+    assert scripts == {*FIGURES, *others} - {*PLOTTED, *DRAWN_AS}
 
 
 @pytest.mark.slow

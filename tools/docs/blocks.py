@@ -24,6 +24,7 @@ from tools.docs import (
     blocks_strategies,
     blocks_systems,
     blocks_table1,
+    blocks_training,
     blocks_validated,
     blocks_versions,
 )
@@ -261,6 +262,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_predicted.BLOCKS,
     **blocks_reference.BLOCKS,
     **blocks_strategies.BLOCKS,
+    **blocks_training.BLOCKS,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}
 """Block -> what makes it, with its date."""

@@ -43,6 +43,20 @@ def validated(root: Path) -> str:
     return "\n\n".join([*parts, "What each row leaves open, and the simulated choice:", "\n".join(assumed)])
 
 
+def compiled(root: Path) -> str:
+    """The runs that their publishers compiled: estimated without a compiler, and with compile=blocks."""
+    errors = _errors(root)
+    if errors is None:
+        return NONE_YET
+    lines = [pipes(["run", "published GiB", "eager: GiB", "error %", "compiled: GiB", "error %", "and"])]
+    lines += ["| --- | --: | --: | --: | --: | --: | --- |"]
+    for one in errors[errors["eager_error_percent"] != ""].itertuples():
+        sizes = f"{one.eager_low_gib} to {one.eager_high_gib}", f"{one.estimate_low_gib} to {one.estimate_high_gib}"
+        numbers = [one.published_gib, sizes[0], one.eager_error_percent, sizes[1], one.error_percent]
+        lines.append(pipes([f"`{one.id}`", *map(str, numbers), str(one.explanation) or "–"]))
+    return "\n".join(lines)
+
+
 def not_compared(root: Path) -> str:
     """The runs with a peak that have no estimate, by reason."""
     errors = _errors(root)
@@ -84,5 +98,5 @@ def _errors(root: Path) -> pd.DataFrame | None:
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
-    "validated": validated, "not_compared": not_compared, "memory_verdicts": verdicts,
+    "validated": validated, "compiled_runs": compiled, "not_compared": not_compared, "memory_verdicts": verdicts,
 }  # fmt: skip

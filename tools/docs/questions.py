@@ -169,10 +169,11 @@ QUESTIONS = (
     ),
     Question(
         "l2", "Which stage for a frozen base of 33B?",
-        f"zerobench -m {FROZEN_33B} backend=simulated strategy=zero2,zero3 world_size=8 micro_batch=1 "
-        "launch.check_memory=false --dry-run",
-        "The base is replicated by ZeRO-2, 2 bytes per parameter, and divided by N by ZeRO-3. "
-        "[OpenTau](https://github.com/TensorAuto/OpenTau/pull/446) saw 66 GB and 8 GB for it on eight GPUs.",
+        f'zerobench plan --device-memory "80 GiB" --gpus 8 {FROZEN_33B} strategy=zero2,zero3 offload=none',
+        "The base is replicated by ZeRO-2, 2 bytes per parameter, and divided by N by ZeRO-3: "
+        "[OpenTau](https://github.com/TensorAuto/OpenTau/pull/446) saw 66 GB and 8 GB for it on eight GPUs. "
+        "If it fits, ZeRO-2 is preferred, because it sends adapters alone, and ZeRO-3 the whole base twice; on GPUs of "
+        "40 GiB ZeRO-3 is what is left, and `--goal largest_batch` weighs a larger batch against that traffic.",
     ),
     Question(
         "l3", "Which stage does a plan choose for a frozen base?",
