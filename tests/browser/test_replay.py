@@ -37,7 +37,7 @@ def page(world: ReplayWorld, tmp_path_factory: pytest.TempPathFactory) -> Path:
         alone[-1], streams={}, problem="its execution was not to be", row=alone[-1].row | {"peak_bytes": None}
     )
     to = tmp_path_factory.mktemp("page") / "step.html"
-    write_page(to, [world, ReplayWorld(4, "executed", tuple(alone))])
+    write_page(to, [world, ReplayWorld(4, "simulated", tuple(alone))])
     return to
 
 
@@ -242,7 +242,7 @@ def test_a_rank_and_a_number_of_ranks_are_chosen(browser: Chromium, page: Path, 
     _table_is(browser, world)
     assert browser.run("return document.getElementById('n-out').textContent") == "2measured"
     browser.run("const n = document.getElementById('n'); n.value = 1; n.dispatchEvent(new Event('input'))")
-    assert browser.run("return document.getElementById('n-out').textContent") == "4executed"
+    assert browser.run("return document.getElementById('n-out').textContent") == "4simulated"
     assert browser.run("return document.querySelectorAll('.map').length") == 3
     assert "its execution was not to be" in browser.run("return document.getElementById('stage').textContent")
     browser.driver.find_element("css selector", "#legend button").click()

@@ -115,7 +115,7 @@ def test_the_committed_page_is_todays(world: ReplayWorld) -> None:
     assert [DATA.sub("", text) for text in (committed, now)] == [DATA.sub("", now)] * 2, "run `make replay`"
     theirs, ours = (inflated(DATA.search(text)[1]) for text in (committed, now))
     assert [one["n"] for one in theirs["worlds"]] == [2**power for power in range(1, 11)]
-    assert {one["how"] for one in theirs["worlds"][1:]} == {"executed"}
+    assert {one["how"] for one in theirs["worlds"][1:]} == {"simulated"}
     assert theirs["worlds"][0] == ours["worlds"][0]
     assert theirs["strings"][: len(ours["strings"])] == ours["strings"]
 
@@ -203,7 +203,7 @@ def test_an_executed_step_is_the_recorded_one(world: ReplayWorld) -> None:
     stage3 = world.panels[3]
     (executed,) = executed_worlds([stage3], [2], jobs=1)
     panel = executed.panels[0]
-    assert (executed.how, panel.problem) == ("executed", "")
+    assert (executed.how, panel.problem) == ("simulated", "")
     ((rank, events),) = panel.streams.items()
     of_both = [live_bytes(stream)["device"] for stream in (events, stage3.streams[rank])]
     shown = [stream["kind"] != "live" for stream in (events, stage3.streams[rank])]

@@ -43,7 +43,7 @@ PHONE = Screen(390, 844, touch=True)
 
 
 def missing() -> str:
-    """Returns an error message on what is not installed; empty if all is."""
+    """Returns words on what is not installed; empty if all is."""
     absent = [] if find_spec("selenium") else ["the Python package selenium"]
     absent += [] if any(map(shutil.which, BROWSERS)) else [f"a browser ({', '.join(BROWSERS)})"]
     absent += [] if shutil.which(DRIVER) else [DRIVER]

@@ -33,7 +33,7 @@ class JobWatch:
         return []
 
     def waiting(self, folders: Sequence[JobFolder]) -> str:
-        """Returns an error message on jobs that have not begun; "" if nothing is known of such."""
+        """Returns words on jobs that have not begun; "" if nothing is known of such."""
         return ""
 
     def fate(self, folder: JobFolder, error: BaseException | None, code: int | None) -> Fate:

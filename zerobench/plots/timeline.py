@@ -80,10 +80,10 @@ def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
     return drawn
 
 
-def _passed(rows: pd.DataFrame) -> np.ndarray:
+def _passed(rows: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The instants as per cent of the step."""
     seconds = rows["seconds"].to_numpy(dtype="float64")
-    return WHOLE * seconds / (seconds[-1] or 1)
+    return np.asarray(WHOLE * seconds / (seconds[-1] or 1))
 
 
 def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:

@@ -124,7 +124,7 @@ def is_busy(row: Mapping[str, Any]) -> bool:
 
 
 def busy_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns an error message on the cells that ran on a busy machine; empty if there are none."""
+    """Returns a note on the cells that ran on a busy machine; empty if there are none."""
     busy = [row for row in rows if is_busy(row)]
     if not busy:
         return ""

@@ -74,7 +74,7 @@ def heading(rows: Sequence[EstimateRow]) -> str:
 
 
 def verdict(row: EstimateRow, memory: int) -> str:
-    """The error message on a cell that a device is too small for, by how much, and what takes most of it; or that it
+    """Returns a message on a cell that a device is too small for, by how much, and what takes most of it; or that it
     is tight for; empty if there is room.
     """
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])

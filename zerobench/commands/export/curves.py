@@ -103,7 +103,7 @@ def rows_of(results: Results) -> list[dict[str, Any]]:
 
 
 def said(results: Results, written: int, what: str) -> str:
-    """Returns an error message on what was written, and on runs that were left out. Raises ValueError if none is ok."""
+    """Returns words on the written runs, and on runs that were left out. Raises ValueError if none is ok."""
     left = len(results.runs) - written
     if not written:
         raise ValueError(f"{len(results.runs)} runs, none of them ok: nothing to write")

@@ -407,7 +407,7 @@ def _why(first: Timed, second: Timed) -> str:
 
 
 def turn(found: Sequence[Timed], costs: GpuCosts) -> str:
-    """Returns an error message on the nearest network at which another row is ahead."""
+    """Returns a sentence on the nearest network at which another row is ahead."""
     first, rate = found[0], costs.cluster.node_gbit_s
     if all(one.cell.config.world_size <= costs.cluster.devices_per_node for one in found):
         return "All ranks are on one node, so that the network between nodes does not matter."

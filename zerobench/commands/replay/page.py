@@ -58,7 +58,7 @@ def page_of(worlds: list[ReplayWorld]) -> str:
 
 
 def _scale_words(worlds: list[ReplayWorld]) -> str:
-    """Returns an error message on which numbers were measured, and which executed."""
+    """Returns words on which numbers were measured, and which simulated."""
     by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
     words = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}." if by_how[MEASURED] else ""]
     if by_how[EXECUTED]:

@@ -39,7 +39,7 @@ from ...theory.strategy import StrategyTheory
 from ...timing.costs import CpuCosts, GpuCosts
 from ...timing.timeline import lay_out
 
-MEASURED, EXECUTED = "measured", "executed"
+MEASURED, EXECUTED = "measured", "simulated"
 
 SETTING = ("model", "device", "precision", "optimizer", "micro_batch", "accumulation", "sequence", "checkpointing")
 """Columns of the table of runs that all panels of a page agree in."""
@@ -136,7 +136,7 @@ def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
 
 
 def how_to_record(runs: pd.DataFrame) -> str:
-    """Returns an error message with the command that records a step: that of the last finished run, if there is one."""
+    """Returns a hint with the command that records a step, from the last finished run, if there is one."""
     finished = runs[runs["status"] == "ok"]
     given = (
         finished["command"].iloc[-1] if len(finished) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"

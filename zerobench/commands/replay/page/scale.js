@@ -1,4 +1,4 @@
-/* A figure of every world against N: what was measured as full marks, what was executed as hollow ones. */
+/* A figure of every world against N: what was measured as full marks, simulated ones as hollow marks. */
 
 const FIGURES = { peak_bytes: "peak", states_bytes: "model states", wire_bytes: "sent per step" };
 
@@ -46,7 +46,7 @@ function scaleLegend(data, keys) {
     svg("path", { d: "M1,5H33", class: "line look", "stroke-dasharray": DASHES[place % DASHES.length] }, sample);
     list.append(element("span", {}, sample, ` ${panel.label}`));
   });
-  list.append(element("span", { class: "key" }, "● measured  ○ executed"));
+  list.append(element("span", { class: "key" }, "● measured  ○ simulated"));
   return list;
 }
 

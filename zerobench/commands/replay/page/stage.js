@@ -51,7 +51,7 @@ class Stage {
     if (shown.length === 1) card.append(wire.root);
     const bars = others.map((stream) => this.bar(card, stream, width));
     if (!others.length && shown.length === 1 && this.world.n > 1)
-      card.append(element("p", { class: "rest" }, `${(this.world.n - 1).toLocaleString("en-US")} other rank${this.world.n > 2 ? "s" : ""}, not executed`));
+      card.append(element("p", { class: "rest" }, `${(this.world.n - 1).toLocaleString("en-US")} other rank${this.world.n > 2 ? "s" : ""}, not simulated`));
     return { panel, card, number, off, words, event, shown: parts, bars, wire };
   }
 
