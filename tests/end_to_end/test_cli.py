@@ -252,6 +252,9 @@ CHOICES = sorted((ROOT / "conf").glob("*/*.yaml"))
 ALONE = ("experiment", *COMPOSES_WITH)
 """Groups whose choices are composed one by one; of the others one of each is composed at once, beside zero2."""
 
+WITH_PARTS = ("partition", "partition_offload")
+"""Choices for ranks that share a model."""
+
 
 @pytest.mark.parametrize(
     "path", [p for p in CHOICES if p.parent.name in ALONE], ids=lambda p: f"{p.parent.name}={p.stem}"
@@ -264,11 +267,16 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
 def test_choices_of_other_groups_compose_side_by_side() -> None:
     groups: dict[str, list[str]] = {}
     for path in CHOICES:
-        if path.parent.name not in ALONE:
+        if path.parent.name not in ALONE and path.stem not in WITH_PARTS:
             groups.setdefault(path.parent.name, []).append(path.stem)
     assert {*ALONE, *groups} == {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()}
     for turn in range(max(map(len, groups.values()))):
         composes("strategy=zero2", *(f"{group}={names[turn % len(names)]}" for group, names in groups.items()))
+
+
+@pytest.mark.parametrize("name", WITH_PARTS)
+def test_partitions_of_activations_compose_with_a_model_in_parts(name: str) -> None:
+    composes(f"activation={name}", "strategy=zero2", "model=gpt_tiny", "world_size=2", "tensor_parallel=2")
 
 
 def composes(*words: str) -> None:

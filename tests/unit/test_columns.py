@@ -85,7 +85,7 @@ def test_a_narrow_terminal_has_the_meaning_below(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     text = printed(capsys, "floor_states_bytes")
     assert max(len(line) for line in text.splitlines()[2:]) <= 50
-    assert "without what is in flight" in " ".join(text.split())
+    assert "without buffers in flight" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: 
     """The meta device stands for a GPU: tensors without a device of their own are made there as the model is built."""
     config, seen = cell("zero2", 2, draw_on=draw_on).config, []
     build = construction.build_model
-    monkeypatch.setattr(construction, "build_model", lambda c: (seen.append(torch.empty(1).device.type), build(c))[1])
+    monkeypatch.setattr(construction, "build_model", lambda *c: (seen.append(torch.empty(1).device.type), build(*c))[1])
     construction.place_model(config, torch.device("meta"))
     assert seen == [expected]
     assert torch.empty(1).device == CPU

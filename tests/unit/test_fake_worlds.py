@@ -64,7 +64,7 @@ def test_a_model_that_reads_values_is_told_so_in_a_sentence(monkeypatch, way: st
     monkeypatch.setitem(MODELS, "reads_values", schema(way=way))
     found = execute(cell("zero1", 2, "reads_values").config)
     words = f"the model reads values in its forward or backward ({operator}), and fake tensors have none"
-    assert found.problem == f"tensors=fake: {words}: what it allocates depends on the data; use tensors=real"
+    assert found.problem == f"tensors=fake: {words}: its allocations depend on the data; use tensors=real"
     assert not dist.is_initialized(), "what went wrong leaves nothing behind"
 
 

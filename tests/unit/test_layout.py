@@ -79,8 +79,8 @@ def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int |
             assert [(one[0], one[3]) for buffer in theory for one in buffer.held(rank, most)] == segments
 
 
-@pytest.mark.parametrize("numel", [3, 2**20, 10**7, 10**9])
-@pytest.mark.parametrize("ranks", [1, 2, 5, 64])
+@pytest.mark.parametrize("numel", [3, 2**20, 10**7, 10**8, 10**9])
+@pytest.mark.parametrize("ranks", [1, 2, 5, 64, 4096])
 def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> None:
     """And a number, or a strategy without buckets, is left alone."""
     parameter, frozen = torch.empty(numel, device="meta"), ParameterShape(999, 4, False, "")
@@ -91,6 +91,13 @@ def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> 
     assert 2**20 <= engine.bucket_bytes <= 25 * 2**20
     for left in (StrategyShape(ZERO2, bucket_bytes=7000), StrategyShape(ZERO2)):
         assert settle(left, shapes, ranks) == left
+
+
+def test_ranks_do_not_multiply_buckets() -> None:
+    """Each collective costs its latency: of 200 MB in shards of 49 kB there are as many buckets as of 3 MB shards."""
+    parameter = torch.nn.Parameter(torch.empty(50_000_000, device="meta"))
+    assert Options().settled([parameter], 4096) == Options().settled([parameter], 64)
+    assert 200e6 / Options().settled([parameter], 4096).bucket_bytes < 65
 
 
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:

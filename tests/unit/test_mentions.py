@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MENTION = re.compile(r"(?<![\w./{*<-])[\w/]+\.py\b")
-OF_USERS = {"tests/test_memory.py", "mine.py", "train.py", "model.py", "test_memory.py", "shard.py"}
+OF_USERS = {"tests/test_memory.py", "mine.py", "train.py", "model.py", "test_memory.py", "shard.py", "resume.py"}
 """Scripts of a reader's own, in examples; `zerobench plan` writes shard.py."""
 
 RECORDED = re.compile(r"`[^`]*\.py:\d+ in [^`]*`")

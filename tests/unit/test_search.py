@@ -145,7 +145,10 @@ def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> 
     [
         ({"search": SearchConfig(memory_limit="9 furlongs"), "batch": 4}, "'9 furlongs' is no size"),
         ({"search": SearchConfig(memory_limit="9 MiB")}, "give batch"),
-        ({"search": SearchConfig(memory_limit="9 MiB"), "batch": 4, "accumulation": 2}, "are what is searched for"),
+        (
+            {"search": SearchConfig(memory_limit="9 MiB"), "batch": 4, "accumulation": 2},
+            "the search chooses micro_batch and accumulation",
+        ),
         (
             {"search": SearchConfig(memory_limit="9 MiB", checkpointing=[]), "batch": 4},
             "at least one of false and true",

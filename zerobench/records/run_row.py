@@ -286,7 +286,7 @@ class RunTraffic(RunAllocator):
     """between_nodes_bytes as the theory has it."""
     tensor_axis_all_reduce_bytes: int | None = None
     """Bytes that one rank sends in a step to those that share its model (tensor_parallel), by all-reduce, mean over the
-    ranks; such traffic is in no other column. None where no ranks share a model, as in the next three."""
+    ranks; such traffic is in no other column. None if no ranks share a model, as in the next three."""
     tensor_axis_all_gather_bytes: int | None = None
     """The same by all-gather: of activations in parts (P_a)."""
     predicted_tensor_axis_all_reduce_bytes: int | None = None

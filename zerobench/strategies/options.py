@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 BUCKET_BYTES = Key(
-    "capacity of a bucket of gradients; auto: half of psi/N, 1 to 25 MiB", unit="bytes", limits=(2**10, 2**40),
+    "capacity of a bucket of gradients; auto: psi/(2N) or psi/64, 1 to 25 MiB", unit="bytes", limits=(2**10, 2**40),
     words=("auto",), deepspeed="`reduce_bucket_size`, `allgather_bucket_size` (elements)",
     torch="DDP `bucket_cap_mb` (MiB)", transformers="`ddp_bucket_cap_mb`",
 )  # fmt: skip
@@ -111,7 +111,7 @@ class Ddp(StrategyOptions):
 class Zero1(StrategyOptions):
     """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
 
-    `bucket_bytes`: a number, or auto: half of psi/N, from 1 to 25 MiB.
+    `bucket_bytes`: a number, or auto: half of psi/N or a 64th of psi, from 1 to 25 MiB.
     `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward.
     """
 

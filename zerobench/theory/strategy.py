@@ -75,7 +75,7 @@ class StrategyShape:
 # -- rules for `auto` ------------------------------------------------------------------------------
 
 
-BUCKETS_PER_SHARD = 2
+BUCKETS_PER_SHARD, BUCKETS_PER_MODEL = 2, 64
 LEAST_BYTES, MOST_BYTES = 2**20, 25 * 2**20
 
 
@@ -91,12 +91,12 @@ def reads(shape: ParameterShape, left: int) -> bool:
 
 
 def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_ranks: int) -> StrategyShape:
-    """Replaces an automatic bucket_bytes by a number: half of psi/N in bytes, within limits. `shard_ranks`: N."""
+    """Replaces an automatic bucket_bytes by a number: psi/(2N) or psi/64 in bytes, within limits. `shard_ranks`: N."""
     if strategy.bucket_bytes != AUTO:
         return strategy
     psi_bytes = sum(bytes_of(shape) for shape in shapes if shape.trainable)
-    size = min(max(psi_bytes // shard_ranks // BUCKETS_PER_SHARD, LEAST_BYTES), MOST_BYTES)
-    return replace(strategy, bucket_bytes=size)
+    size = max(psi_bytes // shard_ranks // BUCKETS_PER_SHARD, psi_bytes // BUCKETS_PER_MODEL, LEAST_BYTES)
+    return replace(strategy, bucket_bytes=min(size, MOST_BYTES))
 
 
 # -- buffers, and the all-gathers of a ZeRO-3 unit, from the order in which its modules run --------

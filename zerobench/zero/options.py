@@ -20,10 +20,10 @@ from .precision import DTYPES, Dtypes, LossScaling
 AUTO = "auto"
 """The value of an option that is derived from the model."""
 
-BUCKETS_A_SHARD = 2
+BUCKETS_A_SHARD, BUCKETS_A_MODEL = 2, 64
 BUCKET_LIMITS = 2**20, 25 * 2**20
-"""Smallest and largest automatic bucket in bytes: small beside the shards, since two buckets are in flight, and large
-enough to use the link's bandwidth.
+"""Smallest and largest automatic bucket in bytes: small next to what a rank holds, since two buckets are in flight, and
+large enough to use the link's bandwidth.
 """
 
 REDUCE_WITH = ("reduce_scatter", "all_reduce")
@@ -54,12 +54,20 @@ dominated by launch overhead.
 """
 
 
+def automatic_bucket_bytes(psi_bytes: int, ranks: int) -> int:
+    """Returns half of a rank's shard, or a 64th of the parameters, which every rank holds whole, if that is more: as
+    shards shrink with the number of ranks, the number of collectives stays, each of which costs its latency.
+    """
+    least, most = BUCKET_LIMITS
+    return min(max(psi_bytes // ranks // BUCKETS_A_SHARD, psi_bytes // BUCKETS_A_MODEL, least), most)
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of an engine. Bytes are of the parameters' own dtype.
 
     `bucket_bytes`       largest unit of stages 1 and 2 (a larger parameter is divided over several); "auto": half of a
-                         rank's shard of the parameters, from 1 to 25 MiB
+                         rank's shard of the parameters, or a 64th of them if that is more; from 1 to 25 MiB
     `prefetch`           units gathered ahead in stage 3
     `units`              stage 3: the modules that are units; default: the elements of every outermost
                          nn.ModuleList, the rest is the root unit
@@ -115,9 +123,8 @@ class Options:
         """Returns the options for a model of these parameters on `ranks` ranks, automatic ones replaced by numbers."""
         if self.bucket_bytes != AUTO:
             return self
-        least, most = BUCKET_LIMITS
         psi_bytes = sum(p.numel() * p.element_size() for p in trainable)
-        return replace(self, bucket_bytes=min(max(psi_bytes // ranks // BUCKETS_A_SHARD, least), most))
+        return replace(self, bucket_bytes=automatic_bucket_bytes(psi_bytes, ranks))
 
     def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
         """Returns the dtypes of a unit of such parameters. At world size 1 there is no

@@ -25,6 +25,7 @@ from ...config.cell import CellConfig
 from ...config.schema import Gpt
 from ...predict.build import facts_of
 from ...predict.estimate import estimate
+from ...zero.options import automatic_bucket_bytes
 
 STAGES = {
     "ddp": 0, "zero1": 1, "megatron": 1, "zero_redundancy": 1, "zero2": 2, "fsdp2_no_reshard": 3, "zero3": 3,
@@ -153,8 +154,6 @@ def _notes_fsdp2(config: CellConfig, stage: int) -> list[str]:
 
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}
-LARGEST_BUCKET = 25 * 2**20
-"""Bytes of our automatic buckets at most; at least 1 MiB."""
 
 
 def deepspeed(config: CellConfig) -> Settings:
@@ -202,12 +201,11 @@ def _offload(config: CellConfig, stage: int) -> dict[str, Any]:
 
 
 def _bucket_numel(config: CellConfig) -> int:
-    """Returns the elements of a bucket: the cell's, or as our automatic one: half of a rank's shard."""
+    """Returns the elements of a bucket: the cell's, or those of our automatic one."""
     given, item = getattr(config.strategy, "bucket_bytes", None), ITEM[config.precision.name]
     if isinstance(given, int):
         return given // item
-    shard = estimate(config).psi * item // config.data_ranks
-    return min(max(shard // 2, 2**20), LARGEST_BUCKET) // item
+    return automatic_bucket_bytes(estimate(config).psi * item, config.data_ranks) // item
 
 
 def _unit_numel(config: CellConfig) -> int:

@@ -24,6 +24,7 @@ from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import quantize, simulated
 from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
+from ...zero.offload import placement
 from ...zero.parameters import versions
 from ..observers import listening
 from . import kernels
@@ -68,6 +69,7 @@ ROWS: dict[str, dict[Any, Any]] = {
     "copies to host memory": {"table": host_memory.STREAMS, "cpu": NullCuda},
     "blocks of quantization": {"table": quantize.CHUNKS, "cpu": 2**62},
     "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
+    "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
     "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
 }
 """Entries of tables by device: the CPU's is replaced."""
