@@ -85,7 +85,7 @@ def test_the_long_form_takes_names_and_says_which_there_are(stages: Results) -> 
     assert set(stages.long("step_s").unit) == {"s"}
     for wrong, sentence in (
         (lambda: stages.long("peak_byte"), "long: 'peak_byte' is not a metric of the runs; do you mean peak_bytes"),
-        (lambda: stages.long(beside=["stratgy"]), "'stratgy' is no column of these runs; do you mean strategy"),
+        (lambda: stages.long(beside=["stratgy"]), "'stratgy' is not a column of the runs; do you mean strategy"),
     ):
         with pytest.raises(ValueError, match=sentence):
             wrong()
