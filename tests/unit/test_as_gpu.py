@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
 from validation.variants import VARIANTS
+from zerobench import zero
 from zerobench.config import schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
@@ -219,3 +222,18 @@ def test_options_run_on_a_gpu_with_the_traffic_of_a_cpu() -> None:
         assert on_gpu.memory is not None
         low, high = on_gpu.memory.reserved_bytes
         assert on_gpu.peak_bytes <= on_gpu.memory.allocated_bytes <= low <= high, name
+
+
+def test_every_table_of_the_engine_by_device_has_a_gpu_s_entry() -> None:
+    """A table that is left out makes the GPU work in a CPU's pieces: thousands of small kernels where it has few."""
+    tables = [
+        (module.__name__, name, table)
+        for module in (import_module(one.name) for one in walk_packages(zero.__path__, "zerobench.zero."))
+        for name, table in vars(module).items()
+        if isinstance(table, dict) and isinstance(table.get("cpu"), int)
+    ]
+    assert len(tables) >= 4
+    before = [table["cpu"] for *_, table in tables]
+    with as_gpu(None, 0):
+        alike = [one[:2] for one, size in zip(tables, before, strict=True) if one[2]["cpu"] == size]
+    assert alike == []
