@@ -245,6 +245,18 @@ def test_kernels_take_as_many_times_longer_as_was_fitted() -> None:
         assert scaled.compute(event) == pytest.approx(factor * costs.compute(event))
 
 
+def test_attention_reaches_more_of_the_peak_the_longer_the_sequence() -> None:
+    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"), scales=hardware.Scales())
+
+    def seconds(tokens: int, operator: str = "_scaled_dot_product_flash_attention") -> float:
+        event = row("compute", operator=operator, flops=10**13, sizes=f"1x8x{tokens}x{tokens}x128", dtype="bfloat16")
+        return costs.compute(event)
+
+    assert seconds(16384) == pytest.approx(10**13 / (989e12 * 0.677))
+    assert seconds(512) > seconds(1400) > seconds(2048) > seconds(65536) == seconds(16384)
+    assert seconds(4096, "_scaled_dot_product_flash_attention_backward") > seconds(4096)
+
+
 def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "validated", lambda: {"compute": {"a100": 1.0, "h100": 4.0}, "attention": 1.1})
     assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)

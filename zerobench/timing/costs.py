@@ -2,7 +2,7 @@
 
 matrix products   a table of measured times by shape, interpolated: log(time per FLOP) over log m, n, k, by the nearest
                   shapes; beyond the table the nearest shape of it. Without a table a fraction of the peak
-attention         FLOPs over a fraction of the peak
+attention         FLOPs over a fraction of the peak, by the length of the sequence
 all else          bytes over a fraction of the memory's bandwidth, at least the shortest kernel
 collectives       inside a node a table by size and ranks; between nodes the bytes that a node takes in over its
                   network's bandwidth, with a latency per hop; the slower of both. A group's ranks on a node follow
@@ -181,7 +181,8 @@ class GpuCosts:
         peak = device.peak_tflops.get(dtype, max(device.peak_tflops.values()))
         sizes = numbers(event.sizes) if event.sizes else ()
         if len(sizes) == 5:
-            fraction = device.attention_backward if BACKWARD in event.operator else device.attention_forward
+            rates = device.attention_backward if BACKWARD in event.operator else device.attention_forward
+            fraction = float(np.interp(math.log(sizes[2]), np.log(list(rates)), list(rates.values())))
             return max(memory, event.flops / (peak * 1e12 * fraction) * self.scales.attention)
         if len(sizes) == 4 and device.matmul_table and dtype in HALVES:
             batch, m, n, k = sizes

@@ -34,8 +34,9 @@ class Device:
     matmul_table: str
     """A file of zerobench/hardware/tables, or a device of efficiency_by_shape.csv; empty: there is none."""
     matmul_efficiency: float
-    attention_forward: float
-    attention_backward: float
+    attention_forward: dict[int, float]
+    """Tokens of a sequence -> fraction of the peak, between them in logarithms."""
+    attention_backward: dict[int, float]
     collectives_table: str
     """A device of collectives_in_node.csv; empty: there is none."""
     link_gb_s: float
