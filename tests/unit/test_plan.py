@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from analysis import largest_model
 from tests.cells import cell
-from zerobench.commands.plan import command
+from zerobench.commands.plan import command, fastest
 from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
 from zerobench.commands.plan.fastest import TriedBatch, TriedRow, sizes_of, whole_used
@@ -145,6 +147,34 @@ def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() ->
     rows = [row("ddp", 90, psi=2_000_000_000), row("zero3", 80, psi=9_000_000_000), row("zero2", 80, psi=8_990_000_000)]
     assert recommended(rows, goal) is rows[2]  # as large as zero3 within 2 %, and it moves less
     assert "ddp, which costs less, ends at 2.00B parameters" in sentence(rows, goal, 100)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({4: (1.0, 1.1), 16: (1.0, 1.05)}, "On 32 and 128 GPUs with the same micro-batches zero1 stays ahead."),
+        ({4: (1.0, 0.995), 16: (1.0, 0.9)}, "On 128 GPUs with the same micro-batches zero3 is ahead."),
+        ({4: (1.0, 0.5)}, "On 32 GPUs with the same micro-batches zero3 is ahead."),
+    ],
+)
+def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
+    steps: dict[int, tuple[float, ...]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MoreGpus:
+        costs = None
+
+        def on_more_gpus(self, cells: list[object], factor: int) -> list[SimpleNamespace]:
+            assert len(cells) == 2, "zero1's second row is no leader"
+            return [SimpleNamespace(problem="", step_s=step) for step in steps[factor]]
+
+    monkeypatch.setattr(fastest, "step_time", lambda schedule, _: schedule)
+    names = ("zero1", "zero1", "zero3")
+    ranked: Any = [
+        fastest.Timed(Candidate(name, "none", "none"), cell(name, 8), None, None, None, None)  # type: ignore[arg-type]
+        for name in names
+    ]
+    assert fastest.turn_of_gpus(ranked, MoreGpus()) == said  # type: ignore[arg-type]
+    assert fastest.turn_of_gpus(ranked[:2], MoreGpus()) == ""  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("guessed", [(0.0, 0.0), (0.3, 0.02), (0.5, 0.2)])

@@ -127,7 +127,7 @@ def _fastest(
         found = find(cells, FastestSearch(costs, capacity, batch, given, counted))
     none = "" if found.timed else nothing_fits(found.rows, capacity)
     if chosen.format == "json":
-        told = fastest_as_json(found.timed, costs) if found.timed else {"recommended": None, "sentence": none}
+        told = fastest_as_json(found, costs) if found.timed else {"recommended": None, "sentence": none}
         print(json.dumps({"torch": version("torch"), "source_hash": source_hash("")} | told, indent=1))
         return int(not found.timed)
     console = stdout_console()
@@ -135,7 +135,7 @@ def _fastest(
         console.print(fastest_table(found.timed))
     for line in (*notes_of(found.rows), *found.notes):
         say(console, line)
-    say(console, none or fastest_sentence(found.timed, costs))
+    say(console, none or fastest_sentence(found, costs))
     return int(not found.timed)
 
 

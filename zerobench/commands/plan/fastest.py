@@ -8,7 +8,8 @@ micro-batch   the largest power of two that fits; with a given `batch`, the larg
               in the micro-batch, so that what a line from below puts beyond the device is beyond it
 executed      a row once per micro-batch that is tried, with few blocks (timing/prediction.py): the same execution gives
               memory and schedule. The row that is recommended is executed with all its blocks
-turn          the network at which another row would be ahead: schedules are laid out again for every network
+turn          the network, or the number of GPUs, at which another row would be ahead: schedules are laid out again for
+              every network, and the leading strategies are executed again on more GPUs with the same micro-batches
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ AHEAD = 1.01
 SLOWER = (0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 FASTER = (2.0, 4.0)
 """Factors on the network at which the ranking is asked for again."""
+
+MORE_GPUS = (4, 16)
+"""Factors on the number of GPUs at which the leading strategies are executed again."""
 
 SHOWN = 10
 
@@ -183,16 +187,28 @@ class FastestSearch:
     def execute(self, work: Sequence[tuple[TriedRow, int]]) -> None:
         """Executes rows, each with a micro-batch."""
         cells = [self._sized(row.cell, size) for row, size in work]
-        small = [reduced(cell.config) for cell in cells]
-        found = iter(self.run([config for one in small for config in one.configs]))
-        for (row, size), cell, one in zip(work, cells, small, strict=True):
-            mine = [next(found) for _ in one.configs]
+        for (row, size), cell, (one, mine) in zip(work, cells, self._executed(cells), strict=True):
             schedule = schedule_of(one, mine)
             if schedule.problem:
                 row.problem = schedule.problem
                 continue
             used = whole_used(one, [_used(cell, each) for each in mine])
             row.probes[size] = TriedBatch(cell, used, self.capacity.load(used), schedule)
+
+    def _executed(self, cells: Sequence[Cell]) -> list[tuple[Reduced, list[Execution]]]:
+        """Executes cells with few blocks, all in one call."""
+        small = [reduced(cell.config) for cell in cells]
+        found = iter(self.run([config for one in small for config in one.configs]))
+        return [(one, [next(found) for _ in one.configs]) for one in small]
+
+    def on_more_gpus(self, cells: Sequence[Cell], factor: int) -> list[StepSchedule]:
+        """Returns the schedules of cells on so many times as many GPUs, each rank with the same work."""
+        larger = []
+        for cell in cells:
+            config = cell.config
+            batch = None if config.batch is None else config.batch * factor
+            larger.append(cell.changed(world_size=config.world_size * factor, batch=batch))
+        return [schedule_of(one, mine) for one, mine in self._executed(larger)]
 
     def _sized(self, cell: Cell, size: int) -> Cell:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
@@ -284,11 +300,14 @@ def whole_used(cell: Reduced, used: Sequence[Used]) -> Used:
 
 @dataclass(frozen=True)
 class FastestFound:
-    """What was found, the fastest first. `notes`: rows that were not simulated, and why."""
+    """What was found, the fastest first. `notes`: rows that were not simulated, and why. `more_gpus`: a sentence on the
+    number of GPUs at which another strategy is ahead.
+    """
 
     rows: list[PlanRow]
     timed: list[Timed]
     notes: list[str]
+    more_gpus: str
 
 
 def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
@@ -296,11 +315,8 @@ def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
     rows = [search.row(one, cell) for one, cell in cells.items()]
     search.pilots(rows)
     search.all_sizes(rows)
-    ranked = _ranked(search, rows)
-    leaders = list({one.candidate.strategy: one for one in reversed(ranked)}.values())[::-1]
-    leaders = sorted(leaders, key=lambda one: -one.tokens_per_s)[:LEADERS]
     more, notes = list[TriedRow](), list[str]()
-    for one in leaders:
+    for one in _leaders(_ranked(search, rows)):
         free = step_time(one.schedule, FreeCosts(search.costs)).step_s
         part = 1 - free / one.time.step_s
         if part < 1 - one.interval.low:
@@ -312,12 +328,20 @@ def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
         row.sizes, row.slope = tuple(size for size in row.sizes if size <= row.cell.config.micro_batch)[-2:], 0.0
     search.all_sizes(more)
     timed = _verified(_ranked(search, [*rows, *more]), search)
-    return FastestFound([row.as_plan() for row in (*rows, *more)], timed, notes)
+    return FastestFound([row.as_plan() for row in (*rows, *more)], timed, notes, turn_of_gpus(timed, search))
 
 
 def _ranked(search: FastestSearch, rows: Sequence[TriedRow]) -> list[Timed]:
     found = [one for row in rows if (one := search.timed(row)) is not None]
     return sorted(found, key=lambda one: -one.tokens_per_s)
+
+
+def _leaders(ranked: Sequence[Timed]) -> list[Timed]:
+    """Returns the fastest row of each leading strategy."""
+    best: dict[str, Timed] = {}
+    for one in ranked:
+        best.setdefault(one.candidate.strategy, one)
+    return list(best.values())[:LEADERS]
 
 
 def _verified(ranked: list[Timed], search: FastestSearch) -> list[Timed]:
@@ -380,8 +404,9 @@ def _line(one: Timed) -> list[str]:
     ]  # fmt: skip
 
 
-def sentence(found: Sequence[Timed], costs: GpuCosts) -> str:
-    """Returns the recommendation: why the first wins, whether the interval says so, and where another would."""
+def sentence(answer: FastestFound, costs: GpuCosts) -> str:
+    """Returns the recommendation: why the first wins, whether the interval says so, and when another would."""
+    found = answer.timed
     first = found[0]
     said = f"Take {first.candidate.name} with micro_batch={first.cell.config.micro_batch}: {first.tokens_per_s:,.0f}"
     said += f" tokens/s per GPU, its step bound by {first.time.binds}"
@@ -391,7 +416,8 @@ def sentence(found: Sequence[Timed], costs: GpuCosts) -> str:
         tie = first.interval.high > 1 + behind
         said += f"; {second.candidate.name} is {behind:.1%} behind, {_why(first, second)}"
         said += ", less than the interval: a tie" * tie
-    return f"{said}. {turn(found, costs)} The interval: {first.interval.words}."
+    parts = (f"{said}.", turn(found, costs), answer.more_gpus, f"The interval: {first.interval.words}.")
+    return " ".join(part for part in parts if part)
 
 
 def _why(first: Timed, second: Timed) -> str:
@@ -421,6 +447,26 @@ def turn(found: Sequence[Timed], costs: GpuCosts) -> str:
     return f"No network from {rate * SLOWER[-1]:g} to {rate * FASTER[-1]:g} Gbit/s per node changes that."
 
 
+def turn_of_gpus(found: Sequence[Timed], search: FastestSearch) -> str:
+    """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if there is no
+    other strategy that fits. It executes the leaders again."""
+    leaders, tried = _leaders(found), list[str]()
+    if len(leaders) < 2:
+        return ""
+    first = leaders[0]
+    for factor in MORE_GPUS:
+        schedules = search.on_more_gpus([one.cell for one in leaders], factor)
+        gpus = first.cell.config.world_size * factor
+        if problem := next((one.problem for one in schedules if one.problem), ""):
+            return f"On {gpus:,} GPUs nothing is predicted: {problem}."
+        rates = [one.rate(step_time(schedule, search.costs)) for one, schedule in zip(leaders, schedules, strict=True)]
+        best = leaders[rates.index(max(rates))]
+        if max(rates) > AHEAD * rates[0]:
+            return f"On {gpus:,} GPUs with the same micro-batches {best.candidate.name} is ahead."
+        tried.append(f"{gpus:,}")
+    return f"On {' and '.join(tried)} GPUs with the same micro-batches {first.candidate.name} stays ahead."
+
+
 def _best_at(found: Sequence[Timed], costs: GpuCosts, factor: float) -> Timed:
     """Returns the fastest on a network so many times as fast; the first, unless another is ahead of it."""
     other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
@@ -437,8 +483,9 @@ def _edge(best_at: Callable[[float], Timed], first: Timed, near: float, far: flo
     return far
 
 
-def as_json(found: Sequence[Timed], costs: GpuCosts) -> dict[str, Any]:
+def as_json(answer: FastestFound, costs: GpuCosts) -> dict[str, Any]:
     """Returns the plan as plain values: seconds, bytes, tokens per second and GPU."""
+    found = answer.timed
     return {
         "cluster": asdict(costs.cluster),
         "rows": [
@@ -449,5 +496,5 @@ def as_json(found: Sequence[Timed], costs: GpuCosts) -> dict[str, Any]:
              "exposed_s": one.time.exposed_s, "host_s": one.time.host_s, "binds": one.time.binds}
             for one in found
         ],
-        "recommended": found[0].candidate.name, "sentence": sentence(found, costs),
+        "recommended": found[0].candidate.name, "sentence": sentence(answer, costs),
     }  # fmt: skip
