@@ -159,6 +159,11 @@ def test_a_ceiling_by_hand_names_the_largest_tensor() -> None:
     assert "the largest tensor at the peak is token_embedding" in found.sentence
 
 
+def test_a_limit_that_is_far_away_has_no_percentage() -> None:
+    (found,) = judge_cell("c", {"states_bytes": Limit(21, "<=")}, row(states_bytes=2 * MIB))
+    assert "%" not in found.sentence
+
+
 def test_missing_cells_and_metrics_and_failed_runs() -> None:
     limits = {"peak_bytes": Limit(1), "step_s": Limit(1, "", 0.25)}
     assert [f.kind for f in judge_cell("c", limits, None)] == ["missing"]

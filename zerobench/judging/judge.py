@@ -82,6 +82,9 @@ where there are AMX tiles.
 ROUNDING = 1e-9
 """Relative slack of quotients, whose last digit may differ between versions of Python."""
 
+LEAST_SHARE, MOST_SHARE = 0.0001, 10.0
+"""Deviations that are shown in percent as well: a limit of a few bytes would be exceeded by millions of percent."""
+
 _LIMIT = re.compile(r"(<=|>=)?\s*([^±]+?)\s*(?:±\s*([0-9.]+)\s*%)?")
 
 
@@ -220,7 +223,7 @@ def _by_line(metric: str, limit: Limit, value: float, before: Lines, now: Lines)
 def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> str:
     where = "above" if value > limit.value else "below"
     off = abs(value / limit.value - 1) if limit.value else 0.0
-    share = f", {off:.2%}" if off >= 0.0001 else ""
+    share = f", {off:.2%}" if LEAST_SHARE <= off < MOST_SHARE else ""
     kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
     tolerance = f" ± {limit.tolerance:.3g}" if limit.tolerance else ""
     by = show_value(metric, abs(value - limit.value))
