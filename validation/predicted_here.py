@@ -45,7 +45,8 @@ CALIBRATIONS = Path("results/calibration/cpu")
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "megatron")
 SETTINGS = (
-    ("gpt_small", 2, 0.0), ("gpt_medium", 2, 0.0), ("gpt_small", 4, 0.0), ("gpt_small", 2, 1.0),
+    ("gpt_small", 2, 0.0), ("gpt_medium", 2, 0.0), ("gpt_small", 4, 0.0), ("gpt_medium", 4, 0.0),
+    ("gpt_small", 2, 1.0), ("gpt_small", 4, 1.0), ("gpt_small", 2, 0.1),
 )  # fmt: skip
 """(model, ranks, Gbit/s of the link; 0: loopback)."""
 

@@ -25,14 +25,20 @@ from zerobench.timing.timeline import Declared, lay_out
 class Units:
     """A device on which an operator takes `flops` seconds and a collective `bytes`."""
 
-    def __init__(self, blocking: bool = False, host_s: float = 0.0, contention: float = 1.0) -> None:
+    def __init__(
+        self, blocking: bool = False, host_s: float = 0.0, contention: float = 1.0, apart: float = 0.0
+    ) -> None:
         self.blocking, self.host_s, self.contention = blocking, host_s, contention
+        self._apart = apart
 
     def compute(self, event: EventRow) -> float:
         return float(event.flops)
 
     def transfer(self, event: EventRow) -> Transfer:
         return Transfer(self.host_s, float(event.bytes))
+
+    def apart(self, seconds: float) -> float:
+        return self._apart * seconds
 
 
 def row(kind: str, **facts: object) -> EventRow:
@@ -44,7 +50,9 @@ def work(seconds: int, stream: int = 0) -> EventRow:
 
 
 def launch(operation: int, seconds: int, stream: int = 0, kind: str = "reduce_scatter") -> EventRow:
-    return row("launch", operation=operation, bytes=seconds, stream=stream, group="world", collective=kind)
+    return row(
+        "launch", operation=operation, bytes=seconds, stream=stream, group="world", group_size=2, collective=kind
+    )
 
 
 def wait(operation: int, stream: int = 0) -> EventRow:
@@ -84,6 +92,15 @@ def test_a_slow_host_starves_the_device() -> None:
 def test_on_a_cpu_the_host_computes_and_waits() -> None:
     made = lay_out([work(2), launch(0, 5), work(1), wait(0), work(1)], Units(blocking=True))
     assert (made.step_s, made.exposed_s) == (8, 4)
+
+
+def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_waited_for_one_another() -> None:
+    apart = Units(blocking=True, apart=0.25)
+    made = lay_out([work(4), launch(0, 2), wait(0), work(4), launch(1, 2), wait(1)], apart)
+    assert made.step_s == 4 + 1 + 2 + 4 + 1.75 + 2, "they were together when the first was issued, 7 seconds before"
+    hidden = lay_out([work(4), launch(0, 2), work(4), wait(0), launch(1, 2), wait(1)], apart)
+    assert hidden.step_s == 8 + 2 + 2, "a wait that is over at once brings nobody together"
+    assert lay_out([work(4), launch(0, 2), wait(0)], Units(apart=0.25)).step_s == 6, "not on GPUs"
 
 
 def test_a_cpu_has_no_streams_so_that_every_wait_is_the_hosts() -> None:

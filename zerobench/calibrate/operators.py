@@ -3,8 +3,10 @@
 matrix product   by m, n, k
 attention        forward and backward, by b x heads x queries x keys x head
 all else         by the bytes that it reads and writes
-beside           a collective's cost to a rank that computes meanwhile: compute with it less compute alone, by the bytes
-                 of the full tensor
+beside           a collective's cost to a rank that computes meanwhile: compute with it minus compute alone, by the
+                 bytes of the full tensor; in both the last rank's end counts
+apart            how much later than their mean the last rank arrives, by the seconds that all have computed since they
+                 last met (`sizes`): what a collective waits for before it moves a byte
 autograd         of one operator in forward and backward: what a call costs beyond its kernel
 step             of a reference model in training, without communication: measured, and laid out from the times above.
                  In a step caches are cold and Python runs between the operators; the ratio is the machine's own
@@ -220,11 +222,16 @@ LEAST_S = 2e-3
 BESIDE = "beside"
 AUTOGRAD = "autograd"
 STEP, STEP_LAID_OUT = "step", "step laid out"
-NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT)
+APART = "apart"
+NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT, APART)
 """Rows that are no curve of an operator."""
 BESIDE_BYTES = tuple(2**power for power in (18, 20, 22, 24))
 BLOCK_S = 0.04
 """Compute beside which a collective runs, seconds."""
+
+APART_S = (0.005, 0.02, 0.08, 0.32)
+APART_REPETITIONS = 15
+"""Seconds of compute after which ranks meet, and how often each."""
 
 Waited = Callable[[], object]
 
@@ -260,11 +267,7 @@ def _beside(job: OperatorJob) -> list[dict[str, Any]]:
 
 
 def _extra(comm: Comm, full: torch.Tensor, begin: Any, block: Callable[[], object], times: int) -> float:
-    dist.barrier()
-    started = time.perf_counter()
-    for _ in range(times):
-        block()
-    alone = time.perf_counter() - started
+    _, alone = _compute_and_meet(block, times)
     dist.barrier()
     started = time.perf_counter()
     wait = begin(comm, full)
@@ -272,6 +275,38 @@ def _extra(comm: Comm, full: torch.Tensor, begin: Any, block: Callable[[], objec
         block()
     wait()
     return time.perf_counter() - started - alone
+
+
+def _compute_and_meet(block: Callable[[], object], times: int) -> tuple[float, float]:
+    """Returns the seconds of this rank's blocks, and until the last rank has computed its own."""
+    dist.barrier()
+    started = time.perf_counter()
+    dist.barrier()
+    barrier = time.perf_counter() - started
+    started = time.perf_counter()
+    for _ in range(times):
+        block()
+    mine = time.perf_counter() - started
+    dist.barrier()
+    return mine, time.perf_counter() - started - barrier
+
+
+def _apart() -> list[dict[str, Any]]:
+    """Returns how much later than the mean the last rank arrives."""
+    block = _product(512, 1536, 384)()
+    per_second = torch.tensor(1 / _seconds([block], 20))
+    dist.broadcast(per_second, 0)
+    rows = []
+    for seconds in APART_S:
+        found = []
+        for _ in range(APART_REPETITIONS):
+            mine, until_all = _compute_and_meet(block, max(1, round(seconds * float(per_second))))
+            whole = torch.tensor(mine)
+            dist.all_reduce(whole)
+            found.append(until_all - float(whole) / dist.get_world_size())
+        late = max(0.0, median(found))
+        rows.append({"operator": APART, "sizes": f"{seconds:g}", "bytes": 0, "flops": 0, "seconds": late})
+    return rows
 
 
 TINY, CHAIN = 64, 200
@@ -316,7 +351,7 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
                 tell(number)
         rows.append({"operator": AUTOGRAD, "sizes": "", "bytes": 0, "flops": 0, "seconds": _autograd_s()})
         if job.world_size > 1:
-            rows += _beside(job)
+            rows += [*_apart(), *_beside(job)]
     return rows
 
 

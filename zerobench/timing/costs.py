@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.interpolate import RBFInterpolator
 
 from ..calibrate.collectives import Calibration
-from ..calibrate.operators import AUTOGRAD, BESIDE, NO_OPERATORS, STEP, STEP_LAID_OUT
+from ..calibrate.operators import APART, AUTOGRAD, BESIDE, NO_OPERATORS, STEP, STEP_LAID_OUT
 from ..records import EventRow
 from ..records.event_row import MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
@@ -57,6 +57,9 @@ class Costs(Protocol):
 
     def transfer(self, event: EventRow) -> Transfer:
         """Cost of a launch."""
+
+    def apart(self, seconds: float) -> float:
+        """Seconds by which the last rank is later than the mean, after so long without a wait for one another."""
 
 
 def numbers(sizes: str) -> tuple[int, ...]:
@@ -226,6 +229,10 @@ class GpuCosts:
         alike = min(max(event.stride, 1), cluster.devices_per_node) * (members if kind == "all_to_all" else 1)
         return hops + alike * event.bytes * link_factor(kind, nodes) / cluster.node_bytes_per_s
 
+    def apart(self, seconds: float) -> float:
+        """Returns 0: no table has it."""
+        return 0.0
+
 
 ANY_BUS_GB_S = 24.0
 """Between a GPU and its host: PCIe 4.0 x16 at 75 %, stated."""
@@ -265,6 +272,8 @@ class CpuCosts:
         known = operators.groupby("operator")["seconds"].mean()
         self.in_step = float(known[STEP] / known[STEP_LAID_OUT]) if STEP_LAID_OUT in known else 1.0
         self.host_s = float(known[AUTOGRAD]) * self.in_step
+        apart = operators[operators["operator"] == APART]
+        self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
         self._calibration, self._idle = calibration, cores > self.ranks
         self._link, self._latency = link_bytes_per_s, latency_s
 
@@ -302,6 +311,10 @@ class CpuCosts:
         curve = self._curves.get(f"{BESIDE} {via} {kind}")
         beside = alone if curve is None else curve.seconds(int(size))
         return Transfer(beside, wire if self._link is not None else max(0.0, alone - beside))
+
+    def apart(self, seconds: float) -> float:
+        """Returns how late the last rank is; after more than the longest measured time as late as after that."""
+        return float(np.interp(seconds, *self._apart))
 
 
 GLOO_SENDS = {"reduce_scatter": 2.0}

@@ -5,9 +5,10 @@ stream    runs what is issued to it in order; 0 is the model's. What it waits fo
 lane      of a process group: its collectives run one after the other, whichever streams they are on
 busy      compute that runs beside a collective takes `contention` times as long for that part
 
-An operator starts when it is issued and its stream is free. A collective starts when, besides, its lane is free. On
-a CPU the host computes itself, and an operator is over when it is issued; there are no streams, so that the host waits
-for what any of them waits for.
+An operator starts when it is issued and its stream is free. A collective starts when, besides, its lane is free and the
+last rank has arrived (`apart`): on CPUs ranks drift apart until one of them waits for the others. On a CPU the host
+computes itself, and an operator is over when it is issued; there are no streams, so that the host waits for what any of
+them waits for.
 
 All ranks do the same at the same time: one is laid out. What waits for a collective is exposed communication, and what
 a stream waits for the host is its share.
@@ -111,7 +112,9 @@ class _Layout:
         self._streams: defaultdict[int, float] = defaultdict(float)
         self._lanes: defaultdict[str, float] = defaultdict(float)
         self._recorded: dict[int, float] = {}
+        self._issued: dict[int, float] = {}
         self._ends: dict[int, float] = {}
+        self._met = 0.0
         self._unwaited: set[int] = set()
         self._busy: list[tuple[float, float]] = []
         self._late: list[EventRow] = []
@@ -176,12 +179,15 @@ class _Layout:
         if self._costs.blocking:
             self._streams[0] = max(self._streams[0], self._host)
         lane = event.group or event.tier
-        begin = max(self._host, self._streams[event.stream], self._lanes[lane])
+        meets = self._costs.blocking and event.kind == LAUNCH and event.group_size > 1
+        arrived = self._host + (self._costs.apart(self._host - self._met) if meets else 0.0)
+        begin = max(arrived, self._streams[event.stream], self._lanes[lane])
         end = begin + cost.wire_s * stretch
         self._lanes[lane] = end
         if event.stream:
             self._streams[event.stream] = end
         if event.operation is not None:
+            self._issued[event.operation] = self._host
             self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
             self._launched[event.operation] = event.unit, lane
             if event.operator == "allreduce_" and not event.unit and not event.stream:
@@ -195,7 +201,7 @@ class _Layout:
         stream = 0 if self._costs.blocking else event.stream
         if event.operation in self._ends and event.operation is not None:
             self._launched.pop(event.operation, None)
-            self._await(stream, self._ends[event.operation])
+            self._await_operation(stream, event.operation)
             if stream == 0:
                 self._unwaited.discard(event.operation)
 
@@ -211,13 +217,20 @@ class _Layout:
         else:
             self._await(event.stream, self._streams[event.elements])
 
-    def _await(self, stream: int, until: float) -> None:
+    def _await_operation(self, stream: int, operation: int) -> None:
+        """Waits for a collective; if it is not over by then, all ranks were together when the last one issued it."""
+        if self._await(stream, self._ends[operation]):
+            self._met = max(self._met, self._issued[operation])
+
+    def _await(self, stream: int, until: float) -> bool:
+        """Lets a stream wait; returns whether it had to."""
         waited = max(0.0, until - max(self._streams[stream], self._host if self._costs.blocking else 0.0))
         self._streams[stream] = max(self._streams[stream], until)
         if stream == 0:
             self._here.exposed_s += waited
             if self._costs.blocking:
                 self._host = max(self._host, until)
+        return waited > 0
 
     # -- phases ----------------------------------------------------------------------------------------
 
@@ -247,12 +260,12 @@ class _Layout:
             self._start(event)
         for event in late:
             if event.operation is not None:
-                self._await(0, self._ends[event.operation])
+                self._await_operation(0, event.operation)
 
     def _await_reducer(self) -> None:
         """Waits for what C++ launched and waits for by itself at the end of a backward, as DDP's reducer does."""
         for operation in self._unwaited:
-            self._await(0, self._ends[operation])
+            self._await_operation(0, operation)
         self._unwaited.clear()
 
     def _now(self) -> float:

@@ -382,6 +382,10 @@ class FreeCosts:
         """Nothing but the launch."""
         return Transfer(self.of.transfer(event).host_s, 0.0)
 
+    def apart(self, seconds: float) -> float:
+        """Nothing."""
+        return 0.0
+
 
 # -- the answer ------------------------------------------------------------------------------------
 
