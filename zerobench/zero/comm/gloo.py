@@ -60,7 +60,7 @@ def tag_of(kind: str, unit: str, size_bytes: int) -> int:
 
 
 def send(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
-    """Starts sending to a rank of the group, without dist.isend, whose overhead is measurable with many small pieces."""
+    """Starts sending to a rank of the group, without dist.isend, which has a measurable overhead with small pieces."""
     return group.send([piece], peer, tag)
 
 

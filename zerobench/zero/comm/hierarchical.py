@@ -237,7 +237,7 @@ def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> 
 
 
 def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
-    """Creates this rank's groups: its node of `node_size` consecutive ranks, and a group with one rank per node. Collective."""
+    """Creates this rank's groups: a node of `node_size` consecutive ranks, and one rank per node. Collective."""
     if all_ranks.group is None or node_size == all_ranks.size:
         return Nodes(all_ranks, Comm())
     if all_ranks.group is not dist.group.WORLD:

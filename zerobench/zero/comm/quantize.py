@@ -76,7 +76,7 @@ class Codec:
             place.copy_(part.float().mul_(scale))  # not part * scale: mixed dtypes would make another temporary
 
     def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
-        """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8 of the same shape; scales into `into`: (rows, blocks, 1)."""
+        """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8; scales into `into`, (rows, blocks, 1)."""
         largest = x.abs().amax(2, keepdim=True)
         levels = largest.new_full((), LEVELS[self.bits])  # a tensor: dividing by a number, CUDA uses the reciprocal
         scale = torch.where(largest < LEAST, 0.0, largest / levels)

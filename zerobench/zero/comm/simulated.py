@@ -150,7 +150,7 @@ def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGro
 
 
 class SimulatedNccl(NcclComm):
-    """NCCL's collectives, on streams. Outputs are overwritten: the fake group's outputs differ between torch versions."""
+    """NCCL's collectives, on streams. Outputs are overwritten: the fake group's depend on torch's version."""
 
     stamps = False
     scatter_into = staticmethod(_scatter_alone)

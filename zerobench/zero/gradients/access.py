@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
-    """Yields this rank's part of the means over the ranks: (numel,) each, in the stored dtype and tier, still multiplied
-    by the loss scale. Read a tensor before asking for the next. No collective, and nothing is changed.
+    """Yields this rank's part of the means over the ranks: (numel,) each, in the stored dtype and tier, still
+    multiplied by the loss scale. Read a tensor before asking for the next. No collective, and nothing is changed.
 
     Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
     """
