@@ -140,7 +140,7 @@ class FileRange(ShardRange):
             state |= {key: chunk[key].narrow(0, at, numel).view(shape) for key in state.keys() & chunk.keys()}
 
     def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
-        """Makes the optimizer's tensors absent; with `keep`, states that it made elsewhere are first moved to the pool."""
+        """Makes the tensors absent; with `keep`, states that the optimizer made elsewhere first move to the pool."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
             state, shape = self._tier.optimizer.state.get(share.tensor, {}), share.tensor.shape

@@ -98,7 +98,7 @@ class Channel:
         self._forget(offset, len(piece))
 
     def write(self, piece: memoryview, offset: int, name: str) -> None:
-        """Writes `piece` at byte `offset` of the file, and arbitrary bytes up to the end of its page. Raises DiskError."""
+        """Writes `piece` at byte `offset`, and arbitrary bytes up to the end of its page. Raises DiskError."""
         parts, loose = self._parts(piece)
         if loose:
             parts[-1][:loose] = piece[-loose:]
@@ -217,7 +217,7 @@ class Buffer:
 
 
 def _in_large_pages(address: int, nbytes: int) -> None:
-    """Advises the kernel to use large pages: direct I/O works page by page, and takes half the CPU time with large ones."""
+    """Advises the kernel to use large pages: direct I/O works by page, and takes half the CPU time with them."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
 

@@ -4,7 +4,7 @@ parent    where the user wants files: `offload.path`, or a run's own folder
 scratch   a rank's folder in it, NAME-*, with a file LOCK that names its process. The lock is the kernel's (flock) and
           ends with the process, in every case; without locks in the file system, pid and start time identify the owner
 sweep     removes the scratch folders of a parent whose processes have ended: a killed rank cannot clean up itself.
-          Folders of other machines stay, whose locks may be invisible here (NFS with `nolock`, Lustre with `localflock`)
+          Other machines' folders stay: their locks may be invisible here (NFS with `nolock`, Lustre with `localflock`)
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _started(pid: int) -> int | None:
 
 
 def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
-    """weakref.finalize for resources of this process only: a forked child also ends with copies of its parent's objects."""
+    """weakref.finalize for resources of this process only: a forked child ends with copies of its parent's objects."""
     return weakref.finalize(owner, _act_in, os.getpid(), act, *arguments)
 
 
