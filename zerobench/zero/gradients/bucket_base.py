@@ -109,7 +109,7 @@ class GradientBucket:
         return 2 * sum(piece.numel for piece in layout.pieces if piece.parameter in self.arrived) >= layout.numel
 
     def fill(self, piece: Piece, gradient: torch.Tensor, sends: bool) -> None:
-        """Writes gradient / N, (piece.numel,), into its piece, or adds it to one that waits there (tied, micro-batches)."""
+        """Writes gradient / N, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
         if self.check is not None:
             self.check()
         if not self.filled:

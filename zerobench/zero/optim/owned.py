@@ -37,8 +37,8 @@ def cost_of(shape: Sequence[int]) -> int:
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:
-    """Returns the owner of each matrix: the costliest first, each to the rank with the least load so far. Ties go to the
-    lowest rank, and to the first matrix.
+    """Returns the owner of each matrix: the costliest first, each to the rank with the least load so far. Ties go to
+    the lowest rank, and to the first matrix.
     """
     loads, owner = [0] * ranks, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: -costs[number]):

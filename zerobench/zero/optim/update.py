@@ -127,7 +127,7 @@ class Update:
         self.scaling.forget()
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """Returns the norm of all unscaled gradients, 0-dim fp32; `run` will scale them to a norm of at most `max_norm`."""
+        """Returns the norm of all unscaled gradients, 0-dim fp32; `run` will scale them to at most `max_norm`."""
         self.agree("clip_grad_norm_")
         return self.scaling.clip(max_norm, norm_type, error_if_nonfinite)
 
@@ -144,7 +144,7 @@ class Update:
         return not skips
 
     def prepare(self) -> None:
-        """Prepares an update, or one that becomes pending. Raises an error if the optimizer's parameters were changed."""
+        """Prepares an update, immediate or pending. Raises an error if the optimizer's parameters were changed."""
         self.agree()
         self._check_held()
         self._check_groups()
