@@ -120,7 +120,7 @@ class Options:
     zeropp: Zeropp | None = None
 
     def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
-        """Returns the options for a model of these parameters on `ranks` ranks, with numbers instead of automatic ones."""
+        """Returns the options for a model of these parameters on `ranks` ranks, with automatic ones resolved."""
         if self.bucket_bytes != AUTO:
             return self
         psi_bytes = sum(p.numel() * p.element_size() for p in trainable)

@@ -1,4 +1,4 @@
-"""Mixed precision: the dtype of each tensor, loss scaling, the norm of gradients, and the tiles for updates of fp32 masters.
+"""Mixed precision: the dtype of each tensor, loss scaling, the norm of gradients, and the update of fp32 masters.
 
 [Note: the dtypes of a parameter]
 
@@ -60,7 +60,7 @@ class Dtypes:
 
     @staticmethod
     def of(parameter: torch.dtype, gradient: torch.dtype | None = None, wire: torch.dtype | None = None) -> Dtypes:
-        """Returns the dtypes for a parameter's dtype; `gradient` applies to half parameters, `wire` to all except fp64."""
+        """Returns the dtypes for a parameter's dtype; `gradient` applies to half parameters, `wire` not to fp64."""
         half = parameter in HALF
         gradients = gradient if half and gradient else parameter
         sent = gradients if wire is None or parameter == torch.float64 else wire
@@ -167,7 +167,7 @@ class GradientScaling:
         self._known: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool = False) -> torch.Tensor:
-        """Returns the norm of the unscaled gradients, 0-dim fp32, and clips them to at most `max_norm`, as torch does."""
+        """Returns the norm of the unscaled gradients, 0-dim fp32, and clips them to `max_norm`, as torch does."""
         pending = self.pending
         self._known = norm = self._norm(norm_type) * pending
         if error_if_nonfinite and not norm.isfinite():
@@ -286,8 +286,8 @@ def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. In fp32 such sums have an error of 4e-4 on
-    ten million elements.
+    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. Sums in fp32 would have an error of 4e-4
+    on ten million elements.
     """
     there = list(gradients)
     norms = (_norms_at_once if there and there[0].is_cuda else _norms_by_chunk)(there, norm_type)

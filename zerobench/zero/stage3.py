@@ -160,7 +160,7 @@ class Stage3(Stage2):
                 following.launch_unshard()
 
     def after_forward(self, units: list[GatheredUnit], output: Any, inner: list[nn.Module]) -> None:
-        """Reshards units after their module and its `inner` modules ran; hooks backward, if any, to unshard them again."""
+        """Reshards units after their module and its `inner` modules ran; hooks backward to unshard them again."""
         recomputed = inside_backward()
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:

@@ -108,7 +108,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         raise NotImplementedError
 
     def stamp(self, unit: Unit) -> Stamp | None:
-        """Returns the desync check for the unit's collectives; None in stages 1 and 2, whose order is equal on all ranks."""
+        """Returns the desync check for the unit's collectives; None in stages 1 and 2, with one order on all ranks."""
         return None
 
     def after_backward(self) -> None:

@@ -74,7 +74,7 @@ class ShardRange:
         return self.unit.parameter_shard.narrow(0, self.start, self.stop - self.start)
 
     def make_master(self) -> None:
-        """Makes the master from the parameters, or uses the parameters if they are on the device in the master's dtype."""
+        """Makes the master from the parameters, or shares them if they are on the device in its dtype."""
         if self.is_parameters:
             self.master = self.parameters
         else:
@@ -124,7 +124,7 @@ class ShardRange:
                 part[here].copy_(written[here])
 
     def _written(self, start: int, part: torch.Tensor) -> torch.Tensor:
-        """Returns the parameters for `part`, the master from element `start` of the range on, on the master's device."""
+        """Returns the parameters for `part`, the master from element `start` of the range on, on its device."""
         if self.tier == labels.DEVICE and self._placement.has_parameters(self.unit):
             return self.parameters.narrow(0, start, part.numel())
         written = torch.empty(part.shape, dtype=self.unit.dtypes.parameters, device=part.device)
@@ -184,7 +184,7 @@ class Placement:
     # -- where gradients go ---------------------------------------------------------------------------------
 
     def offloaded_numel(self, unit: Unit) -> int:
-        """Returns the number of elements, from a shard's start, whose optimizer states or gradients leave the device."""
+        """Returns the number of leading elements of a shard whose optimizer states or gradients leave the device."""
         return 0
 
     def new_sink(self, unit: Unit) -> GradientSink | None:
@@ -278,7 +278,7 @@ class Placement:
 
     @contextmanager
     def in_memory(self, write_back: bool) -> Iterator[None]:
-        """Makes all states readable in memory inside, and with `write_back` writable: for checkpoints and state dicts."""
+        """Makes all states readable inside, and with `write_back` writable: for checkpoints and state dicts."""
         yield
 
     def settle(self) -> None:

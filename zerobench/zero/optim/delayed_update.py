@@ -136,14 +136,14 @@ class UpdateSchedule:
             pending.thread.start()
 
     def finish(self) -> bool:
-        """Makes the pending update, if any, and updates the parameters from the masters. Returns True if one was pending."""
+        """Makes the pending update, if any, and updates the parameters. Returns True if one was pending."""
         finished = self._complete()
         if finished:
             self._placement.round_masters()
         return finished
 
     def _complete(self) -> bool:
-        """Makes the pending update, if any, or waits for it; parameters are not updated yet. Returns True if there was one."""
+        """Makes or awaits the pending update, without updating parameters. Returns True if one was pending."""
         pending, self.pending = self.pending, None
         if pending is None:
             return False
@@ -197,7 +197,7 @@ class UpdateSchedule:
         self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]],
         is_marked: bool,
     ) -> Pending:  # fmt: skip
-        """Returns a pending update with these options and the optimizer's states; later option changes do not affect it."""
+        """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
         optimizer = self._update.optimizer
         groups = [{**group, **one} for group, one in zip(optimizer.param_groups, options, strict=True)]
         then = stand_in(optimizer, groups)
