@@ -26,7 +26,7 @@ PHASES = ("forward", "backward", "update")
 
 @dataclass(frozen=True)
 class Reduced:
-    """A cell as it is simulated: `configs`, the last with most blocks; `blocks` of each; `whole_blocks`: the model's."""
+    """A cell as simulated: `configs`, the last with most blocks; `blocks` of each; `whole_blocks`: the model's."""
 
     configs: tuple[CellConfig, ...]
     blocks: tuple[int, ...]

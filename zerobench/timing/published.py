@@ -3,6 +3,7 @@
 given      device, network and precision from the row's columns
 assumed    facts that no column gives; a short description of each, which the predictions carry
 refused    a device or a system that is not described (NotGivenError)
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ BUS = {"AR": "all_reduce", "AG": "all_gather", "RS": "reduce_scatter"}
 
 @dataclass(frozen=True)
 class RunHardware:
-    """Costs and declared schedule of a run. `spans_nodes`: True if its ranks are on several nodes; `assumed`: descriptions."""
+    """Costs and declared schedule of a run. `spans_nodes`: its ranks are on several nodes; `assumed`: in words."""
 
     costs: GpuCosts
     declared: Declared

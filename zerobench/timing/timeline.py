@@ -96,7 +96,7 @@ def lay_out(events: Sequence[EventRow], costs: Costs, declared: Declared = PLAIN
 
 @dataclass(frozen=True)
 class InFlight:
-    """A collective that outlives its step: its lane, and how long it still takes when the next step begins."""
+    """A collective that outlives its step: its lane, and the seconds that it still takes when the next step starts."""
 
     lane: str
     seconds: float
@@ -250,7 +250,7 @@ class _Layout:
                 self._await(0, self._ends[event.operation])
 
     def _await_reducer(self) -> None:
-        """Waits for collectives that C++ code launches and waits for at the end of a backward, as DDP's reducer does."""
+        """Waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does."""
         for operation in self._unwaited:
             self._await(0, self._ends[operation])
         self._unwaited.clear()
@@ -259,7 +259,7 @@ class _Layout:
         return max(self._streams[0], self._host if self._costs.blocking else 0.0)
 
     def _slowed(self, begin: float, seconds: float) -> float:
-        """Returns the time of compute from `begin` on: `contention` times as long as `seconds` while collectives run."""
+        """Returns the time of compute from `begin` on: `contention` times as long while collectives run."""
         if self._costs.contention == 1.0:
             return seconds
         at, left = begin, seconds

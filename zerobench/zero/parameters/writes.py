@@ -223,7 +223,7 @@ class Writes:
                 unit.keep_parameters(self._loaded)
 
     def _take_home(self, unit: Unit) -> None:
-        """Copies the values of parameters whose `.data` was replaced by a tensor of the same shape, dtype and device."""
+        """Copies the values of parameters whose `.data` was replaced by a tensor of the same kind."""
         for parameter in unit.versions.parameters:
             home = self.homes[parameter]
             alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)

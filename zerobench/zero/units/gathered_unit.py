@@ -1,6 +1,6 @@
 """A unit of stage 3: whole parameters of one module group, and its states.
 
-    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): reading one is an error
+    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): reads are errors
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
@@ -12,7 +12,7 @@ Autograd saves some weights as views and some as the leaf itself. Swapping in an
 nothing until the graph is freed, and then give wrong gradients. So each unit has one permanent storage, resized
 to nothing and back. While it is empty the parameters are views of a NaN: same shape, visible misuse.
 
-`adopt_group` makes the units of a module group's parameters: one per dtype and device, with frozen and owned ones apart.
+`adopt_group` makes the units of a module group: one per dtype and device, with frozen and owned parameters apart.
 """
 
 from __future__ import annotations

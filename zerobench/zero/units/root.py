@@ -38,7 +38,7 @@ def owners(root: nn.Module, parameters: set[nn.Parameter]) -> list[tuple[nn.Modu
 
 
 def is_read_anywhere(root: nn.Module, owner: nn.Module) -> bool:
-    """Returns True if a parameter of `owner` may be read outside of `owner`'s forward: the root's, and those in lists."""
+    """Returns True if a parameter of `owner` may be read outside of its forward: the root's, and those in lists."""
     return owner is root or isinstance(owner, nn.ParameterList | nn.ParameterDict)
 
 
