@@ -98,7 +98,7 @@ def _parsed(where: Path, path: str) -> dict[str, Any]:
 
 
 def _check_kind(path: str, kind: Any) -> str:
-    """Returns the architecture's name. Raises ValueError if transformers does not know it as a causal language model."""
+    """Returns the architecture's name. Raises ValueError unless transformers knows it as a causal language model."""
     try:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN

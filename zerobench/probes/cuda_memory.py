@@ -49,7 +49,7 @@ def max_allocated() -> int:
 
 
 def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
-    """Returns the CUDA columns of RunRow for this process at this time. `peaks`: of the measured steps, from `take_peaks`."""
+    """Returns the CUDA columns of RunRow for this process. `peaks`: of the measured steps, from `take_peaks`."""
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
     free, total = torch.cuda.mem_get_info()
     return {

@@ -109,7 +109,7 @@ def _followed(
 
 @dataclass(frozen=True)
 class Happening:
-    """An event without a storage, `at` seconds of the clock of events. `facts`: values of columns of its row."""
+    """An event without a storage, at time `at` of the events' clock in seconds. `facts`: column values of its row."""
 
     place: int
     at: float
@@ -122,7 +122,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class StepLog:
-    """One step. `changed_by`: number of an event of the interval that changed a size -> the line that ran."""
+    """One step. `changed_by`: number of an event in the interval that changed a size -> the line that ran."""
 
     interval: Interval
     happenings: list[Happening]
