@@ -46,7 +46,7 @@ class InTransit:
             self.give(args[0], always=True)
 
     def give(self, arguments: Any, always: bool = False) -> None:
-        """Records tensors in the arguments of a collective that is about to be called; `always`: even with other owners."""
+        """Records tensors in a collective's arguments before it is called; `always`: even with other owners."""
         if isinstance(arguments, torch.Tensor):
             if arguments.device.type == "cpu" and (always or _references(arguments) <= IN_CALL):
                 self._given.append(weakref.ref(arguments))

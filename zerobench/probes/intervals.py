@@ -107,7 +107,7 @@ class Births:
 
 @dataclass
 class Extremes:
-    """Largest values over an interval in one tier, in bytes; of whole intervals the most births."""
+    """Largest values over an interval in one tier, in bytes; for whole intervals also the most births."""
 
     peak: int = -1
     at_peak: Counter[str] = field(default_factory=Counter)
@@ -240,7 +240,7 @@ class IntervalSums:
         self.timeline: list[Instant] = []
 
     def add(self, whole: str, interval: Interval) -> int:
-        """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, or -1 without instants."""
+        """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, or -1."""
         replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
         on_device, best_at, states_at = replay.totals[labels.DEVICE], -1, -1
         best = self.extremes.setdefault(whole, Extremes())

@@ -126,7 +126,7 @@ class Ledger(GraphMode, labels.Observer):
             made.category, made.name = origin.category, f"copy of {origin.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
-        """Applies a label: from birth if it is the storage's first, otherwise from now on; the tier applies for life."""
+        """Applies a label: from birth if it is the storage's first, otherwise from now on; the tier is permanent."""
         stored = self._meet(self._see(tensor), tensor.shape)
         stored.tier = tier or stored.tier
         if stored.labeled and stored.category != category:

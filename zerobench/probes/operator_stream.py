@@ -2,7 +2,7 @@
 
 operator   reads or writes memory; views and operators that only allocate a tensor are not counted
 flops      by torch's own formulas (torch.utils.flop_counter), 0 if they do not cover the operator
-sizes      "b x m x n x k" of a matrix product, "b x heads x queries x keys x head" of an attention: the key into a table
+sizes      "b x m x n x k" of a matrix product, "b x heads x queries x keys x head" of an attention: the key in tables
            of measured times
 stream     the number of the current stream; 0 is the one that the model runs on
 

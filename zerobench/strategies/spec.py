@@ -22,7 +22,7 @@ Tuning = Mapping[str, tuple[Any, Any]]
 """Option -> (the peer's own default, the value under `strategy.tuned`); for options that are null."""
 
 Half = Literal["masters", "casts"] | None
-"""How precision=bf16 is implemented: the engine keeps fp32 masters of a bf16 model, or casts an fp32 model as it gathers."""
+"""For precision=bf16: the engine keeps fp32 masters of a bf16 model, or casts an fp32 model as it gathers."""
 
 
 class Look(NamedTuple):
