@@ -74,7 +74,7 @@ class TimedPass(Probe):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times a phase of a step, or "init"; a repeated one adds to its time."""
+        """Times a phase of a step, or "init"; a repeated phase adds to its time."""
         begin = self._mark()
         yield
         self._marks.setdefault(name, []).append((begin, self._mark()))

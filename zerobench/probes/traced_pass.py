@@ -2,7 +2,7 @@
 
 Computes, from a profiler's trace, the time of a step with communication, and the exposed part of this time.
 
-Pure functions over the events of a trace in Chrome's format, as torch.profiler writes it: dicts, of which `cat`, `name`,
+Pure functions over the events of a trace in Chrome's format, as torch.profiler writes it: dicts, whose `cat`, `name`,
 `tid`, `ts` and `dur` (microseconds) are read. A *span* is a pair of times; *spans* are sorted and disjoint. A *step* is
 the span of an event named STEP; the thread with these events is the *main thread*. The accounting, by device::
 
