@@ -158,7 +158,7 @@ class EventLog(labels.Observer):
         place, phase, module = self.ledger.now()
         self._happenings.append(Happening(place, time.perf_counter(), phase, kind, module, source, facts))
 
-    # -- what the instruments tell ---------------------------------------------------------------------
+    # -- events from the instruments -------------------------------------------------------------------
 
     def changed(self) -> None:
         """Records the line of the ledger's next event, which changes a size."""
@@ -224,7 +224,7 @@ class EventLog(labels.Observer):
                 sizes[stored.first_name if stored is not None else "", self.ledger.tier_of(part)] += part.nbytes
         self.note(UPDATE, self.ledger.lines.here(), by_label=sizes)
 
-    # -- what the engine tells -------------------------------------------------------------------------
+    # -- events from the engine ------------------------------------------------------------------------
 
     def on_unit(self, kind: str, unit: str, size: int) -> None:
         """Records that a unit's full parameters are present, or freed."""

@@ -260,7 +260,7 @@ class Ledger(GraphMode, labels.Observer):
         here = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
         return labels.current_tier() or here
 
-    # -- adding up ------------------------------------------------------------------------------------
+    # -- intervals ------------------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
         """Assigns later events to `phase`."""

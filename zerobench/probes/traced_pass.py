@@ -89,7 +89,7 @@ def _overlap(step: Span, communicating: list[Span], computing: list[Span]) -> Ov
     return Overlap(*(length(one) / 1e6 for one in ([step], within, subtract(within, computing))))
 
 
-# -- which events are what ----------------------------------------------------------------------------------
+# -- classes of events --------------------------------------------------------------------------------------
 
 
 def _runs_gloo(event: Event) -> bool:

@@ -148,7 +148,7 @@ class _Layout:
             if unit in self._waits_late and self._ends[operation] > over
         }
 
-    # -- what the host issues --------------------------------------------------------------------------
+    # -- events that the host issues -------------------------------------------------------------------
 
     def _compute(self, event: EventRow) -> None:
         seconds, stream = self._costs.compute(event), event.stream

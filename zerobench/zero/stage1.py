@@ -179,7 +179,7 @@ class Stage1(Strategy):
     def forget(self) -> None:
         self._next = 0
 
-    # -- the updated parameters go to everyone ----------------------------------------------------------
+    # -- the updated parameters are sent to all ranks ---------------------------------------------------
 
     def after_update(self) -> None:
         # all are launched before the first is waited for, so that they share the link; the next forward needs the last

@@ -125,7 +125,7 @@ class Stage3(Stage2):
         if parameter.numel():
             self._unit_of[parameter].store(parameter, values)
 
-    # -- what others may ask ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------
 
     def holders(self) -> list[Unit]:
         return list(self._all_units)

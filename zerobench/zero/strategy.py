@@ -89,7 +89,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         take_loads(self)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 
-    # -- the events: what a stage is ------------------------------------------------------------------
+    # -- the events, which a stage defines -------------------------------------------------------------
 
     def adopt(self) -> None:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
@@ -132,7 +132,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """Makes `unit.full_parameters` available inside, on every rank."""
         yield
 
-    # -- the face -------------------------------------------------------------------------------------
+    # -- the interface --------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """Runs the module's forward. Buffers become rank 0's when DDP would do so: after a forward that is reduced.
@@ -263,7 +263,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         for shard_range in self.placement.all_ranges():
             shard_range.label_held()
 
-    # -- as its parts see it --------------------------------------------------------------------------
+    # -- for the engine's parts -----------------------------------------------------------------------
 
     def parameters_by_unit(self) -> list[tuple[Unit, list[nn.Parameter]]]:
         """Returns all units with their parameters, including frozen ones if the stage shards them."""

@@ -215,7 +215,7 @@ class HangWatch:
         mine = Position(self.rank, None, 0, words, launched)
         return RuntimeError(self._settle(out_of_step(self._positions.exchange("differs", mine))))
 
-    # -- for words ------------------------------------------------------------------------------------------------
+    # -- for messages ---------------------------------------------------------------------------------------------
 
     def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives."""

@@ -69,7 +69,7 @@ class GradientBucket:
         self.filled: set[Piece] = set()
         self.is_reduced = False
 
-    # -- what a stage is ------------------------------------------------------------------------------------
+    # -- defined by a stage ---------------------------------------------------------------------------------
 
     def open(self, sends: bool) -> None:
         """released, or reduced -> open. `sends`: gradients are reduced in this backward, not kept by no_sync."""

@@ -193,7 +193,7 @@ class FilePlacement(TieredPlacement):
         self._file_ranges: list[FileRange] = []
         self._segments: dict[FileRange, list[OptimizerSegment]] = {}
 
-    # -- what a unit asks ------------------------------------------------------------------------------------
+    # -- for units -------------------------------------------------------------------------------------------
 
     def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
         master = self.swapper.keep(stop, unit.dtypes.master, labels.MASTER, unit.name)
@@ -277,7 +277,7 @@ class FilePlacement(TieredPlacement):
         self._streams.join()
         self.swapper.end_step()
 
-    # -- what a chunk asks -------------------------------------------------------------------------------------
+    # -- for chunks --------------------------------------------------------------------------------------------
 
     def absent(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns NaNs of that size, without memory, so that reads of swapped-out state yield NaN."""

@@ -181,7 +181,7 @@ class Placement:
     def __init__(self) -> None:
         self.ranges: dict[Unit, list[ShardRange]] = {}
 
-    # -- where gradients go ---------------------------------------------------------------------------------
+    # -- destinations of gradients --------------------------------------------------------------------------
 
     def offloaded_numel(self, unit: Unit) -> int:
         """Returns the number of leading elements of a shard whose optimizer states or gradients leave the device."""
@@ -194,7 +194,7 @@ class Placement:
     def release_copied(self) -> None:
         """Waits for the sinks' copies, and gives the copied memory back."""
 
-    # -- what an update visits --------------------------------------------------------------------------------
+    # -- for an update ----------------------------------------------------------------------------------------
 
     def adopt(self, unit: Unit) -> None:
         """Makes the masters of a unit from its parameters."""
@@ -252,7 +252,7 @@ class Placement:
     def restore_absent(self) -> None:
         """Makes the tensors of absent masters read as NaN again, after a write to them."""
 
-    # -- where shards of parameters are -----------------------------------------------------------------------
+    # -- places of parameter shards ---------------------------------------------------------------------------
 
     def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""

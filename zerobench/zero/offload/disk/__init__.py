@@ -1,4 +1,4 @@
-"""File tier: disk I/O through bounded host memory (direct_io.py), tensors in files (file_store.py), folders for them (scratch.py)."""
+"""File tier: bounded host memory (direct_io.py), tensors in files (file_store.py), folders for them (scratch.py)."""
 
 from .direct_io import ALIGN_BYTES, Buffer, DiskError, Pool
 from .file_store import FileStore, Region
