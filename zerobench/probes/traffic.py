@@ -18,8 +18,8 @@ So n broadcasts of slices count as the equivalent all-gather, and a pairwise exc
 
 Control traffic (scalars, unlabeled integers such as flags, and traffic labeled as control, up to 64 KiB each; a
 module's buffers; and all of start-up) is listed, but not in the volume. Transfers between tiers are listed too, with
-their payload only: copies between a device and host memory ("down", "up"), which without a GPU are copies between storages
-that labels place in different tiers, and reads and writes of files, as labels report them.
+their payload only: copies between a device and host memory ("down", "up"), which without a GPU are copies between
+storages that labels place in different tiers, and reads and writes of files, as labels report them.
 In a group of one rank nothing is sent, and the volume is 0. An operator without a row here is listed as unknown, never
 dropped.
 """

@@ -204,7 +204,7 @@ class FileStore:
             error.add_note(str(also))
 
     def watch(self, handle: IoHandle) -> None:
-        """Keeps `handle` for `drain`; drops handles that are done and whose errors were raised."""
+        """Keeps `handle` for `drain`; drops handles that are done, except those with an unraised error."""
         self._under_way = [one for one in self._under_way if not one.done or one.failed]
         self._under_way.append(handle)
 
