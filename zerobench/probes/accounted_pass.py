@@ -174,8 +174,7 @@ class AccountedPass(Probe):
         self._model.before_backward(loss)
 
     def after_backward(self, model: nn.Module) -> None:
-        """Labels gradients that a strategy keeps on the parameters (DDP's buckets); for DTensors, their shards.
-        """
+        """Labels gradients that a strategy keeps on the parameters (DDP's buckets); for DTensors, their shards."""
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 label_parts(parameter.grad, labels.GRADIENTS, name)

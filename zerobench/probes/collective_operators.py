@@ -1,5 +1,4 @@
-"""torch's collectives by operator: which argument is the full tensor, and the bytes that one rank sends (traffic.py).
-"""
+"""torch's collectives by operator: which argument is the full tensor, and the bytes that a rank sends (traffic.py)."""
 
 from __future__ import annotations
 

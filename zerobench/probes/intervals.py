@@ -79,8 +79,7 @@ LARGEST = 20
 
 
 class Births:
-    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those that outlive their phase.
-    """
+    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those outliving their phase."""
 
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()

@@ -35,8 +35,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 class HeapGrowth:
-    """Growth, since `begin`, of malloc's bytes outside of torch, if both malloc and torch's allocator report theirs.
-    """
+    """Growth, since `begin`, of malloc's bytes outside of torch, if both malloc and torch's allocator report theirs."""
 
     def __init__(self) -> None:
         self._before: int | None = None

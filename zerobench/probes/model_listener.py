@@ -116,8 +116,7 @@ class ModelListener:
             self._log.module_begins(name)
 
     def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
-        """Labels the full parameters of a running module, including those that a strategy has put there temporarily.
-        """
+        """Labels the full parameters of a running module, including those that a strategy has put there temporarily."""
         if torch.compiler.is_compiling():
             return
         is_graph = getattr(module.forward, "is_one_graph", False)

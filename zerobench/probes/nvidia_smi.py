@@ -38,8 +38,7 @@ only means that the GPU is idle, as it may be between steps.
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty if there are none.
-    """
+    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty if none."""
 
     sm_clock_mhz: int | None
     sm_clock_max_mhz: int | None

@@ -150,8 +150,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         self._record(operation, 1)
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
-        """Records a collective that was passed directly to a backend, without an operator (probes/outside_dispatch.py).
-        """
+        """Records a collective passed directly to a backend, without an operator (probes/outside_dispatch.py)."""
         self._count(f"raw_{name}", RULES.get(name), tensors_in(args, RULES.get(name)), ranks, 0.0)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:

@@ -117,8 +117,7 @@ class Tile(nn.Module):
 
 
 class Drawn:
-    """A whole Linear, drawn for its first tile and released by its last; each tile in between takes its part, in order.
-    """
+    """A whole Linear, drawn for its first tile and released by its last; tiles in between take their part in order."""
 
     def __init__(self, like: nn.Linear) -> None:
         self._shape = like.in_features, like.out_features, like.bias is not None

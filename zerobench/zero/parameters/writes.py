@@ -210,8 +210,7 @@ class Writes:
 
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
-        """Copies values that are written inside to the parameters of `unit`, which is whole, into shards and masters.
-        """
+        """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters."""
         before = unit.own_slice(unit.full_parameters).clone()
         try:
             yield

@@ -178,8 +178,7 @@ def _from(parts: Sequence[memoryview], done: int) -> list[memoryview]:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Returns True if a page can be written directly next to `path`: some file systems fail in open, others in write.
-    """
+    """Returns True if a page can be written directly next to `path`: some file systems fail in open, some in write."""
     probe = path.with_name(f"{path.name}.probe")
     try:
         fd = os.open(probe, CREATE | os.O_DIRECT, 0o600)
