@@ -38,7 +38,7 @@ from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 class AccountedPass(Probe):
     """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are on one node.
 
-    `witness`: whether the allocator is asked for its total; a CPU's knows only memory allocated since then.
+    `witness`: whether the allocator is asked for its total; a CPU's counts only memory allocated from then on.
     `history`: the records to keep for a snapshot. `events`: whether the last step is kept event by event;
     `operators`: with every operator that computes.
     """

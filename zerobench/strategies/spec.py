@@ -60,7 +60,7 @@ class Composition:
 
 
 ALONE = Composition()
-"""The composition of a strategy that is used alone."""
+"""The composition of a strategy that supports only the defaults."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
         """
         loss = self.update.scaling.scaler.scaled(loss)
-        # 1 gradients that the caller has dropped since the last backward are dropped, so that new ones are not added
+        # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.gradients.stand_ins.heed()
         self.gradients.stand_ins.take_away()
         self.update.begin()

@@ -1,4 +1,4 @@
-"""Host memory as a tier (ZeRO-Offload, arXiv 2101.06840): gradients are copied down as they are reduced, and updated.
+"""Host memory as a tier (ZeRO-Offload, arXiv 2101.06840): gradients go down as they are reduced; the update runs there.
 
     gradients   down, a unit's part when its reduction completes, in its own stream, into pinned memory
     update      torch's fused kernels on all cores, a tile at a time
@@ -84,7 +84,7 @@ class CopyStreams:
             give_back()
 
     def fetch(self, place: torch.Tensor, source: torch.Tensor) -> None:
-        """place := source, in host memory; in the current stream, before any later work there."""
+        """place := source (in host memory), in the current stream, before any later work there."""
         place.copy_(source, non_blocking=True)
         if self._cuda is not None:
             self._fetched = self._cuda.current_stream().record_event()
