@@ -1,4 +1,4 @@
-"""Models by name. Each is a builder of a module whose `forward(tokens, targets)` returns the loss.
+"""Models by name. Each name has a builder of a module whose `forward(tokens, targets)` returns the loss.
 
 A model of your own is a function whose keyword parameters are its options (registry.py, docs/tutorials/own-model.md)::
 
@@ -7,8 +7,8 @@ A model of your own is a function whose keyword parameters are its options (regi
     zerobench.register_model("mine", build)      # in your script, at top level
     zerobench.main()                             # then: python mine.py -m model=mine model.width=64,128
 
-`vocabulary` and `sequence`, where the function takes them, are filled from the run's data. A package can
-offer models without a script, by entry points of the group "zerobench.models".
+`vocabulary` and `sequence`, if the function takes them, are filled from the run's data. A package can offer models
+without a script, by entry points of the group "zerobench.models".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Long sequences in parts: head and loss over parts of the tokens, an MLP over parts of the sequence.
 
-Both are computed again in backward, a part at a time, so that what is as wide as the vocabulary, or as the MLP's inner
-layer, never exists for all tokens. Values equal those of the whole up to rounding: gradients of weights are sums of the
-parts' in another order, in the dtype of the weights.
+Both are recomputed in backward, a part at a time, so that tensors as wide as the vocabulary, or as the MLP's inner
+layer, never exist for all tokens. Values equal those of the whole up to rounding: gradients of weights are sums over
+the parts in another order, in the dtype of the weights.
 
 head and loss, T tokens, V words, n parts: 12·T·V bytes in fp32 (logits, log-probabilities, gradient) become 4·T·V/n
 x        (T, H), weight (V, H): kept for backward, with the logarithm of each row's sum of exponentials, (T,) fp32
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 class LossHead(nn.Linear):
     """A head that returns the mean cross-entropy, fp32, of predicting (T,) `targets` from (T, H), in `chunks` parts.
 
-    One module and one node of the graph however many parts there are: its weight is gathered once, has one gradient.
+    One module and one graph node for any number of parts: its weight is gathered once and has one gradient.
     """
 
     def __init__(self, chunks: int, *of_linear: Any, **more: Any) -> None:

@@ -4,11 +4,11 @@ forward      of a block, under its activation policy: a graph, whose backward is
 hooks        of the block run before and after the graph, so that a strategy gathers and reduces around it; modules
              inside of it are no longer called
 kept         between the two: the tensors that AOTAutograd's partitioner chooses, by a minimum cut through both
-             (min_cut_rematerialization_partition); it computes cheap operators again
+             (min_cut_rematerialization_partition); it recomputes cheap operators
 
-Blocks of one class share a graph. A block that breaks into several graphs, or needs a new one for each of its kind,
-ends the run in an error message: the rest would run eagerly. DDP's own splitting of graphs at buckets is off, so that
-all strategies run the same graphs.
+Blocks of one class share a graph. A block that breaks into several graphs, or needs a new graph for each instance, ends
+the run with an error: the rest would run eagerly. DDP's own splitting of graphs at buckets is off, so that all
+strategies run the same graphs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..zero.modules.wrapping import blocks
 
 
 class CompiledForward(Wrapped):
-    """A forward that is one graph, compiled at its first call. `name`: of its module."""
+    """A forward that is one graph, compiled at its first call. `name`: its module's name."""
 
     is_one_graph = True
-    """The modules inside are not called."""
+    """True because the modules inside are not called."""
 
     def __init__(self, forward: Forward, name: str) -> None:
         super().__init__(forward)
@@ -35,7 +35,7 @@ class CompiledForward(Wrapped):
         self._graph: Forward | None = None
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """Runs the graph. Raises RuntimeError, with torch's reason, for a forward that is not one."""
+        """Runs the graph. Raises RuntimeError, with torch's reason, for a forward that is not a single graph."""
         if self._graph is None:
             self._graph = _compiled(self.forward)
         from torch._dynamo.exc import TorchDynamoException
@@ -63,6 +63,6 @@ def _compiled(forward: Forward) -> Forward:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compiles the forward of each block of `model`, which has some."""
+    """Compiles the forward of each block of `model`."""
     for name, block in blocks(model):
         block.forward = CompiledForward(block.forward, name)

@@ -13,7 +13,7 @@ from ..registry import DATA, MODELS
 
 @dataclass(frozen=True)
 class Called:
-    """Which model is called on which data, for errors. `kind` names its builder, `model` the choice of the group."""
+    """The model and data of a call, for errors. `kind`: its builder's name; `model`: the choice in the group."""
 
     kind: str
     model: str

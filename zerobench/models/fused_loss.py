@@ -1,11 +1,11 @@
-"""The mean cross-entropy as fused kernels compute it: no logits in fp32, no probabilities kept.
+"""The mean cross-entropy as fused kernels compute it: no logits in fp32, no stored probabilities.
 
 logits     (T, V) in the model's dtype; kept for the backward
 lse        (T,) fp32, the logarithm of each row's sum of exponentials; kept
 gradient   (T, V) in the model's dtype, (softmax(logits) - one_hot(targets)) / T, made in the backward
 
-Values are those of cross_entropy(logits.float(), targets) up to the rounding of the gradient to the logits' dtype. Rows
-are taken in blocks, whose fp32 copies stand for the registers of a kernel.
+Values equal cross_entropy(logits.float(), targets) up to the rounding of the gradient to the logits' dtype. Rows are
+processed in blocks, whose fp32 copies stand for a kernel's registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 BLOCK_NUMEL = 2**22
-"""Elements of logits that are in fp32 at once."""
+"""Elements of logits converted to fp32 at a time."""
 
 
 class _FusedCrossEntropy(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """A GPT: pre-norm blocks, causal attention by scaled_dot_product_attention, tied embeddings by default.
 
 Shapes: tokens and targets (B, S) int64; hidden (B, S, H); logits (B, S, V). The loss is the mean
-cross-entropy in nats per token, in fp32 whatever the dtype of the model.
+cross-entropy in nats per token, in fp32 for any dtype of the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .tensor_parallel import InputsCut, OutputsCut, TensorAxis
 class Block(nn.Module):
     """Attention, then a four times wider MLP, each on the normalized residual stream.
 
-    With `tiles` above 1 the MLP's matrices are cut into as many, along their outputs; with `mlp_chunks` above 1 the MLP
-    runs on as many parts of the sequence, and again on each in backward.
+    With `tiles` above 1 each matrix of the MLP is cut into that many, along its outputs; with `mlp_chunks` above 1 the
+    MLP runs on that many parts of the sequence, and again on each in backward.
     """
 
     def __init__(self, hidden: int, heads: int, tiles: int = 1, mlp_chunks: int = 1) -> None:
@@ -44,18 +44,18 @@ class Block(nn.Module):
         return x + in_chunks(self.transform, self.mlp_norm(x), self.mlp_chunks)
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        """Causal self-attention, (B, S, H) -> (B, S, H)."""
+        """Computes causal self-attention, (B, S, H) -> (B, S, H)."""
         split = self.attention_in(x).unflatten(2, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.attention_out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP, (B, S, H) -> (B, S, H)."""
+        """Applies the MLP, (B, S, H) -> (B, S, H)."""
         return self.mlp_out(F.gelu(self.mlp_in(x), approximate="tanh"))  # type: ignore[no-any-return]
 
     def cut(self, axis: TensorAxis) -> None:
-        """Leaves this rank's heads and its part of the MLP."""
+        """Keeps only this rank's heads and its part of the MLP."""
         self.heads //= axis.ranks
         for name, parts in (("attention_in", 3), ("mlp_in", 1)):
             setattr(self, name, OutputsCut(getattr(self, name), axis, parts))
@@ -64,10 +64,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are computed again in backward.
+    """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are recomputed in backward.
 
-    `lora`: rank of the adapters, which alone are trained; 0: there are none. `loss_chunks`: parts of the tokens in
-    which the head and the loss are computed.
+    `lora`: rank of the adapters, which are then the only trained parameters; 0: none. `loss_chunks`: parts of the
+    tokens in which the head and the loss are computed.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class GPT(nn.Module):
             yield module, adapters.initialize
 
     def cut(self, axis: TensorAxis) -> None:
-        """Leaves this rank's part of each block, for tensor parallelism."""
+        """Keeps only this rank's part of each block, for tensor parallelism."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.cut(axis)

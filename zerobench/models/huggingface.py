@@ -46,10 +46,10 @@ LOSSES = ("plain", "kept", "fused")
 """Values of `huggingface.loss`."""
 
 HEAD_ALONE = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "opt", "phi", "phi3", "qwen2", "qwen3")
-"""Architectures whose logits are what the head makes of the base model's output, which the loss in parts relies on."""
+"""Architectures whose logits are the head's output for the base model's output, as the loss in parts requires."""
 
 MLP_ALONE = ("gpt2", "gpt_neox", "llama", "mistral", "olmo", "phi", "phi3", "qwen2", "qwen3")
-"""Architectures whose blocks have a module `mlp` from (B, S, H) to (B, S, H), which MLPs in parts rely on."""
+"""Architectures whose blocks have a module `mlp` from (B, S, H) to (B, S, H), as MLPs in parts require."""
 
 
 SHAPE_KEYS = {
@@ -61,11 +61,11 @@ SHAPE_KEYS = {
     "torch_dtype": "precision",
     "dtype": "precision",
 }
-"""transformers' names of options that have a key of their own here."""
+"""transformers' names of options that have their own key here."""
 
 
 def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
-    """Returns sentences on the reasons why `architecture` with `options` cannot be built."""
+    """Returns error messages with the reasons why `architecture` with `options` cannot be built."""
     try:
         from transformers import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -117,8 +117,8 @@ def build(
     loss_chunks: int = 1,
     mlp_chunks: int = 1,
 ) -> nn.Module:
-    """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts. Where its
-    shape comes from a file, `config`, `options` are all of it (huggingface_config.py).
+    """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts. If its shape
+    comes from a file, `config`, `options` are all its settings (huggingface_config.py).
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 

@@ -1,9 +1,10 @@
-"""A local config.json of transformers' form becomes the shape of model=huggingface. It is read as data: nothing in it
-is executed, nothing is downloaded, and weights are random.
+"""Reads the shape of model=huggingface from a local config.json in transformers' format. It is read as data: nothing in
+it is executed, nothing is downloaded, and weights are random.
 
-settings    what the file says of the architecture, less ABOUT_WEIGHTS: they go to the architecture's own config, whose
-            defaults fill in what the file leaves out
-refused     what would need code of others (auto_map, trust_remote_code) or is no training (quantization_config)
+settings    the file's description of the architecture, without ABOUT_WEIGHTS: they go to the architecture's own config,
+            whose defaults fill in missing settings
+refused     keys that would need external code (auto_map, trust_remote_code) or that are not for training
+            (quantization_config)
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ..host.files import read_text
 NAME = "config.json"
 
 MOST_BYTES = 2**22
-"""Largest size of a file that is read."""
+"""Largest size in bytes of a file that is read."""
 
 ABOUT_WEIGHTS = (
     "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache",
     "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
 )  # fmt: skip
-"""Keys that say how weights were stored or run; `precision` and the device decide that here."""
+"""Keys on how weights were stored or run; here `precision` and the device decide that."""
 
 REFUSED = {
     "auto_map": "names code of its own, which is not run; register the model in your own script, or remove the"
@@ -33,14 +34,14 @@ REFUSED = {
     "trust_remote_code": "asks for external code, which is not run; register the model in your own script",
     "quantization_config": "describes quantized weights, which are not trained; remove the key",
 }
-"""Key -> why a file with it is refused, and what would help."""
+"""Key -> why a file with it is refused, and what to do."""
 
 
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """transformers' names of the sizes that every causal language model has."""
 
 ANY_LENGTH = 2**20
-"""Positions of a model that says nothing of them."""
+"""Positions of a model whose file does not limit them."""
 
 
 class Shape(NamedTuple):
@@ -56,8 +57,8 @@ class Shape(NamedTuple):
 
 
 def read_config(path: str, more: dict[str, Any]) -> Shape:
-    """Reads a config.json, or the one in a folder. `more`: settings that replace the file's. Raises ValueError, with a
-    sentence, for a file that is none, needs code of others, or is of no causal language model.
+    """Reads a config.json, or the one in a folder. `more`: settings that replace the file's. Raises ValueError, with an
+    error message, for a file that is not a config, needs external code, or is not for a causal language model.
     """
     where = Path(path).expanduser()
     where = where / NAME if where.is_dir() else where
@@ -97,7 +98,7 @@ def _parsed(where: Path, path: str) -> dict[str, Any]:
 
 
 def _check_kind(path: str, kind: Any) -> str:
-    """Returns the name of an architecture that transformers itself knows as a causal language model."""
+    """Returns the architecture's name. Raises ValueError unless transformers knows it as a causal language model."""
     try:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
@@ -118,7 +119,7 @@ def _check_kind(path: str, kind: Any) -> str:
 
 
 def _without(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns settings without `names`, in subsections too, as in text_config; the model_type of those stays."""
+    """Returns settings without `names`, in subsections too, such as text_config, which keep their model_type."""
     kept = {key: value for key, value in settings.items() if key not in names}
     inner = tuple(name for name in names if name != "model_type")
     return {key: _without(value, inner) if isinstance(value, dict) else value for key, value in kept.items()}

@@ -1,9 +1,9 @@
-"""LoRA (Hu et al., arXiv 2106.09685): beside each frozen Linear a trained product of two thin matrices.
+"""LoRA (Hu et al., arXiv 2106.09685): next to each frozen Linear a trained product of two thin matrices.
 
-    y = W x + b + B (A x)    W (out, in), b (out,) frozen; A (rank, in) drawn as nn.Linear's weight is; B (out, rank) 0
+    y = W x + b + B (A x)    W (out, in), b (out,) frozen; A (rank, in) drawn like nn.Linear's weight; B (out, rank) 0
 
-B = 0 makes the model start as the frozen one. The paper's scale, alpha / rank, is 1. Adapters stand where QLoRA and
-peft's "all-linear" put them: at every Linear of the blocks, not at the head. All else is frozen.
+With B = 0 the model starts as the frozen one. The paper's scale, alpha / rank, is 1. Adapters are placed as in QLoRA
+and peft's "all-linear": at every Linear of the blocks, not at the head. Everything else is frozen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..zero.modules.tiled_linear import TiledLinear
 
 
 class LoRALinear(nn.Module):
-    """A frozen Linear, in tiles or not, with its adapter: (..., in) -> (..., out). The adapter has no values yet."""
+    """A frozen Linear, tiled or not, with its adapter: (..., in) -> (..., out). The adapter has no values yet."""
 
     def __init__(self, base: nn.Linear | TiledLinear, rank: int) -> None:
         super().__init__()
@@ -33,19 +33,19 @@ class LoRALinear(nn.Module):
 
 
 def initialize(module: nn.Module) -> None:
-    """Gives the adapter of `module` its values; a module without one is left as it is."""
+    """Initializes the adapter of `module`; leaves a module without one unchanged."""
     if isinstance(module, LoRALinear):
         nn.init.kaiming_uniform_(module.lora_a, a=math.sqrt(5))
         nn.init.zeros_(module.lora_b)
 
 
 def base_of(linear: nn.Module) -> nn.Module:
-    """Returns the frozen part of a LoRALinear; of another module, the module itself."""
+    """Returns the frozen part of a LoRALinear; for another module, the module itself."""
     return linear.base if isinstance(linear, LoRALinear) else linear
 
 
 def add_adapters(model: nn.Module, blocks: nn.Module, rank: int) -> None:
-    """Freezes `model`, and puts an adapter beside every Linear in its `blocks`."""
+    """Freezes `model`, and adds an adapter to every Linear in its `blocks`."""
     model.requires_grad_(False)
     for parent in list(blocks.modules()):
         for name, child in list(parent.named_children()):
@@ -54,7 +54,7 @@ def add_adapters(model: nn.Module, blocks: nn.Module, rank: int) -> None:
 
 
 def add_adapters_of_peft(model: nn.Module, rank: int) -> None:
-    """Does the same to a model of transformers, in place, by peft, at the same scale."""
+    """Does the same to a transformers model, in place, using peft, at the same scale."""
     from peft import LoraConfig, inject_adapter_in_model
 
     transposed = any(type(module).__name__ == "Conv1D" for module in model.modules())  # GPT-2's own Linear
@@ -63,7 +63,7 @@ def add_adapters_of_peft(model: nn.Module, rank: int) -> None:
 
 
 def problems_of(rank: int, hidden: int, where: str, by_peft: bool) -> list[str]:
-    """Returns the error message for a rank that no adapter of a model of width `hidden` can have, or without peft."""
+    """Returns an error message if `rank` exceeds the width `hidden`, or if peft is needed but not installed."""
     if rank > hidden:
         words = f"an adapter's rank is at most the width, {where}.hidden={hidden}; use 1 to {hidden}, or 0 for none"
         return [f"model.lora={rank}: {words}"]

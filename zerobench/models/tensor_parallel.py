@@ -1,22 +1,22 @@
 """Tensor parallelism (Megatron-LM, arXiv 1909.08053, section 3): the matrices of a block, cut over n ranks.
 
-A block has two pairs of matrices. The first of a pair is cut by outputs, the second by inputs; H is the width::
+A block has two pairs of matrices. In each pair the first is cut by outputs, the second by inputs; H is the width::
 
     attention_in    (3H/n, H)    queries, keys and values of a rank's own heads
     attention_out   (H, H/n)
     mlp_in          (4H/n, H)
     mlp_out         (H, 4H/n)
 
-The first one's bias is cut as well. All else is whole on every rank: the second one's bias, norms, embeddings, head,
-and activations between blocks. These stay equal, since their gradients are. Parameters are plain tensors, a rank's own
-part; DTensors stand at the borders of a pair alone, and say which collective belongs there::
+The first one's bias is cut as well. Everything else is whole on every rank: the second one's bias, norms, embeddings,
+head, and activations between blocks. These stay equal, since their gradients are. Parameters are plain tensors, a
+rank's own part; DTensors are used only at the borders of a pair, where they determine the collective::
 
                     forward                        backward
     entered         the tensor itself              all-reduce of the gradient's parts
     left            all-reduce of the sum's parts  the gradient itself
 
-Two all-reduces of (B, S, H) in forward, two in backward. The ranks of a pair are consecutive; the others, of equal
-place, are the data-parallel group that an engine is given.
+Two all-reduces of (B, S, H) in forward, two in backward. The ranks of a pair are consecutive; ranks with the same place
+form the data-parallel group that an engine gets.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ..sections import known
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """The ranks that share a block's matrices, and this rank's place among them. `mesh`: of these ranks; `data_group`:
-    those that hold the same part of the model. Both are None in a model that is built for its shapes alone.
+    """The ranks that share a block's matrices, and this rank's place among them. `mesh`: these ranks; `data_group`: the
+    ranks with the same part of the model. Both are None in a model that is built only for its shapes.
     """
 
     ranks: int
@@ -45,7 +45,7 @@ class TensorAxis:
 
     @staticmethod
     def connect(ranks: int, device: str) -> TensorAxis:
-        """Makes the groups of both axes. Collective over all ranks."""
+        """Creates the groups of both axes. Collective over all ranks."""
         world = dist.get_world_size()
         models = [[*range(first, first + ranks)] for first in range(0, world, ranks)]
         places = [[*range(place, world, ranks)] for place in range(ranks)]
@@ -62,7 +62,7 @@ class TensorAxis:
         return whole.to_local(grad_placements=[Partial()])
 
     def left(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the ranks' `x`, of a matrix that is cut by inputs."""
+        """Returns the sum of the ranks' `x`, outputs of a matrix that is cut by inputs."""
         from torch.distributed.tensor import DTensor, Partial, Replicate
 
         part = DTensor.from_local(x, known(self.mesh), [Partial()], run_check=False)
@@ -70,7 +70,7 @@ class TensorAxis:
 
 
 class OutputsCut(nn.Module):
-    """A rank's outputs of a Linear, (..., in) -> (..., out/n). `parts`: of the outputs, each of which is cut apart."""
+    """A rank's outputs of a Linear, (..., in) -> (..., out/n). `parts`: number of parts, each cut by itself."""
 
     def __init__(self, whole: nn.Linear, axis: TensorAxis, parts: int = 1) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class OutputsCut(nn.Module):
 
 
 class InputsCut(nn.Module):
-    """A Linear of a rank's inputs, summed over the ranks: (..., in/n) -> (..., out)."""
+    """A Linear over a rank's inputs, summed over the ranks: (..., in/n) -> (..., out)."""
 
     def __init__(self, whole: nn.Linear, axis: TensorAxis) -> None:
         super().__init__()
@@ -98,6 +98,6 @@ class InputsCut(nn.Module):
 
 
 def _part(whole: torch.Tensor, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
-    """Returns this rank's part of each of the `parts` of `whole` along `dim`, as memory of its own."""
+    """Returns this rank's part of each of the `parts` of `whole` along `dim`, in its own memory."""
     mine = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.place)
     return nn.Parameter(mine.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))

@@ -1,6 +1,5 @@
-"""Probes of the three passes, with one interface. The timed pass has a clock and nothing else; the accounted pass the
-ledger and the traffic meter; the traced pass, where requested, a profiler. All work beneath every strategy, without
-its cooperation.
+"""Probes of the three passes, with one interface. The timed pass has only a clock; the accounted pass the ledger and
+the traffic meter; the traced pass, if requested, a profiler. All work beneath every strategy, without its cooperation.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def make_pass(
     mode: str, device: torch.device, node_size: int | None, history: History | None = None, fake: bool = False,
     foreign: bool = False, events: bool = False, operators: bool = False, model_ranks: int = 1,
 ) -> Probe:  # fmt: skip
-    """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one.
+    """Returns the probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all are on one node.
 
-    `fake`: tensors are. `foreign`: code that is not ours launches collectives, and drops tensors before gloo does.
-    `history`: what an accounted pass is to keep for a snapshot; None: nothing.
+    `fake`: tensors are fake. `foreign`: code other than ours launches collectives, and drops tensors before gloo does.
+    `history`: the records that an accounted pass keeps for a snapshot; None: none.
     `events`: whether it keeps its last step event by event; `operators`: with every operator that computes.
     `model_ranks`: consecutive ranks that share a model.
     """

@@ -1,7 +1,7 @@
 """The accounted pass: the ledger and the traffic meter over one rank, entered before the model is built.
 
-On CUDA the allocator's own peaks are recorded beside the ledger, phase by phase. All accounting is in host memory:
-nothing is allocated on the device, and nothing waits for it.
+On CUDA the allocator's own peaks are recorded next to the ledger, phase by phase. All accounting is in host memory: it
+allocates nothing on the device, and never waits for it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
 
 class AccountedPass(Probe):
-    """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
+    """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are on one node.
 
-    `witness`: whether a CPU's allocator is asked for its total, which it knows of memory that it has given out since.
-    `history`: what is to be kept for a snapshot. `events`: whether the last step is kept event by event;
+    `witness`: whether the allocator is asked for its total; a CPU's counts only memory allocated from then on.
+    `history`: the records to keep for a snapshot. `events`: whether the last step is kept event by event;
     `operators`: with every operator that computes.
     """
 
@@ -61,7 +61,7 @@ class AccountedPass(Probe):
         self._operators = OperatorStream(self.log) if self.log is not None and operators else None
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
-        """(measured step, operation, number of equal ones)."""
+        """(measured step, operation, number of equal operations)."""
         self._model = ModelListener(self.ledger, self.log)
         self._measured = 0
         self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
@@ -69,7 +69,7 @@ class AccountedPass(Probe):
         self._heap = HeapGrowth()
         self._orthogonalized = NewtonSchulz()
         self.kept = ""
-        """The largest storage that survived a measured step and should not have, in words."""
+        """A description of the largest storage that survived a measured step but should not have."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -109,12 +109,12 @@ class AccountedPass(Probe):
         self.hear(model)
 
     def hear(self, model: nn.Module) -> None:
-        """Listens to a model's modules and gradients, until the pass is left."""
+        """Listens to a model's modules and gradients, until the pass ends."""
         self._model.hear(model)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Runs a phase of a step, or "init". Arrivals and modules are those of the step's last forward."""
+        """Runs a phase of a step, or "init". Arrivals and modules come from the step's last forward."""
         if name == "forward":
             self._model.begin_forward()
         self.enter_phase(name)
@@ -126,7 +126,7 @@ class AccountedPass(Probe):
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """Runs one whole step; one that is not measured leaves no records."""
+        """Runs one whole step, which leaves records only if it is measured."""
         if measured and not self._measured and self._cuda:
             cuda_memory.reset_peaks()
         if measured and self._before is None:
@@ -158,10 +158,10 @@ class AccountedPass(Probe):
             self.memory["heap_bytes"] = self._heap.most()
 
     may_wait = True
-    """True: this pass measures no times."""
+    """True, because this pass measures no times."""
 
     def may_look(self, measured: bool) -> bool:
-        """Returns True if the harness may read gradients before the update: a profiler would count its memory."""
+        """Returns True if the harness may read gradients before the update: a profiler would count the memory."""
         return self._profiled is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:
@@ -170,13 +170,11 @@ class AccountedPass(Probe):
             labels.label(tensor, labels.INPUTS, "batch")
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Labels gradients of a tied parameter: one from each use, kept until they are summed."""
+        """Labels gradients of a tied parameter: one per use, kept until they are summed."""
         self._model.before_backward(loss)
 
     def after_backward(self, model: nn.Module) -> None:
-        """Labels gradients that a strategy keeps on the parameters (DDP's buckets), DTensors' shards as
-        the DTensors.
-        """
+        """Labels gradients that a strategy keeps on the parameters (DDP's buckets); for DTensors, their shards."""
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 label_parts(parameter.grad, labels.GRADIENTS, name)
@@ -184,7 +182,7 @@ class AccountedPass(Probe):
                 label_parts(parameter.data, labels.PARAMETERS, name)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Labels optimizer states; ZeroRedundancyOptimizer's are those of the optimizer inside it."""
+        """Labels optimizer states; for ZeroRedundancyOptimizer, the states of the optimizer inside it."""
         for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
             tier = self.ledger.tier_of(parameter) if not contains_others(parameter) else None
             for name, value in state.items():
@@ -192,7 +190,7 @@ class AccountedPass(Probe):
                     label_parts(value, labels.OPTIMIZER, name, tier)
 
     def found(self, rank: int, folder: Path) -> PassRecords:
-        """The rows of the measured steps, and the order of events of the last one."""
+        """Returns the rows of the measured steps, and the order of events in the last one."""
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
             lines=self.line_rows(rank), traffic=self.traffic_rows(rank),
@@ -201,8 +199,8 @@ class AccountedPass(Probe):
         )  # fmt: skip
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
-        """Returns each phase's extremes, a row per category; on CUDA the allocator's beside them; then those of other
-        tiers.
+        """Returns each phase's extremes, a row per category; on CUDA the allocator's next to them; then the extremes of
+        other tiers.
         """
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.sums.extremes.items():
@@ -229,15 +227,15 @@ class AccountedPass(Probe):
         ]
 
     def line_rows(self, rank: int) -> list[LineRow]:
-        """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code; of a
-        fake world, whose states are compared with formulas, also these at their own maximum.
+        """Returns the storages alive at the peak instant, and the growth over the measured steps, by line of code; in a
+        fake world, whose states are compared with formulas, also the states at their own maximum.
         """
         step = self.ledger.sums.extremes["step"]
         states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()
         return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
-        """Returns every operation of the measured steps, equal ones of a step combined."""
+        """Returns every operation of the measured steps, with equal operations of a step combined."""
         rows = []
         for step, operation, calls in self.traffic:
             one = operation._asdict()
@@ -258,7 +256,7 @@ class AccountedPass(Probe):
         ]  # fmt: skip
 
     def event_rows(self, rank: int) -> list[EventRow]:
-        """Returns the last measured step, event by event, where that is asked for."""
+        """Returns the last measured step, event by event, if it was requested."""
         return event_rows(rank, self.log.step) if self.log is not None and self.log.step is not None else []
 
     @property
@@ -286,7 +284,7 @@ class AccountedPass(Probe):
         self.meter.note_raw(operator, args, ranks)
 
     def enter_phase(self, name: str) -> None:
-        """Assigns what follows to a phase, for a loop that has no context managers."""
+        """Assigns the following events to a phase, for a loop without context managers."""
         self.ledger.enter_phase(name)
         self.allocator.enter_phase(name)
         self.meter.phase = name

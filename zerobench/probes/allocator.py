@@ -1,9 +1,9 @@
 """The allocator's peaks by phase, next to the ledger: read and reset at the beginning of each phase.
 
-Its counters live on the host, CUDA's too, and change when a tensor is allocated or freed there, as the ledger does, so
-a phase is the same interval for both, whatever the device is still executing. The allocators: allocator.py.
+Its counters live on the host, CUDA's too, and change when a tensor is allocated or freed there, like the ledger, so a
+phase is the same interval for both, whatever the device is still executing.
 
-The allocator's own total, the final reference for memory: the ledger names bytes, this shows if it saw all of them.
+The allocator's own total is the final reference for memory: the ledger names bytes, this shows if it saw all of them.
 
 cuda       CUDA's caching allocator records its peaks itself
 hook       on a CPU, every call of torch's allocator, in any thread (allocator_hook.py)
@@ -27,19 +27,18 @@ from . import allocator_hook, cuda_memory
 from .intervals import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
-"""Rows of ALLOCATOR that exist for an allocator without a cache: a CPU's."""
+"""Rows of ALLOCATOR that exist for a CPU's allocator, which has no cache."""
 
 
 def nothing() -> dict[str, int]:
-    """Returns the peaks where no allocator records any."""
+    """Returns no peaks: no allocator records any."""
     return {}
 
 
 class PhasePeaks:
-    """Peaks by phase. `take`: the peaks by name since the last call, "allocated" and on CUDA those of
-    probes/cuda_memory.py;
-    `categories`: the rows that exist. `begin` and `end` bound an interval, as they do for the ledger; `of` has the
-    largest of each phase and of each whole interval, by name.
+    """Peaks by phase. `take`: returns the peaks by name since its last call, "allocated" and on CUDA those of
+    probes/cuda_memory.py; `categories`: the rows that exist. `begin` and `end` bound an interval, as for the ledger;
+    `of` has the largest peaks of each phase and of each whole interval, by name.
     """
 
     def __init__(self, take: Callable[[], Mapping[str, int]], categories: Sequence[str] = ALLOCATOR) -> None:
@@ -54,12 +53,12 @@ class PhasePeaks:
         self._phase = phase
 
     def begin(self) -> None:
-        """Begins an interval: drops the peaks since the last."""
+        """Begins an interval: drops the peaks since the last one."""
         self._take()
         self._stretch = {}
 
     def end(self, whole: str) -> None:
-        """Ends the interval: its phases are merged into `of`, and the largest of them as `whole`."""
+        """Ends the interval: its phases are merged into `of`, and their maximum under `whole`."""
         self.enter_phase(self._phase)
         self._stretch.pop(ASIDE, None)
         for phase, peaks in self._stretch.items():
@@ -101,7 +100,7 @@ def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str,
 
 
 class ProfiledPeak:
-    """Replaces the hook by the profiler's memory events, summed at the end, of the measured steps only."""
+    """Replaces the hook: the profiler's memory events of the measured steps, summed at the end."""
 
     def __init__(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -117,7 +116,7 @@ class ProfiledPeak:
             yield
 
     def finish(self, peaks: PhasePeaks) -> None:
-        """Adds the largest sum of live bytes in the measured steps to `peaks`, as the step's."""
+        """Adds the largest sum of live bytes in the measured steps to `peaks`, as the step's peak."""
         self._profile.stop()
         results = self._profile.profiler.kineto_results if self._profile.profiler else None
         if results is None:
@@ -130,8 +129,8 @@ class ProfiledPeak:
 
 
 def largest_within(moved: list[tuple[int, int]], spans: list[tuple[int, int]]) -> int:
-    """Returns the largest running sum of (time, bytes), in order of time, within any of the spans, including their
-    begin.
+    """Returns the largest running sum of (time, bytes), in order of time, within any of the spans, including its value
+    at their start.
     """
     live = most = 0
     to_come = sorted(spans)

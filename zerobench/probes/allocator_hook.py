@@ -1,9 +1,9 @@
-"""Counts torch's CPU allocator beneath every strategy and in every thread, gloo's included.
+"""Counts torch's CPU allocations beneath every strategy and in every thread, gloo's included.
 
-A small C++ file replaces the allocator's deleter (allocator_hook.cpp explains how). It needs torch's c10 headers alone,
+A small C++ file replaces the allocator's deleter (allocator_hook.cpp explains how). It needs only torch's c10 headers,
 compiles in a second or two, and is cached in the user's cache folder by torch, compiler and source. Its cost is not
 measurable, and it does not change the figures: the same blocks have the same addresses. Without a compiler (`CXX` names
-another one) there is no hook, and no run fails for that.
+another one) there is no hook, and runs work without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE_BYTES = 64 * 1024
 
 
 class AllocatorHook:
-    """Counts the bytes that are alive, as requested, since its installation; once per process and for its life."""
+    """Counts live bytes, as requested, since its installation; installed once per process, permanently."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._live, self._take_peak = functions.zerobench_live, functions.zerobench_take_peak
@@ -35,7 +35,7 @@ class AllocatorHook:
             function.restype = ctypes.c_int64
 
     def live_bytes(self) -> int:
-        """Returns the bytes alive now."""
+        """Returns the current live bytes."""
         return int(self._live())
 
     def take_peak(self) -> int:
@@ -45,7 +45,7 @@ class AllocatorHook:
 
 @cache
 def install() -> AllocatorHook | None:
-    """Installs the hook of this process, which counts from the first call on; None if it is not available."""
+    """Installs this process's hook, which counts from the first call on; None if it is not available."""
     path = library()
     if path is None:
         return None
@@ -64,9 +64,9 @@ def install() -> AllocatorHook | None:
 
 
 def library() -> Path | None:
-    """Returns the compiled hook, from the cache or new; None without a compiler or where that fails.
+    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails.
 
-    Several processes may compile at once: each writes aside and renames.
+    Several processes may compile concurrently: each writes a temporary file and renames it.
     """
     compiler, folder = _compiler(), _cache_folder()
     if compiler is None or folder is None:
@@ -101,7 +101,7 @@ def _compile(compiler: str, root: Path, made: Path, path: Path) -> Path | None:
 
 
 def _compiler() -> str | None:
-    """Returns the C++ compiler's path: of the one that `CXX` names, else the first one found."""
+    """Returns the C++ compiler's path: the one that `CXX` names, or else the first one found."""
     named = os.environ.get("CXX")
     return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
 

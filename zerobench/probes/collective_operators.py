@@ -1,6 +1,4 @@
-"""torch's collectives by operator: which argument is the full tensor, and the bytes that one rank sends
-(traffic.py).
-"""
+"""torch's collectives by operator: which argument is the full tensor, and the bytes that a rank sends (traffic.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ import torch
 
 
 class OperatorRule(NamedTuple):
-    """The accounting of one operator: its full tensor, its factors for n ranks, and the category of its volume where no
-    label is given.
+    """The accounting of one operator: its full tensor, its factors for n ranks, and the category of its volume if it
+    has no label.
     """
 
     full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
@@ -66,19 +64,19 @@ RULES = {operator: rule for rule, operators in _OPERATORS for operator in operat
 
 
 def gloo_factor(operator: str) -> int:
-    """Returns gloo's bytes for an operator relative to the ring optimum: torch's reduce-scatter is a clone and an all-
-    reduce there.
+    """Returns gloo's bytes for an operator relative to the ring optimum: torch's reduce-scatter on gloo is a clone and
+    an all-reduce.
     """
     return 2 if "reduce_scatter" in operator else 1
 
 
 NAMESPACES = ("c10d", "_c10d_functional")
-"""Namespaces of torch's collectives: those of torch.distributed, and those of torch.compile and DTensor."""
+"""Namespaces of torch's collectives: torch.distributed's, and those of torch.compile and DTensor."""
 
 SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd"}
-"""Operators without bytes of their own: a receive is counted where it is sent."""
+"""Operators without their own bytes: a receive is counted where it is sent."""
 
 
 def tensors_in(args: tuple[Any, ...], rule: OperatorRule | None) -> list[torch.Tensor]:
-    """Returns the full tensors by the rule; of an unknown operator all."""
+    """Returns the full tensors by the rule; for an unknown operator all tensors."""
     return rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]

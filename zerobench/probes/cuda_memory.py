@@ -1,8 +1,8 @@
 """CUDA's memory statistics: the only module in which probes call torch.cuda for them. It allocates nothing on the
 device.
 
-A *segment* is memory that torch's caching allocator has from the device, a *block* a piece of one. *allocated*: bytes
-in blocks that tensors use, *reserved*: in segments, *split*: in free blocks beside used ones. The *host allocator*
+A *segment* is memory that torch's caching allocator got from the device, a *block* a piece of one. *allocated*: bytes
+in blocks that tensors use, *reserved*: in segments, *split*: in free blocks next to used ones. The *host allocator*
 manages pinned memory in the same way. A *peak* is the maximum since peaks were last taken or reset.
 """
 
@@ -18,7 +18,7 @@ PEAKS = {
     "reserved": "reserved_bytes.all.peak",
     "split": "inactive_split_bytes.all.peak",
 }
-"""Our name of a peak -> that of torch.cuda.memory_stats."""
+"""Our name for a peak -> its name in torch.cuda.memory_stats."""
 
 
 def take_peaks() -> dict[str, int]:
@@ -30,7 +30,7 @@ def take_peaks() -> dict[str, int]:
 
 
 def take_phase() -> dict[str, int]:
-    """Returns `take_peaks`, and the bytes that the host allocator holds and that the device has in use now."""
+    """Returns `take_peaks`, the host allocator's current bytes, and the device's bytes in use."""
     free, total = torch.cuda.mem_get_info()
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
     return take_peaks() | {"pinned": host.get("allocated_bytes.current", 0), "device_used": total - free}
@@ -49,7 +49,7 @@ def max_allocated() -> int:
 
 
 def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
-    """Returns the CUDA columns of RunRow for this process, now. `peaks`: of the measured steps, from `take_peaks`."""
+    """Returns the CUDA columns of RunRow for this process. `peaks`: of the measured steps, from `take_peaks`."""
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
     free, total = torch.cuda.mem_get_info()
     return {

@@ -1,22 +1,22 @@
 """The log of a step's events that change no storage, and the step as both logs together describe it.
 
 happening   one such event: a collective, a module, a unit, an update; `place`: number of the ledger's events before it
-step        the ledger's interval, and the happenings of the same time
+step        the ledger's interval, and the happenings during it
 
-The ledger keeps its own events. A log is there only where the table `events` is asked for.
+The ledger keeps its own events. A log exists only if the table `events` is requested.
 
 Waits for collectives that Python launches and waits for itself: a process group's method returns a *work*, whose
 `wait` returns when the collective is done.
 
-Our engine's collectives are told by its handles (zero/comm/streams.py), of which one may wait for many works. What C++
-launches or waits for by itself, as DDP's reducer does, is not seen here.
+Our engine's collectives are reported by its handles (zero/comm/streams.py), of which one may wait for many works.
+Collectives that C++ launches or waits for by itself, as DDP's reducer does, are not seen here.
 
-Units of FSDP2 are those of its marks for torch's profiler: "FSDP::all_gather (blocks.0)"; the root has no name. A mark
-begins and ends by an operator of the namespace `profiler`, which a dispatch mode sees, profiler or not::
+FSDP2's units come from its marks for torch's profiler: "FSDP::all_gather (blocks.0)"; the root has no name. A mark
+begins and ends with an operator of the namespace `profiler`, which a dispatch mode sees, with or without a profiler::
 
     FSDP::all_gather, FSDP::post_backward_reduce        collectives inside are the unit's
-    FSDP::all_gather_copy_out                           the unit's full parameters are there at its end
-    FSDP::post_forward, FSDP::post_backward_reshard     where memory of parameters was freed in it, they are given back
+    FSDP::all_gather_copy_out                           the unit's full parameters are present at its end
+    FSDP::post_forward, FSDP::post_backward_reshard     the unit is freed if parameter memory was freed inside
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ LAUNCHES = (
     "alltoall", "alltoall_base", "broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_single",
     "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
 )  # fmt: skip
-"""Methods of a process group that launch a collective; of other versions of torch those that there are."""
+"""Methods of a process group that launch a collective; for each torch version those that exist."""
 
 
 @contextmanager
 def works_watched(launched: Callable[[], int | None], waited: Callable[[int], None]) -> Iterator[None]:
-    """Calls `waited(operation)` when a wait for a work has returned, the first for each.
+    """Calls `waited(operation)` when the first wait for each work has returned.
 
-    `launched`: number of the operation that was launched last on this thread, or None.
+    `launched`: returns the number of the operation launched last on this thread, or None.
     """
     c10d: Any = torch._C._distributed_c10d
     works: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # weak: a work that lives on may keep its tensors alive
@@ -76,7 +76,7 @@ def works_watched(launched: Callable[[], int | None], waited: Callable[[int], No
 
 
 def _kinds(work: Any) -> list[Any]:
-    """Returns a class of works and all below it: some wait in a way of their own."""
+    """Returns a class of works and its subclasses: some override `wait`."""
     return [work, *(one for below in work.__subclasses__() for one in _kinds(below))]
 
 
@@ -109,7 +109,7 @@ def _followed(
 
 @dataclass(frozen=True)
 class Happening:
-    """An event without a storage, `at` seconds of the clock of events. `facts`: values of columns of its row."""
+    """An event without a storage, at time `at` of the events' clock in seconds. `facts`: column values of its row."""
 
     place: int
     at: float
@@ -122,7 +122,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class StepLog:
-    """One step. `changed_by`: number of an event of the interval that changed a size -> the line that ran."""
+    """One step. `changed_by`: number of an event in the interval that changed a size -> the line that ran."""
 
     interval: Interval
     happenings: list[Happening]
@@ -130,7 +130,7 @@ class StepLog:
 
 
 class EventLog(labels.Observer):
-    """Records happenings beside a ledger; an observer of labels. `step`: the last interval that ended."""
+    """Records happenings next to a ledger; an observer of labels. `step`: the last interval that ended."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -150,7 +150,7 @@ class EventLog(labels.Observer):
         self._happenings, self._changed_by = [], {}
 
     def end(self, interval: Interval) -> None:
-        """Ends the interval, which is the last until another ends."""
+        """Ends the interval, which becomes `step`."""
         self.step = StepLog(interval, self._happenings, self._changed_by)
 
     def note(self, kind: str, source: str = "", **facts: Any) -> None:
@@ -158,7 +158,7 @@ class EventLog(labels.Observer):
         place, phase, module = self.ledger.now()
         self._happenings.append(Happening(place, time.perf_counter(), phase, kind, module, source, facts))
 
-    # -- what the instruments tell ---------------------------------------------------------------------
+    # -- events from the instruments -------------------------------------------------------------------
 
     def changed(self) -> None:
         """Records the line of the ledger's next event, which changes a size."""
@@ -187,7 +187,7 @@ class EventLog(labels.Observer):
         )  # fmt: skip
 
     def launched(self) -> int | None:
-        """Returns the number of the operation that was launched last, in any thread; None before the first."""
+        """Returns the number of the operation launched last, in any thread; None before the first."""
         return self._launched
 
     def _next_unlabeled(self) -> int:
@@ -195,11 +195,11 @@ class EventLog(labels.Observer):
         return self._unlabeled
 
     def marked(self, operator: str, args: Sequence[object]) -> None:
-        """Takes a mark for torch's profiler, which FSDP2 makes for its units."""
+        """Processes a mark for torch's profiler, which FSDP2 makes for its units."""
         self._marks.see(operator, args, self.ledger.now()[0])
 
     def module_begins(self, name: str) -> None:
-        """Records that a module's forward begins, or begins again in a recomputation."""
+        """Records that a module's forward begins, also in a recomputation."""
         self.note(MODULE, name=name, operator="forward")
 
     def module_ends(self, name: str, output: object) -> None:
@@ -214,7 +214,7 @@ class EventLog(labels.Observer):
         self.note(MODULE, name=name, operator="backward")
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Records that an optimizer is about to update the parameters that have a gradient, where no engine says so."""
+        """Records that an optimizer is about to update parameters with gradients, if no engine reports it."""
         if self._engine_updates:
             return
         sizes: Counter[tuple[str, str]] = Counter()
@@ -224,14 +224,14 @@ class EventLog(labels.Observer):
                 sizes[stored.first_name if stored is not None else "", self.ledger.tier_of(part)] += part.nbytes
         self.note(UPDATE, self.ledger.lines.here(), by_label=sizes)
 
-    # -- what the engine tells -------------------------------------------------------------------------
+    # -- events from the engine ------------------------------------------------------------------------
 
     def on_unit(self, kind: str, unit: str, size: int) -> None:
-        """Records that a unit's full parameters are there, or given back."""
+        """Records that a unit's full parameters are present, or freed."""
         self.note(kind, self.ledger.lines.here(), unit=unit, bytes=size)
 
     def on_update(self, parts: Sequence[labels.Updated]) -> None:
-        """Records that the engine's optimizer is about to update those of the `parts` that have a gradient."""
+        """Records that the engine's optimizer is about to update the `parts` that have a gradient."""
         self._engine_updates = True
         sizes: Counter[tuple[str, str]] = Counter()
         for one in parts:
@@ -247,7 +247,7 @@ class EventLog(labels.Observer):
 
 @contextmanager
 def listening(log: EventLog, meter: TrafficMeter) -> Iterator[None]:
-    """Has the instruments and the engine tell `log` of their events."""
+    """Makes the instruments and the engine report their events to `log`."""
     log.ledger.log, meter.tell = log, log.issued
     labels.listen(log)
     hook = register_optimizer_step_pre_hook(log.optimizer_steps)
@@ -260,7 +260,7 @@ def listening(log: EventLog, meter: TrafficMeter) -> Iterator[None]:
 
 
 LINK_ENDS = {"down": labels.HOST, "up": labels.DEVICE, labels.READ: labels.HOST, labels.WRITE: labels.NVME}
-"""Kind of traffic between tiers -> the tier that the bytes go to."""
+"""Kind of traffic between tiers -> the tier that receives the bytes."""
 
 
 # -- units of FSDP2 --------------------------------------------------------------------------------
@@ -270,13 +270,13 @@ ENTER, EXIT = "_record_function_enter_new", "_record_function_exit"
 MARKED_COLLECTIVES = ("all_gather", "post_backward_reduce")
 GATHERS, RESHARDS = ("all_gather_copy_out",), ("post_forward", "post_backward_reshard")
 ROOT = "(root)"
-"""Unit of the parameters that are in no other, as the engine names its own."""
+"""Unit of the parameters that are in no other, with the engine's name for its own."""
 
 _MARK = re.compile(r"FSDP::(\w+)(?: \(([^)]*)\))?")
 
 
 class Mark(NamedTuple):
-    """A mark that has begun: its words, its unit, and the number of the ledger's events before it."""
+    """A mark that has begun: its event, its unit, and the number of the ledger's events before it."""
 
     what: str
     unit: str
@@ -284,7 +284,7 @@ class Mark(NamedTuple):
 
 
 class FsdpMarks:
-    """Follows the marks. `tell(kind, unit, bytes)` hears of units that are gathered and freed."""
+    """Follows the marks. `tell(kind, unit, bytes)` is called when a unit is gathered or freed."""
 
     def __init__(self, events: Callable[[int], Sequence[Event]], tell: Callable[[str, str, int], None]) -> None:
         self._events, self._tell = events, tell
@@ -296,7 +296,7 @@ class FsdpMarks:
         return next((mark.unit for mark in reversed(self._open) if mark.what in MARKED_COLLECTIVES), "")
 
     def see(self, operator: str, args: Sequence[object], place: int) -> None:
-        """Takes an operator of the namespace `profiler`, before event number `place`."""
+        """Processes an operator of the namespace `profiler`, before event number `place`."""
         if operator == ENTER:
             said = _MARK.match(str(args[0]))
             self._open.append(Mark(said[1], said[2] or ROOT, place) if said else Mark("", "", place))

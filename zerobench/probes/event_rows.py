@@ -1,7 +1,7 @@
 """Rows of the table `events` from a step's log: both logs in one order, storages and operations by numbers from 0.
 
-What the harness does aside within a step is left out: a storage that it leaves changed is written where the next phase
-begins, frees before births, so that no sum in between is above those of the ledger.
+The harness's own work within a step is left out: a storage that it changed is written where the next phase begins,
+frees before births, so that no sum in between exceeds the ledger's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .intervals import ASIDE, Event, IntervalReplay, StorageRecord
 FIRST_PHASE = "data"
 
 SAME = ("operation", "collective", "unit", "operator", "group_size", "group", "control")
-"""Columns that a wait has from its launch."""
+"""Columns that a wait copies from its launch."""
 
 
 def event_rows(rank: int, log: StepLog) -> list[EventRow]:
@@ -80,7 +80,7 @@ class _EventWriter:
             yield from self._settle(stored, event.at, self._log.changed_by.get(number, ""))
 
     def _enter(self, event: Event) -> Iterator[EventRow]:
-        """Yields the beginning of a phase, after what the harness has left behind."""
+        """Yields the beginning of a phase, after the changes that the harness made."""
         self._phase = event.phase
         for stored in sorted(self._aside, key=self._growth):
             yield from self._settle(stored, event.at, "")
@@ -104,7 +104,7 @@ class _EventWriter:
         self._shown[stored] = now
 
     def _happened(self, one: Happening) -> Iterator[EventRow]:
-        """Yields an event without a storage; of those that happen aside a thread's traffic for the step."""
+        """Yields an event without a storage; of the harness's own, only a thread's traffic for the step."""
         if one.phase == ASIDE and one.kind not in (LAUNCH, MOVE):
             return
         common = {"module": one.module, "source": one.source, "phase": self._phase if one.phase == ASIDE else one.phase}
@@ -123,7 +123,7 @@ class _EventWriter:
             yield self._row(ORDER, one.at, **common, operator=LATE, unit=unit, stream=stream)
 
     def _updates(self, one: Happening) -> Iterator[EventRow]:
-        """Yields an update per unit and tier; of what is in no unit one."""
+        """Yields one update per unit and tier, and one for parameters in no unit."""
         sums = Counter(one.facts.get("by_unit", {}))
         for (name, tier), size in one.facts.get("by_label", {}).items():
             sums[self._unit_of(name) or self._rest, tier] += size
@@ -143,7 +143,7 @@ class _EventWriter:
         )  # fmt: skip
 
     def _unit_of(self, name: str) -> str:
-        """Returns the unit that a label or a module's path lies in: the longest that it is, or begins with."""
+        """Returns the unit of a label or a module's path: the longest unit that it equals or begins with."""
         if name == self._rest:
             return name
         return next((unit for unit in self._units if name == unit or name.startswith((f"{unit}.", f"{unit} "))), "")
@@ -155,7 +155,7 @@ class _EventWriter:
 
 
 def _number_micro_batches(rows: Iterable[EventRow]) -> None:
-    """Numbers the micro-batches: data are those of the forward that follows, all else of the one before."""
+    """Numbers the micro-batches: data belong to the following forward, everything else to the one before."""
     number = -1
     waiting: list[EventRow] = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""The ledger over fake tensors, whose storages are all on the meta device, whatever device they stand for."""
+"""The ledger over fake tensors, whose storages are all on the meta device, whatever device they represent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .ledger import Ledger
 
 
 class ShapesOnly(Ledger):
-    """Counts storages of fake tensors on the device that they stand for. Placeholders, which stand for the meta device
-    itself, count nothing, and nor do tensors that only answer a question about shapes. Its observers hear of each
-    change.
+    """Counts storages of fake tensors on the device that they represent. Placeholders, which represent the meta device
+    itself, are not counted, and neither are tensors that only answer a question about shapes. Its observers are
+    notified of each change.
     """
 
     def __init__(self, device: str = "cpu") -> None:

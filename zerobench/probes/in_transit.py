@@ -1,10 +1,10 @@
-"""Tensors in transit: given to a collective, and kept by a thread of the backend a moment longer than by the loop.
+"""Tensors in transit: passed to a collective, and kept by a backend thread a moment longer than by the loop.
 
-gloo's thread drops its references only after it has reported completion, within milliseconds on a busy machine. What it
-still holds when the next storage is made would count at one time and not at another, so the ledger waits for it.
+gloo's thread drops its references only after it has reported completion, within milliseconds on a busy machine. If it
+still has them when the next storage is made, they would sometimes count and sometimes not, so the ledger waits for it.
 
-    given      to a collective that one Python object alone called with it; others have owners that keep it anyway
-    dropped    no Python object holds it any more: only the thread does
+    given      to a collective by a caller with the only Python object; other tensors have owners that keep them anyway
+    dropped    no Python object references it any more: only the thread does
     gone       the thread has dropped it too
     entering   the thread waits for Python's lock, to drop the Python object of a tensor or of its storage. Seen from
                Python such a tensor looks like one that the loop holds
@@ -21,17 +21,17 @@ from typing import Any
 import torch
 
 IN_CALL = 3
-"""References to a tensor of one Python object while a collective is dispatched: the object's, and the call's two."""
+"""References to a tensor with one Python object while a collective is dispatched: the object's, and the call's two."""
 
 PATIENCE_S = 0.5
-"""Longest wait for one tensor: then something else holds it, such as a view's base, and tensors like it are let be."""
+"""Longest wait for one tensor: then it has another owner, such as a view, and tensors like it are not waited for."""
 
 LOOKS, LOOK_S = 3, 2e-5
-"""Looks at a tensor that has one holder, and the time between two, in which the thread can have Python's lock."""
+"""Checks of a tensor with one holder, and seconds between two, in which the thread can take Python's lock."""
 
 
 class InTransit:
-    """Tensors that were given to collectives of the main thread."""
+    """Tensors that were passed to collectives by the main thread."""
 
     def __init__(self) -> None:
         self._given: list[weakref.ref[torch.Tensor]] = []
@@ -39,14 +39,14 @@ class InTransit:
         self._residents: set[int] = set()  # threads that stay attached to Python without running any of it
 
     def see(self, collective: bool, args: Any, knows: Callable[[torch.Tensor], bool]) -> None:
-        """Records what a collective is given, and copies that gloo has made: it alone can have made what is unknown."""
+        """Records a collective's tensors, and copies that gloo has made: unknown tensors can only come from gloo."""
         if collective:
             self.give(args)
         elif args and type(args[0]) is torch.Tensor and not knows(args[0]):
             self.give(args[0], always=True)
 
     def give(self, arguments: Any, always: bool = False) -> None:
-        """Records tensors in the arguments of a collective that is about to be called; `always`: with any owners."""
+        """Records tensors in a collective's arguments before it is called; `always`: even with other owners."""
         if isinstance(arguments, torch.Tensor):
             if arguments.device.type == "cpu" and (always or _references(arguments) <= IN_CALL):
                 self._given.append(weakref.ref(arguments))
@@ -62,7 +62,7 @@ class InTransit:
                 self._let_in()
 
     def _is_over(self, given: weakref.ref[torch.Tensor]) -> bool:
-        """Returns True once the tensor is gone, or the thread has done with it; False while both hold it."""
+        """Returns True once the tensor is gone, or the thread is done with it; False while both reference it."""
         for _ in range(LOOKS):
             held = _python_holders(given)
             if held == 0:
@@ -91,7 +91,7 @@ class InTransit:
 
 
 def threads_without_frame() -> set[int]:
-    """Returns the threads that are attached to Python and run nothing of it: those that wait for its lock, mostly."""
+    """Returns the threads that are attached to Python but run no Python code: mostly those waiting for its lock."""
     return set(sys._current_exceptions()) - set(sys._current_frames())
 
 
@@ -101,7 +101,7 @@ def _like(given: weakref.ref[torch.Tensor]) -> tuple[torch.Size, int] | None:
 
 
 def _python_holders(given: weakref.ref[torch.Tensor]) -> int:
-    """Counts the Python objects that hold a tensor.
+    """Counts the Python objects that reference a tensor.
 
     It is one too many while the thread, which is done with the tensor, waits for Python's lock to drop its object.
     """

@@ -1,11 +1,11 @@
-"""What a ledger keeps of a run, all of it in host memory, and its sums.
+"""A ledger's records of a run, all in host memory, and its sums.
 
 event       a change of one storage, or the beginning of a phase
-interval    one step as it happened: what lived at its beginning, and its events in order
+interval    one step: the storages alive at its beginning, and its events in order
 replay      sizes and categories of all storages, and the sums of each tier by category, after each event
-extremes    the largest sums so far: of each phase, and of whole intervals by their name
-history     kept for a snapshot, where one is asked for; a *birth* is one storage on a GPU, with the address at which it
-            was made, and when
+extremes    the largest sums so far: by phase, and by name for whole intervals
+history     kept for a snapshot, if requested; a *birth* is one storage on a GPU, with the address at which it was made,
+            and when
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..zero import labels
 @dataclass(eq=False)
 class StorageRecord:
     """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred. `source`: the
-    line that made it (probes/source_lines.py). `shape`: of the tensor that it was first met in.
-    `first_name`: of its first label.
+    line that made it (probes/source_lines.py). `shape`: of the tensor in which it was first seen.
+    `first_name`: from its first label.
     """
 
     bytes: int
@@ -38,13 +38,13 @@ class StorageRecord:
 
     @property
     def shown_shape(self) -> str:
-        """The shape as the tables have it: "4x1024x768"; empty for a scalar and for what is in no tensor."""
+        """The shape as in the tables: "4x1024x768"; empty for a scalar and for bytes in no tensor."""
         return "x".join(map(str, self.shape))
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change: `stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase
+    """A change: `stored` grew by `grown` bytes (if freed, by minus its size), or moved to another category, or a phase
     began.
     """
 
@@ -69,19 +69,17 @@ class Instant:
 
 
 ASIDE = "aside"
-"""The phase of the harness's own work within a step, its reading of gradients: no part of any figure."""
+"""The phase of the harness's own work within a step, such as reading gradients: excluded from all figures."""
 
 INSTANTS = 400
-"""Length to which an interval's timeline is reduced."""
+"""Number of instants to which an interval's timeline is reduced."""
 
 LARGEST = 20
 """Number of storages at the peak that are listed one by one."""
 
 
 class Births:
-    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those that outlive
-    their phase.
-    """
+    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those outliving their phase."""
 
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
@@ -91,7 +89,7 @@ class Births:
         ] = {}  # those of this interval, with phase and category at birth
 
     def see(self, stored: StorageRecord, grown: int, phase: str, category: str) -> None:
-        """Records that a storage has grown, or was freed where `grown` is below 0."""
+        """Records that a storage has grown, or was freed if `grown` is below 0."""
         if grown > 0:
             self.made[category] += 1
             self._alive[stored] = phase, category
@@ -108,7 +106,7 @@ class Births:
 
 @dataclass
 class Extremes:
-    """Largest values over an interval in one tier, in bytes; of whole intervals the most births."""
+    """Largest values over an interval in one tier, in bytes; for whole intervals also the most births."""
 
     peak: int = -1
     at_peak: Counter[str] = field(default_factory=Counter)
@@ -118,7 +116,7 @@ class Extremes:
     alive: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     """Size, storage and category of everything alive at the peak of a whole interval, largest first."""
     alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
-    """The states among what lives when their sum is largest."""
+    """The states alive when their sum is largest, in the same form."""
     made: Counter[str] | None = None
     lasting: Counter[str] = field(default_factory=Counter)
 
@@ -142,7 +140,7 @@ class Extremes:
 
 
 def thin_out(instants: list[Instant], most: int) -> list[Instant]:
-    """Reduces a timeline to about `most` instants: of each stretch the one with the largest sum, and the first of each
+    """Reduces a timeline to about `most` instants: the one with the largest sum of each stretch, and the first of each
     phase.
     """
     width = max(1, -(-len(instants) // most))
@@ -160,13 +158,13 @@ def thin_out(instants: list[Instant], most: int) -> list[Instant]:
 
 
 ENTRIES = 200_000
-"""Events of an allocator's history, and births, that are kept, the last ones; of the history some KB each."""
+"""Number of last events of an allocator's history, and of last births, that are kept; a history event takes some KB."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """One step. `began`: its first instant, in seconds of the clock of events. `sizes`: bytes of what lived then.
-    `categories`: the first of each storage of the interval.
+    """One step. `began`: its first instant, in seconds of the events' clock. `sizes`: bytes of the storages alive then.
+    `categories`: the first category of each storage in the interval.
     """
 
     began: float
@@ -177,7 +175,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Birth:
-    """A storage got memory at `address` on a GPU shortly before `at`, in seconds of the clock of events."""
+    """A storage got memory at `address` on a GPU shortly before `at`, in seconds of the events' clock."""
 
     address: int
     at: float
@@ -186,7 +184,7 @@ class Birth:
 
 @dataclass
 class History:
-    """On a CPU the measured step with the highest peak, of equal ones the last; on CUDA the births."""
+    """On a CPU the measured step with the highest peak, the last one in a tie; on CUDA the births."""
 
     step: Interval | None = None
     births: deque[Birth] = field(default_factory=lambda: deque(maxlen=ENTRIES))
@@ -231,17 +229,17 @@ def alive_after(interval: Interval, last: int) -> list[tuple[int, StorageRecord,
 
 
 class IntervalSums:
-    """The extremes of the device by phase, those of other tiers by (tier, phase), and the last interval's timeline."""
+    """Extremes of the device by phase and of other tiers by (tier, phase), and the last interval's timeline."""
 
     def __init__(self) -> None:
         self.extremes: dict[str, Extremes] = {}
         self.elsewhere: dict[tuple[str, str], Extremes] = {}
         self.in_memory: Counter[str] = Counter()
-        """The peak of device and host memory together, by phase: on a CPU one allocator has both."""
+        """The peak of device and host memory together, by phase: on a CPU one allocator manages both."""
         self.timeline: list[Instant] = []
 
     def add(self, whole: str, interval: Interval) -> int:
-        """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, -1 without any."""
+        """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, or -1."""
         replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
         on_device, best_at, states_at = replay.totals[labels.DEVICE], -1, -1
         best = self.extremes.setdefault(whole, Extremes())
@@ -270,7 +268,7 @@ class IntervalSums:
         return max((instant.totals.total() for instant in instants), default=-1)
 
     def _instant(self, number: int, event: Event, began: float, replay: IntervalReplay, whole: str) -> Instant:
-        """Returns the instant after an event, and takes the sum of device and host memory into account."""
+        """Returns the instant after an event, and updates the peak of device and host memory together."""
         on_device = replay.totals[labels.DEVICE]
         others = {tier: replay.totals[tier].total() for tier in TIERS[1:]}
         together = on_device.total() + others[labels.HOST]

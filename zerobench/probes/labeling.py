@@ -16,19 +16,19 @@ from ..zero import labels
 
 
 def holds_others(types: Iterable[type]) -> bool:
-    """Returns True if an operator's argument is such a tensor, which then dispatches the operator again on its
+    """Returns True if an operator has a tensor that contains others as an argument, and is then dispatched again on its
     contents.
     """
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 def contains_others(tensor: torch.Tensor) -> bool:
-    """Returns True for such a tensor."""
+    """Returns True for a tensor that contains others."""
     return is_traceable_wrapper_subclass(tensor)
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the plain tensors that hold the values: usually the tensor itself."""
+    """Yields the plain tensors with the values: usually the tensor itself."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
@@ -39,13 +39,13 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def label_parts(tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
-    """Labels the plain tensors that hold the values."""
+    """Labels the plain tensors with the values."""
     for part in parts_of(tensor):
         labels.label(part, category, name, tier)
 
 
 def label_contributions(loss: torch.Tensor, tied: Mapping[torch.Tensor, str]) -> None:
-    """Hooks the graph of `loss`: each use of a `tied` parameter makes a gradient, kept until they are summed."""
+    """Hooks the graph of `loss`: each use of a `tied` parameter has a gradient, kept until they are summed."""
     seen: set[Any] = set()
     nodes = [loss.grad_fn]
     while nodes:

@@ -2,16 +2,17 @@
 
 A dispatch mode sees each operator's outputs; a weak reference reports a storage's end; a patch of
 `UntypedStorage.resize_`, which dispatches nothing, reports changes of size. Labels (zero/labels.py) give categories.
-Unlabeled storages are inferred: allocated in forward, or while backward recomputes: activations; elsewhere: temporary.
+Categories of unlabeled storages are inferred: activations if allocated in forward, or while backward recomputes;
+otherwise temporary.
 
-An unlabeled argument of a collective, except flags, is a communication buffer from its birth: so are the buckets and
-gather buffers of strategies without labels. Tensors that contain others are resolved to these.
+An unlabeled argument of a collective, except flags, is a communication buffer from its birth: this applies to the
+buckets and gather buffers of strategies without labels. Tensors that contain others are resolved to their contents.
 
-A storage is in one *tier* all its life: host memory where a label says so, or on CUDA where it is not a GPU's. A file's
-bytes are known from labels only. Each tier has sums of its own.
+A storage is in one *tier* all its life: host memory if a label says so, or on CUDA if it is not on a GPU. A file's
+bytes are known only from labels. Each tier has its own sums.
 
-A gradient is identified only once autograd delivers it. So the first label of a storage holds from its birth: each step
-is recorded as events and summed when it is over.
+A gradient is identified only once autograd delivers it. So a storage's first label applies from its birth: each step is
+recorded as events and summed when it is over.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
     from .event_log import EventLog
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
-"""Categories of storages that a step neither begins nor ends with."""
+"""Categories of storages that should not exist at the beginning or end of a step."""
 
 COPIES = {torch.ops.aten.clone.default}
 """Operators whose result has the category of their first argument."""
 
 
 class Ledger(GraphMode, labels.Observer):
-    """Records operators, storages and labels. `begin` and `end` bound an interval. `device`: its type of device."""
+    """Records operators, storages and labels. `begin` and `end` bound an interval. `device`: the device's type."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
@@ -69,13 +70,13 @@ class Ledger(GraphMode, labels.Observer):
         self._in_optimizer = False
         self._stack = ExitStack()
         self.history: History | None = None
-        """Filled for a snapshot, where one is asked for."""
+        """Filled for a snapshot, if requested."""
         self.log: EventLog | None = None
-        """Told of each interval, where a table of events is asked for."""
+        """Notified of each interval, if a table of events is requested."""
         self.in_transit: InTransit | None = None
-        """Waited for, where a loop's own collectives may drop tensors late."""
+        """Waited for, if a loop's own collectives may drop tensors late."""
         self.within_model: Callable[[Any, Any], bool] = lambda func, args: False
-        """Says of a collective whether it is among ranks that share a model, which send each other activations."""
+        """Returns True for a collective among ranks that share a model, which send each other activations."""
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -113,19 +114,19 @@ class Ledger(GraphMode, labels.Observer):
         return out
 
     def _enter_optimizer(self, within: bool) -> None:
-        """Records that the optimizer's step runs: its copies are its own temporaries."""
+        """Records that the optimizer's step runs: its copies are temporaries."""
         self._in_optimizer = within
 
     def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
-        """Gives a copy of a state its category, unless a label says otherwise: for example a strategy's clone of
-        gradients.
+        """Gives a copy of a state the state's category, unless a label says otherwise: for example a strategy's clone
+        of gradients.
         """
         origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
         if origin is not None and made is not None and origin.category in STATES and not made.labeled:
             made.category, made.name = origin.category, f"copy of {origin.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
-        """Applies a label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
+        """Applies a label: from birth if it is the storage's first, otherwise from now on; the tier is permanent."""
         stored = self._meet(self._see(tensor), tensor.shape)
         stored.tier = tier or stored.tier
         if stored.labeled and stored.category != category:
@@ -151,12 +152,12 @@ class Ledger(GraphMode, labels.Observer):
         return self.record_of(tensor) is not None
 
     def is_labeled(self, tensor: torch.Tensor) -> bool:
-        """Returns True if a label has said what the tensor's storage is."""
+        """Returns True if the tensor's storage has a label."""
         stored = self.record_of(tensor)
         return stored is not None and stored.labeled
 
     def meet(self, tensor: torch.Tensor, name: str) -> None:
-        """Counts a tensor that was made before the ledger listened, as temporary."""
+        """Counts a tensor that was made before the ledger started, as temporary."""
         stored = self._meet(self._see(tensor), tensor.shape)
         stored.name, stored.category, stored.module, stored.source = name, "temporary", "", ""
 
@@ -171,11 +172,11 @@ class Ledger(GraphMode, labels.Observer):
         return stored.name if stored is not None else ""
 
     def now(self) -> tuple[int, str, str]:
-        """Returns the number of events so far, the phase, and the module or thread that runs."""
+        """Returns the number of events so far, the phase, and the running module or thread."""
         return len(self._events), self.phase, self._maker()
 
     def since(self, number: int) -> list[Event]:
-        """Returns the interval's events from this number on."""
+        """Returns the interval's events from number `number` on."""
         return self._events[number:]
 
     def note_collective(self, given: Any) -> None:
@@ -188,7 +189,7 @@ class Ledger(GraphMode, labels.Observer):
                 self.note_collective(one)
 
     def _keep_category(self, given: Any) -> None:
-        """Lets no later collective, as a wait, make a communication buffer of tensors."""
+        """Prevents later collectives, such as a wait, from turning tensors into communication buffers."""
         for tensor in tree_leaves(given):
             if isinstance(tensor, torch.Tensor):
                 self._meet(self._see(tensor), tensor.shape).labeled = True
@@ -238,14 +239,14 @@ class Ledger(GraphMode, labels.Observer):
             self._grow(stored, -stored.bytes)
 
     def _grow(self, stored: StorageRecord, grown: int) -> None:
-        """Records that a storage has grown by so many bytes, or shrunk where `grown` is below 0."""
+        """Records that a storage has grown by `grown` bytes, or shrunk if `grown` is below 0."""
         if self.log is not None:
             self.log.changed()
         self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
         stored.bytes += grown
 
     def _maker(self) -> str:
-        """Names the module that runs, or the thread."""
+        """Returns the name of the running module or thread."""
         here = threading.get_ident() == self._home
         return self.module if here else f"thread {threading.current_thread().name}"
 
@@ -259,7 +260,7 @@ class Ledger(GraphMode, labels.Observer):
         here = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
         return labels.current_tier() or here
 
-    # -- adding up ------------------------------------------------------------------------------------
+    # -- intervals ------------------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
         """Assigns later events to `phase`."""
@@ -268,7 +269,7 @@ class Ledger(GraphMode, labels.Observer):
         self._events.append(Event(phase, time.perf_counter()))
 
     def live_bytes(self) -> dict[StorageRecord, int]:
-        """Returns the storages that live on the device now, with their sizes."""
+        """Returns the storages currently alive on the device, with their sizes."""
         living = list(self._live.values())  # at once: other threads free tensors too
         return {stored: stored.bytes for stored in living if stored.tier == labels.DEVICE and stored.bytes}
 
@@ -293,8 +294,8 @@ class Ledger(GraphMode, labels.Observer):
             self.history.step = interval
 
     def _interval(self) -> Interval:
-        """Returns the interval with the storages' first categories in it, as they are known now: the label that comes
-        first holds from birth, and one that comes after the interval is no part of it.
+        """Returns the interval with the storages' first categories in it, as currently known: a first label applies
+        from birth, and a label that comes after the interval does not count.
         """
         categories = {stored: stored.category for stored in self._at_begin}
         categories |= {event.stored: event.stored.category for event in self._events if event.stored is not None}

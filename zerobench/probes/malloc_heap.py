@@ -1,13 +1,13 @@
 """Memory outside of torch: bytes that malloc has handed out beyond torch's allocator and MKL's buffers, to numpy and C
 libraries.
 
-Python's small objects are not included: they are in arenas of their own, so that the rest is steady to some tens of KiB
-where nothing is kept. It is read between steps: allocations that come and go within one are not seen.
+Python's small objects are not included: they are in their own arenas. So the rest is steady to some tens of KiB if
+nothing is kept. It is read between steps: allocations freed within one are not seen.
 
-MKL keeps a buffer for its next matrix product for each thread that has had one, mostly on Intel's processors: 5 MiB for
-a product of two 512 x 512 matrices. It takes them from malloc by itself; they are neither torch's nor due to the code
-that is measured. torch's wheels have MKL within libtorch_cpu, other builds (conda's) load it as a library of its own;
-`mkl_mem_stat` tells of its buffers in both.
+MKL keeps a buffer for its next matrix product in each thread that has computed one, mostly on Intel's processors: 5 MiB
+for a product of two 512 x 512 matrices. It takes them directly from malloc; they are neither torch's nor caused by the
+measured code. torch's wheels have MKL within libtorch_cpu, other builds (conda's) load it as a separate library;
+`mkl_mem_stat` reports its buffers in both cases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROBE_BYTES = 2**20
 
 
 class _MallocInfo(ctypes.Structure):
-    """glibc's struct mallinfo2, of all arenas."""
+    """glibc's struct mallinfo2, summed over all arenas."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -35,16 +35,14 @@ class _MallocInfo(ctypes.Structure):
 
 
 class HeapGrowth:
-    """Growth, since `begin`, of malloc's bytes outside of torch, where both malloc and torch's allocator
-    report theirs.
-    """
+    """Growth, since `begin`, of malloc's bytes outside of torch, if both malloc and torch's allocator report theirs."""
 
     def __init__(self) -> None:
         self._before: int | None = None
         self._most: int | None = None
 
     def begin(self) -> None:
-        """Records the begin of the probe."""
+        """Records the bytes at the start."""
         self._before = self._now()
 
     def most(self) -> int | None:
@@ -76,7 +74,7 @@ def _in_use() -> int:
 
 @cache
 def _tells() -> bool:
-    """Returns True if this process uses the malloc that keeps these numbers: a preloaded one may not."""
+    """Returns True if this process uses the malloc that reports these numbers: a preloaded one may not."""
     try:
         before = _in_use()
     except (OSError, AttributeError):  # another libc, or one before 2.33
@@ -91,7 +89,7 @@ def _tells() -> bool:
 
 
 MKL_NAMES = ("mkl_serv_mem_stat", "MKL_Mem_Stat")
-"""Name of the function where MKL is part of libtorch_cpu, and where libtorch_cpu loads it."""
+"""The function's name if MKL is part of libtorch_cpu, and if libtorch_cpu loads it."""
 
 
 def mkl_bytes() -> int:

@@ -1,15 +1,15 @@
 """A step of the ledger as a snapshot in torch's format, which https://pytorch.org/memory_viz and torch.cuda._memory_viz
-show: plain dicts, lists, strings and whole numbers.
+display: plain dicts, lists, strings and integers.
 
 device      one of our tiers (device, host, nvme), by number; each has one segment
 block       a storage from one change of its size or category to the next; a change is a free and an allocation
-address     made up: no two blocks that live overlap; blocks of equal size take turns
+address     made up: no two live blocks overlap; blocks of equal size reuse addresses
 category    colors a block in the page's timeline
 frames      label, source line, module, phase, category: in torch's flame graphs the category is outermost
-mark        an entry "snapshot", which moves no byte: one of each category at first, so that a color means the same in
-            all files, and one where a phase begins
+mark        an entry "snapshot", which changes no memory: one per category at the start, so that a color means the same
+            in all files, and one at the beginning of each phase
 
-The trace begins with an allocation of everything that lived at the step's beginning: its category is known only there.
+The trace begins with an allocation of everything alive at the step's beginning: its category is known only there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .intervals import ASIDE, Event, Interval, IntervalReplay, StorageRecord
 Entry = dict[str, Any]
 
 UNKNOWN = "unknown"
-"""The page's category for blocks that have none; it fails if categories are there and this one is not."""
+"""The page's category for blocks that have none; the page fails if categories exist without this one."""
 
 SPACE = 1 << 44
 """Distance of the tiers' address spaces, in bytes; all addresses are exact in a float, as JavaScript's numbers are."""
@@ -34,9 +34,9 @@ _SOURCE = re.compile(r"(backward of )?(.*):(\d+) in (.*)")
 
 
 def snapshot_of(interval: Interval) -> dict[str, Any]:
-    """Returns the step as a snapshot; its live bytes are the ledger's after each event, and no instant has more.
+    """Returns the step as a snapshot; its live bytes equal the ledger's after each event, and never exceed them.
 
-    Raises nothing for an interval without events: then the snapshot shows what lived at its beginning.
+    For an interval without events the snapshot shows the storages alive at its beginning.
     """
     return _SnapshotWriter(interval).snapshot()
 
@@ -52,7 +52,7 @@ def group_frames(stored: StorageRecord, category: str) -> list[Entry]:
 
 
 def frames_of(stored: StorageRecord, category: str) -> list[Entry]:
-    """Returns a storage's frames, innermost first: its label and the line that made it, then those of its group."""
+    """Returns a storage's frames, innermost first: its label and the line that made it, then its group's frames."""
     label = [_frame("label", stored.name)] if stored.name else []
     line = _SOURCE.fullmatch(stored.source)
     made = [{"filename": line[2], "line": int(line[3]), "name": f"{line[1] or ''}{line[4]}"}] if line else []
@@ -74,7 +74,7 @@ def _mark(time_us: int, what: str, name: str) -> Entry:
 
 
 class _Device:
-    """One tier: its trace, and the blocks that live, by storage, with their addresses."""
+    """One tier: its trace, and its live blocks by storage, with their addresses."""
 
     def __init__(self, number: int) -> None:
         self.trace: list[Entry] = []
@@ -84,7 +84,7 @@ class _Device:
         self._free: dict[int, list[int]] = defaultdict(list)
 
     def shows(self, stored: StorageRecord, size: int, category: str) -> bool:
-        """Returns True if the storage's block is written with this size and category; without bytes it has none."""
+        """Returns True if the storage's block is written with this size and category; without bytes it has no block."""
         block = self._live.get(stored)
         return not size if block is None else (block["size"], block["category"]) == (size, category)
 
@@ -107,7 +107,7 @@ class _Device:
             ]
 
     def segments(self) -> list[Entry]:
-        """Returns the one segment, with the blocks that live and what is free between them; none if it has no byte."""
+        """Returns the one segment, with the live blocks and the gaps between them; none if it has no bytes."""
         blocks: list[Entry] = []
         place = self._base
         for block in sorted(self._live.values(), key=lambda one: int(one["addr"])):
@@ -177,7 +177,7 @@ class _SnapshotWriter:
         return round((event.at - self._interval.began) * 1e6)
 
     def _settle(self, storages: Iterable[StorageRecord], time_us: int) -> None:
-        """Writes what has changed; frees first, so that no instant has more than was there."""
+        """Writes the changed storages; frees first, so that no instant has more bytes than existed."""
         changed = [one for one in storages if not self._devices[one.tier].shows(one, *self._replay.now(one))]
         for stored in changed:
             self._devices[stored.tier].free(stored, time_us)

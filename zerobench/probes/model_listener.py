@@ -2,7 +2,7 @@
 
 place       a module and its own name for a parameter; a strategy may put other tensors there while the module runs
 arrival     a gradient of a parameter is computed
-tied        a parameter in several places; the gradient of each use is a storage of its own until they are summed
+tied        a parameter in several places; each use has a gradient in its own storage until they are summed
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .probe import EventOrder
 class ModelListener:
     """Labels parameters and gradients of a model, and records the order of a step's modules and gradients.
 
-    `log`: told of modules, where a table of events is asked for.
+    `log`: notified of modules, if a table of events is requested.
     """
 
     def __init__(self, ledger: Ledger, log: EventLog | None) -> None:
@@ -61,12 +61,12 @@ class ModelListener:
         return EventOrder(tuple(self._arrivals), tuple(self._modules_run))
 
     def begin_forward(self) -> None:
-        """Forgets the order of the forward before."""
+        """Forgets the order of the previous forward."""
         self._arrivals.clear()
         self._modules_run.clear()
 
     def hear(self, model: nn.Module) -> None:
-        """Listens to a model's modules and gradients, until the listener is left."""
+        """Listens to a model's modules and gradients, until the listener ends."""
         self._names = {module: name for name, module in model.named_modules()}
         numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
         for module, path in self._names.items():
@@ -80,7 +80,7 @@ class ModelListener:
                 self._listen_to(parameter, numbers[parameter], name)
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Labels gradients of a tied parameter: one from each use, kept until they are summed."""
+        """Labels gradients of a tied parameter: one per use, kept until they are summed."""
         if self._tied:
             label_contributions(loss, self._tied)
 
@@ -116,9 +116,7 @@ class ModelListener:
             self._log.module_begins(name)
 
     def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
-        """Labels the full parameters of a module that runs, including those that a strategy has put
-        there temporarily.
-        """
+        """Labels the full parameters of a running module, including those that a strategy has put there temporarily."""
         if torch.compiler.is_compiling():
             return
         is_graph = getattr(module.forward, "is_one_graph", False)
@@ -126,7 +124,7 @@ class ModelListener:
             self._label_parameters(one)
         name, place = self._running.pop()
         self._ledger.module = self._running[-1][0] if self._running else ""
-        # Reentrant recomputation runs it without gradients, and backward returns to it too.
+        # Reentrant recomputation runs the module without gradients, and backward returns to it too.
         if place is not None and self._ledger.phase == "forward":
             returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
             self._modules_run[place] = (name, returns)

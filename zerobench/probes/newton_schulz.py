@@ -1,7 +1,7 @@
-"""Counts Newton-Schulz orthogonalizations where torch's Muon makes them, beneath every engine.
+"""Counts the Newton-Schulz orthogonalizations that torch's Muon computes, beneath every engine.
 
-A step orthogonalizes each matrix once, on one rank where matrices are owned and on all where they are replicated; an
-engine that does so in each micro-batch, for another number of matrices, or not at all, has another count.
+A step orthogonalizes each matrix once: on one rank if matrices are owned, on all if they are replicated. An engine that
+does so in each micro-batch, for another number of matrices, or not at all, has a different count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..zero.optim.owned import cost_of
 
 
 class NewtonSchulz:
-    """While it is entered: `calls` of torch's function, and `flops` of all its iterations."""
+    """Counts, while it is entered, `calls` of torch's function, and `flops` of all its iterations."""
 
     def __init__(self) -> None:
         self.calls = self.flops = 0
@@ -29,7 +29,7 @@ class NewtonSchulz:
         _muon._zeropower_via_newtonschulz = self._counted
 
     def begin(self) -> None:
-        """Nothing has been counted."""
+        """Resets the counts."""
         self.calls = self.flops = 0
 
     def _count(self, grad: torch.Tensor, coefficients: Any, steps: int, eps: float) -> torch.Tensor:

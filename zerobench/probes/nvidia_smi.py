@@ -1,6 +1,6 @@
 """The state of a GPU, from nvidia-smi: clocks, temperature, power, and the reasons for reduced clocks.
 
-nvidia-smi is a separate process, which takes no memory of our device context. Where it is missing, late or has no such
+nvidia-smi is a separate process, which takes no memory from our device context. If it is missing, late or has no such
 GPU (for example a slice of one), the state is None.
 """
 
@@ -19,7 +19,7 @@ _late: list[str] = []
 
 FIELDS = ("clocks.sm", "clocks.max.sm", "temperature.gpu", "power.draw")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The mask of reasons: its name since driver 535, and before."""
+"""The mask of reasons: its name since driver 535, and its older name."""
 
 WORDS = {
     0x02: "application clocks",
@@ -31,16 +31,14 @@ WORDS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""Bits of the mask, https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html. 0x01 is left out: an
-idle GPU is not held back, and between steps it may be idle.
+"""Bits of the mask, https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html. 0x01 is left out: it
+only means that the GPU is idle, as it may be between steps.
 """
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty if there is
-    none.
-    """
+    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty if none."""
 
     sm_clock_mhz: int | None
     sm_clock_max_mhz: int | None
@@ -61,7 +59,7 @@ def read_state(device: torch.device) -> GpuState | None:
 
 def name_of(index: int) -> str:
     """Returns nvidia-smi's name of torch's device `index`: its UUID, since CUDA_VISIBLE_DEVICES renumbers devices for
-    torch and not for nvidia-smi. Without one, the entry of CUDA_VISIBLE_DEVICES, which is an index or a UUID.
+    torch but not for nvidia-smi. Without one, the entry of CUDA_VISIBLE_DEVICES, which is an index or a UUID.
     """
     uuid: Any = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is not None:
@@ -71,8 +69,8 @@ def name_of(index: int) -> str:
 
 
 def ask(name: str, fields: str) -> str | None:
-    """Returns nvidia-smi's line of CSV on the GPU `name`; None if it is missing, late or has no such GPU. After it
-    was late once it is not called again.
+    """Returns nvidia-smi's line of CSV on the GPU `name`; None if it is missing, late or has no such GPU. Once it was
+    late it is not called again.
     """
     if _late:
         return None
@@ -88,7 +86,7 @@ def ask(name: str, fields: str) -> str | None:
 
 
 def parse(line: str) -> GpuState | None:
-    """Parses a line of its CSV: FIELDS and the mask. Unsupported fields read [N/A]."""
+    """Parses a line of nvidia-smi's CSV: FIELDS and the mask. Unsupported fields read [N/A]."""
     values = [value.strip() for value in line.strip().split(",")]
     if len(values) != len(FIELDS) + 1:
         return None

@@ -1,14 +1,14 @@
 """The stream of operators of a step: the work and bytes of each, as events of kind `compute` between the others.
 
-operator   one that reads or writes memory; views and what only makes a tensor are none
-flops      by torch's own formulas (torch.utils.flop_counter), 0 for what they do not know
-sizes      "b x m x n x k" of a matrix product, "b x heads x queries x keys x head" of an attention: a table of measured
-           times is looked up by it
-stream     the stream that was current, by a number; 0 is the one that the model runs on
+operator   reads or writes memory; views and operators that only allocate a tensor are not counted
+flops      by torch's own formulas (torch.utils.flop_counter), 0 if they do not cover the operator
+sizes      "b x m x n x k" of a matrix product, "b x heads x queries x keys x head" of an attention: the key in tables
+           of measured times
+stream     the number of the current stream; 0 is the one that the model runs on
 
-order      of streams: what records an event, and what waits for an event or for all of another stream
+order      of streams: recording an event, and waiting for an event or for all of another stream
 
-What runs inside a collective of a simulated world stands for the data of other ranks, and is left out.
+Operators inside a collective of a simulated world represent other ranks' data, and are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ATEN = torch.ops.aten
 MATMULS: dict[Any, tuple[int, int]] = {
     ATEN.mm: (0, 1), ATEN.addmm: (1, 2), ATEN.bmm: (0, 1), ATEN.baddbmm: (1, 2), ATEN._scaled_mm: (0, 1),
 }  # fmt: skip
-"""Matrix products -> the places of their two factors, (…, m, k) and (…, k, n)."""
+"""Matrix products -> the argument positions of their two factors, (…, m, k) and (…, k, n)."""
 
 ATTENTIONS: dict[Any, tuple[int, int]] = {
     ATEN._scaled_dot_product_flash_attention: (0, 1), ATEN._scaled_dot_product_efficient_attention: (0, 1),
@@ -44,23 +44,23 @@ ATTENTIONS: dict[Any, tuple[int, int]] = {
     ATEN._scaled_dot_product_efficient_attention_backward: (1, 2),
     ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (1, 2),
 }  # fmt: skip
-"""Kernels of attention -> the places of queries and keys, (B, H, L, D)."""
+"""Attention kernels -> the argument positions of queries and keys, (B, H, L, D)."""
 
 MAKES_ONLY = {
     ATEN.empty, ATEN.empty_like, ATEN.empty_strided, ATEN.new_empty, ATEN.new_empty_strided, ATEN.set_, ATEN.detach,
     ATEN.alias, ATEN.resize_, ATEN._local_scalar_dense, ATEN.record_stream, ATEN.is_same_size, ATEN._unsafe_view,
 }  # fmt: skip
-"""Operators that move no bytes."""
+"""Operators that read and write no bytes."""
 
 SILENT = ("c10d", "_c10d_functional", "profiler", "prim", "record_stream")
-"""Namespaces of operators that are no work of the device's."""
+"""Namespaces of operators that are not work on the device."""
 
 GATHERS = {ATEN.embedding: 0, ATEN.index_select: 0, ATEN.gather: 0, ATEN.nll_loss_forward: 0}
-"""Operators that read a part of one argument, at this place: as much as they write."""
+"""Operators -> position of an argument of which they read only a part: as much as they write."""
 
 
 class OperatorStream(GraphMode):
-    """Notes each operator of a step in an event log."""
+    """Records each operator of a step in an event log."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _size(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor's own elements: those that an expanded one repeats count once."""
+    """Returns the bytes of a tensor's own elements: repeated elements of an expanded tensor count once."""
     numel = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 1)
     return numel * tensor.element_size()
 
@@ -164,7 +164,7 @@ def _size(tensor: torch.Tensor) -> int:
 def _bytes_of(
     packet: Any, func: Any, args: Sequence[Any], read: list[torch.Tensor], written: list[torch.Tensor]
 ) -> int:
-    """Returns the bytes that an operator reads and writes; a tensor in place counts as both."""
+    """Returns the bytes that an operator reads and writes; a tensor changed in place counts as both."""
     made = sum(_size(one) for one in written)
     if packet in GATHERS:
         return 2 * made

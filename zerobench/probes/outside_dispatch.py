@@ -1,10 +1,10 @@
-"""Events that a dispatch mode does not see: operators in other threads, collectives that are passed to a process
-group's backend directly, changes of a storage's size, and the beginning and end of an optimizer's step.
+"""Events that a dispatch mode does not see: operators in other threads, collectives that are passed directly to a
+process group's backend, changes of a storage's size, and the beginning and end of an optimizer's step.
 
 Modes are per thread. A thread that is started while its starter is observed gets relays of the modes; the engine's own
-threads (labels.EngineThread) do not: they allocate next to nothing, at an instant that differs in each run. What they
-send is seen all the same (labels.followed). What no relay sees (C++ threads) is in the allocator's total (allocator.py)
-and on the wire (`loopback_bytes`).
+threads (labels.EngineThread) do not: they allocate next to nothing, at times that vary between runs. Their sends are
+seen nevertheless (labels.followed). Operators that no relay sees (C++ threads) are included in the allocator's total
+(allocator.py) and in the bytes on the network interface (`loopback_bytes`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..zero import labels
 from .collective_operators import RULES
 
 RAW = {name.removesuffix("_"): name for name in RULES if name.endswith("_") or name == "send"}
-"""Method of a backend -> the operator that calls it, whose rule counts it (traffic.py)."""
+"""Backend method -> the operator that calls it, whose rule counts it (traffic.py)."""
 
 Note = Callable[[str, tuple[Any, ...], int], None]
 
 
 class Relay(GraphMode):
-    """Passes another thread's operators to a mode, which was entered in its own thread, as long as it is in `modes`."""
+    """Passes another thread's operators to a mode that was entered in its own thread, while the mode is in `modes`."""
 
     def __init__(self, modes: list[TorchDispatchMode], place: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Relay(GraphMode):
 
 @contextmanager
 def threads_relayed(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
-    """Gives threads that are started inside relays of `modes`, the outermost first, which end with the block."""
+    """Gives threads started inside the block relays of `modes`, the outermost first, which end with the block."""
     start, listening = threading.Thread.start, list(modes)
 
     def start_relayed(thread: threading.Thread) -> None:
@@ -73,7 +73,7 @@ def _relayed(run: Callable[[], None], modes: list[TorchDispatchMode]) -> Callabl
 
 @contextmanager
 def resizes_watched(meet: Callable[[torch.UntypedStorage], object]) -> Iterator[None]:
-    """Calls `meet(storage)` when a storage was given another size, as FSDP2's and our stage 3's parameters are."""
+    """Calls `meet(storage)` when a storage was resized, as FSDP2's and our stage 3's parameters are."""
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
@@ -104,8 +104,8 @@ def optimizer_steps_watched(tell: Callable[[bool], None]) -> Iterator[None]:
 
 @contextmanager
 def backends_watched(note: Note) -> Iterator[None]:
-    """Calls `note(operator, arguments, ranks)` for collectives that Python passes to a backend directly, for which no
-    operator is dispatched. Those of torch.distributed reach it from C++, and not through here.
+    """Calls `note(operator, arguments, ranks)` for collectives that Python passes directly to a backend, for which no
+    operator is dispatched. torch.distributed's collectives reach the backend from C++, not through this path.
     """
     backend: Any = torch._C._distributed_c10d.Backend  # the base class of all, of Python's as well
     with ExitStack() as stack:  # mock puts back what the class itself holds: a method that binds

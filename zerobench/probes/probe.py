@@ -1,4 +1,4 @@
-"""Probe: the calls of one rank's loop to its instrument, and the results when the steps are over."""
+"""Probe: the interface between one rank's loop and its instrument, and the results after the steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .nvidia_smi import GpuState
 
 @dataclass(frozen=True)
 class EventOrder:
-    """The order of events in a step: `arrivals`, parameters by number, in the order in which their gradients came;
-    `modules_run`, in the order in which the forward ran them, each with True if backward comes back to it.
+    """The order of events in a step. `arrivals`: parameters by number, in the order in which their gradients came.
+    `modules_run`: modules in forward order, each with True if backward returns to it.
     """
 
     arrivals: tuple[int, ...]
@@ -26,7 +26,7 @@ class EventOrder:
 
 @dataclass(kw_only=True)
 class PassRecords:
-    """All that a pass has found out on one rank. Each kind of pass fills its own part."""
+    """All results of a pass on one rank. Each kind of pass fills its own part."""
 
     process_memory: dict[str, int | None]
     memory: list[MemoryRow] = field(default_factory=list)
@@ -37,11 +37,11 @@ class PassRecords:
     events: list[EventRow] = field(default_factory=list)
     gpu_states: list[GpuState] = field(default_factory=list)
     kept: str = ""
-    """The largest storage of kept_bytes, in words."""
+    """A description of the largest storage of kept_bytes."""
     witness: str = ""
     """Source of the allocator's total in the accounted pass (probes/allocator.py)."""
     wall_s: float | None = None
-    """From the beginning of the first measured step to the end of the last; None in a pass without times."""
+    """Seconds from the beginning of the first measured step to the end of the last; None in a pass without times."""
     times: list[dict[str, float]] = field(default_factory=list)
     """Seconds of each phase, per step; empty in a pass without times."""
     order: EventOrder | None = None
@@ -49,8 +49,8 @@ class PassRecords:
 
 
 class Probe(Protocol):
-    """An instrument over one rank, entered before the model is built. It changes nothing that the rank computes. A
-    pass leaves out what it does not need to hear.
+    """An instrument over one rank, entered before the model is built. It changes nothing that the rank computes. A pass
+    overrides only the events that it needs.
     """
 
     def __enter__(self) -> Self: ...
@@ -58,29 +58,29 @@ class Probe(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def adopt(self, model: nn.Module) -> None:
-        """The model is built, and no strategy has it yet."""
+        """Called when the model is built, before a strategy wraps it."""
         return
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A phase of a step, or "init"."""
+        """Wraps a phase of a step, or "init"."""
 
     def step(self, measured: bool) -> AbstractContextManager[None]:
-        """One whole step."""
+        """Wraps one whole step."""
 
     def inputs(self, *tensors: torch.Tensor) -> None:
-        """The step's inputs."""
+        """Called with the step's inputs."""
         return
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """The loss is there."""
+        """Called when the loss is computed."""
         return
 
     def after_backward(self, model: nn.Module) -> None:
-        """Gradients are there."""
+        """Called when the gradients are computed."""
         return
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Optimizer states are there."""
+        """Called when the optimizer states exist."""
         return
 
     @property
@@ -88,15 +88,15 @@ class Probe(Protocol):
         """True if the device may be asked for a value between steps."""
 
     def may_look(self, measured: bool) -> bool:
-        """True if gradients may be looked at before the update."""
+        """Returns True if gradients may be read before the update."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """The largest memory so far, where it is known without asking the device."""
+        """The largest memory so far, if it is known without asking the device."""
 
     def end_steps(self) -> None:
-        """The last step is over, and what it had on its way has come."""
+        """Called after the last step, when its transfers have completed."""
         return
 
     def found(self, rank: int, folder: Path) -> PassRecords:
-        """All that was found out, after the pass is left. `folder`: the run's, for what is no table."""
+        """Returns all results, after the pass has ended. `folder`: the run's, for results that are not tables."""

@@ -1,18 +1,17 @@
 """Snapshots for torch's viewer (https://pytorch.org/memory_viz): `snapshots/rankR.pickle` in the run's folder.
 
 On a CPU a snapshot is the ledger's step with the highest peak (probes/memory_viz.py). On CUDA it is the allocator's
-own: its segments and blocks and, where a history was recorded, every allocation since with its stack and with our
-labels (probes/snapshot.py).
+own: its segments and blocks and, if a history was recorded, every allocation since with its stack and our labels.
 
-They are never read here. torch's functions for CUDA are private; only this module uses them.
+Snapshots are never read here. torch's functions for CUDA are private; only this module uses them.
 
-Labels in torch's own snapshot of CUDA's allocator: each allocation gets those of the storage that was made in it.
+Labels in torch's own snapshot of CUDA's allocator: each allocation gets the labels of the storage made in it.
 
 entry    of `device_traces`: an allocation or a free, with its address and, since torch 2.1, `time_us` of the wall clock
-birth    a known storage, met at its address after its allocation and before the next one there (probes/intervals.py)
+birth    a known storage, seen at its address after its allocation and before the next one there (probes/intervals.py)
 
-A block that no birth belongs to, a kernel's workspace say, is of the category "unknown". torch's own frames stay the
-inner ones.
+A block without a birth, such as a kernel's workspace, has the category "unknown". torch's own frames stay the inner
+ones.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from .intervals import ENTRIES, Birth, History
 from .memory_viz import UNKNOWN, Entry, group_frames, legend, snapshot_of, words_of
 
 SLACK_US = 50.0
-"""Disagreement of the two clocks, in microseconds, that is allowed for; an operator takes no less on a GPU."""
+"""Tolerated difference of the two clocks, in microseconds; an operator on a GPU takes at least as long."""
 
 
 def stamp(snapshot: dict[str, Any], births: Iterable[Birth], clock_us: float) -> int:
-    """Writes labels into a snapshot as torch.cuda.memory._snapshot returns it; returns how many allocations got one.
+    """Writes labels into a snapshot as torch.cuda.memory._snapshot returns it; returns how many allocations got labels.
 
     `clock_us`: the wall clock minus the clock of the births, in microseconds. Without any births nothing is written.
     """
@@ -60,7 +59,7 @@ def stamp(snapshot: dict[str, Any], births: Iterable[Birth], clock_us: float) ->
 
 
 def _stamp_trace(trace: list[Entry], by_address: dict[int, list[Birth]], clock_us: float) -> int:
-    """Stamps allocations, and each free as the allocation that it ends."""
+    """Stamps allocations, and each free like its allocation."""
     times: dict[int, list[float]] = defaultdict(list)
     for entry in trace:
         if entry["action"] == "alloc":
@@ -83,7 +82,7 @@ def _stamp_trace(trace: list[Entry], by_address: dict[int, list[Birth]], clock_u
 
 
 def _by_turn(times: list[float], births: list[Birth], clock_us: float) -> dict[int, Birth]:
-    """Returns the first birth of each allocation at an address, by its turn there; turn 0 is before the history."""
+    """Returns the first birth of each allocation at an address, by its index there; 0 is before the history."""
     found: dict[int, Birth] = {}
     for birth in births:
         turn = bisect_right(times, birth.at * 1e6 + clock_us + SLACK_US)
@@ -106,15 +105,15 @@ def _write(place: Entry, birth: Birth) -> None:
 FOLDER = "snapshots"
 
 PROTOCOL = 4
-"""Protocol of pickles: the newest that the page reads."""
+"""Pickle protocol: the newest that the page reads."""
 
 
 @contextmanager
 def snapshots(folder: Path, rank: int, device: torch.device, asked: bool) -> Iterator[History | None]:
-    """Writes a snapshot at the end of the context, if one is `asked` for, and when CUDA runs out of memory in any case.
+    """Writes a snapshot at the end of the context, if `asked` for, and always when CUDA runs out of memory.
 
-    Yields what the ledger is to fill, or None if nothing is asked for. The error is passed on; a snapshot that could
-    not be written is noted on it. A rank on a machine without access to the run's `folder` writes none.
+    Yields the history that the ledger is to fill, or None if none is asked for. The error is passed on, with a note if
+    a snapshot could not be written. A rank on a machine without access to the run's `folder` writes none.
     """
     cuda = device.type == "cuda"
     if not folder.is_dir() or not (asked or cuda):
@@ -137,7 +136,7 @@ def snapshots(folder: Path, rank: int, device: torch.device, asked: bool) -> Ite
 
 @contextmanager
 def recorded(device: torch.device, history: History | None) -> Iterator[None]:
-    """Has CUDA's allocator record its history while the context lasts, where a `history` is kept."""
+    """Makes CUDA's allocator record its history inside, if a `history` is kept."""
     if device.type != "cuda" or history is None:
         yield
         return
@@ -149,7 +148,7 @@ def recorded(device: torch.device, history: History | None) -> Iterator[None]:
 
 
 def take(device: torch.device, history: History | None) -> dict[str, Any] | None:
-    """Returns the snapshot as it is now; None if no step was measured."""
+    """Returns the current snapshot; None if no step was measured."""
     if device.type != "cuda":
         return snapshot_of(history.step) if history is not None and history.step is not None else None
     taken: dict[str, Any] = torch.cuda.memory._snapshot()
@@ -159,8 +158,8 @@ def take(device: torch.device, history: History | None) -> dict[str, Any] | None
 
 
 def write(folder: Path | None, rank: int, taken: dict[str, Any] | None) -> None:
-    """Writes a snapshot into a run's folder, if there are both and this machine has access; the file gets its name once
-    it is complete.
+    """Writes a snapshot into a run's folder, if both exist and this machine has access; the file gets its name once it
+    is complete.
     """
     if taken is None or folder is None or not folder.is_dir():
         return
@@ -173,5 +172,5 @@ def write(folder: Path | None, rank: int, taken: dict[str, Any] | None) -> None:
 
 
 def written(folder: Path) -> list[str]:
-    """Returns the snapshots in a run's folder, by their relative paths."""
+    """Returns the snapshots in a run's folder, as relative paths."""
     return sorted(f"{FOLDER}/{path.name}" for path in (folder / FOLDER).glob("rank*.pickle"))

@@ -1,13 +1,13 @@
-"""Source lines: which line of whose code made a storage.
+"""Source lines: which line of code made a storage.
 
 A storage is made by the innermost frame outside of torch, the standard library and the instruments. In backward that
-frame is often the call of `backward` alone; then it is the line of the forward whose gradient is computed: autograd
-numbers its nodes in the order in which forward makes them, and backward says which one it runs.
+frame is often only the call of `backward`; then it is the line of the forward whose gradient is computed: autograd
+numbers its nodes in the order in which forward makes them, and backward reports which one it runs.
 
     forward       line of each operator, kept under the number of the node that autograd has just made for it
-    backward      number of the node that runs -> that line, marked BACKWARD_OF
-    graphs        code that inductor has written is no one's: the line that called the compiled block
-    hooks         a frame that lies above the call of `backward` is a hook's, and counts as any other
+    backward      number of the running node -> that line, marked BACKWARD_OF
+    graphs        code written by inductor is attributed to the line that called the compiled block
+    hooks         a frame above the call of `backward` belongs to a hook, and counts like any other
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from types import FrameType
 import torch
 
 BACKWARD_OF = "backward of "
-"""Prefix of a forward's line where its gradient made the storage."""
+"""Prefix of a forward's line if its gradient made the storage."""
 
 INSTRUMENTS = tuple(
     str(Path(__file__).parents[1] / name)
     for name in ("probes", "loops", "fake", "zero/labels.py", "models/compiled.py")
 )
 GENERATED = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path(tempfile.gettempdir()) / "torchinductor_")
-"""The begin of the paths of inductor's code."""
+"""Beginning of the paths of inductor's code."""
 TORCH = str(Path(torch.__file__).parent)
 STANDARD = sysconfig.get_path("stdlib")
 PACKAGE = str(Path(__file__).parents[1])
@@ -40,24 +40,24 @@ _BACKWARD = (torch.autograd.graph.__file__, "_engine_run_backward")
 
 
 class SourceLines:
-    """Names lines, and keeps those of the forward by the number of autograd's node until `forget`."""
+    """Names lines, and keeps the forward's lines by the number of autograd's node until `forget`."""
 
     silent = False
-    """True while storages are met that no line has made just now."""
+    """True while storages are registered that were made earlier, by other lines."""
 
     def __init__(self) -> None:
         self._of_node: dict[int, str] = {}
 
     def see_operator(self) -> None:
-        """Records the line of the operator that is dispatched, if autograd has made a node for it.
+        """Records the line of the dispatched operator, if autograd has made a node for it.
 
-        The node is made before its operator is dispatched, so the first operator after it is its own.
+        The node is made before its operator is dispatched, so the first operator after it belongs to it.
         """
         if torch.is_grad_enabled() and (number := torch._C._autograd._get_sequence_nr() - 1) not in self._of_node:
             self._of_node[number] = self.here()
 
     def here(self) -> str:
-        """Returns the line that runs now, as "train.py:12 in step"; empty if no frame is the user's."""
+        """Returns the running line, as "train.py:12 in step"; empty if no frame is the user's."""
         frame: FrameType | None = None if self.silent else sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -82,9 +82,9 @@ class SourceLines:
 
 @cache
 def shown_path(filename: str) -> str | None:
-    """Returns a file's path as it is shown, or None for files of torch, the standard library and the instruments.
+    """Returns a file's path for display, or None for files of torch, the standard library and the instruments.
 
-    Below the working directory it is relative to it, in an installed package to the folder of packages.
+    Below the working directory it is relative to that, in an installed package to the folder of packages.
     """
     if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
         return None

@@ -1,6 +1,6 @@
 """Values of a step, which on a GPU are read when the steps are over: loss, norms, loss scale, skipped or not.
 
-The norm of gradients as the harness measures it, for every strategy alike: from the tensors, not from an engine's
+The harness measures the norm of gradients in the same way for every strategy: from the tensors, not from an engine's
 value.
 
 Each rank sums the squares of its gradients between backward and update, in fp64; nothing is sent. The sum over the
@@ -42,13 +42,13 @@ class StepValues:
     grad_squares: torch.Tensor | None
 
     def read(self) -> StepResult:
-        """Returns numbers, after waiting for the device."""
+        """Returns the values as numbers, after waiting for the device."""
         norm, squares = (None if one is None else one.item() for one in (self.clip_norm, self.grad_squares))
         return StepResult(self.loss.item(), norm, float(self.loss_scale), bool(self.skipped), squares)
 
 
 def scale_of(engine: Engine) -> torch.Tensor | float:
-    """The factor of an engine's next loss; a copy, for it changes in place."""
+    """Returns the factor of an engine's next loss; a copy, because it changes in place."""
     scale = engine.scaler.scale
     return scale.clone() if isinstance(scale, torch.Tensor) else scale
 

@@ -1,16 +1,16 @@
-"""The timed pass: begin and end of each phase of a step, and the allocator's total, which costs nothing.
+"""The timed pass: start and end of each phase of a step, and the allocator's total, which costs nothing.
 
 Drawing a step's batch is not part of its time, nor is the harness's reading of gradients in the warm-up. Python's
-garbage is collected between measured steps, not within them; objects from before the first are left alone. Both count
-in the wall time from the first measured step to the last, from which tokens/s are computed.
+garbage is collected between measured steps, not within them; objects from before the first are excluded. Both count in
+the wall time from the first measured step to the last, from which tokens/s are computed.
 
-On CUDA nothing in a step, nor between steps, waits for the device: marks are events, which are read at the end. A step
-lasts until the next begins on the device, and the last one until the work that it launched is done: gathers that
-overlap the next forward are part of a step's time.
+On CUDA nothing in a step, or between steps, waits for the device: marks are events, which are read at the end. A step
+lasts until the next one begins on the device, and the last one until its work is done: gathers that overlap the next
+forward are part of a step's time.
 
-Other figures of the machine are read before the first measured step and after the last: memory as the system and
-CUDA's allocator see it, and the GPU's clocks. On CUDA the ranks meet again before they start, so that none waits in a
-step for another's reading.
+Other figures of the machine are read before the first measured step and after the last: memory as reported by the
+system and CUDA's allocator, and the GPU's clocks. On CUDA the ranks synchronize before they start, so that none waits
+in a step for another's reading.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class TimedPass(Probe):
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
         self.wall_s: float | None = None
-        """Seconds from the begin of the first measured step to the end of the last."""
+        """Seconds from the start of the first measured step to the end of the last."""
         self.gpu_states: list[GpuState] = []
-        """Readings before the first measured step and after the last, where the GPU's state can be read."""
+        """Readings before the first measured step and after the last, if the GPU's state can be read."""
 
     def __enter__(self) -> Self:
         if not self._cuda:  # CUDA's peaks are process_memory's
@@ -74,7 +74,7 @@ class TimedPass(Probe):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times a phase of a step, or "init"; a repeated one adds to its time."""
+        """Times a phase of a step, or "init"; a repeated phase adds to its time."""
         begin = self._mark()
         yield
         self._marks.setdefault(name, []).append((begin, self._mark()))
@@ -114,7 +114,7 @@ class TimedPass(Probe):
 
     @property
     def may_wait(self) -> bool:
-        """False on CUDA, where reading a value between steps would wait for the device."""
+        """False on CUDA, because reading a value between steps would wait for the device."""
         return not self._cuda
 
     def may_look(self, measured: bool) -> bool:
@@ -123,11 +123,11 @@ class TimedPass(Probe):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Returns the allocator's peak so far, where it records one by itself: on CUDA."""
+        """The allocator's peak so far, if it records one itself: on CUDA."""
         return cuda_memory.max_allocated() if self._cuda else None
 
     def found(self, rank: int, folder: Path) -> PassRecords:
-        """Times, and the machine's state around the measured steps."""
+        """Returns the times, and the machine's state around the measured steps."""
         return PassRecords(process_memory=self.memory, gpu_states=self.gpu_states, wall_s=self.wall_s, times=self.times)
 
     def _begin_measuring(self) -> None:

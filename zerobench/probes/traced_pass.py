@@ -1,22 +1,21 @@
 """The traced pass: the timed pass under torch.profiler, which slows it down: its times are reported separately.
 
-Computes, from a profiler's trace, the time of a step with communication, and the exposed part of it.
+Computes, from a profiler's trace, the time of a step with communication, and the exposed part of this time.
 
-Pure functions over the events of a trace in Chrome's format, as torch.profiler writes it: dicts of which `cat`, `name`,
+Pure functions over the events of a trace in Chrome's format, as torch.profiler writes it: dicts, whose `cat`, `name`,
 `tid`, `ts` and `dur` (microseconds) are read. A *span* is a pair of times; *spans* are sorted and disjoint. A *step* is
-the span of an event named STEP; the thread that has these is the *main thread*. The accounting, by device::
+the span of an event named STEP; the thread with these events is the *main thread*. The accounting, by device::
 
     device  a collective is in flight or running             computation
-    cpu     gloo's works (gloo:*), a collective from where   the main thread runs an operator (aten::* and the like)
-            it runs, a send or receive from where it is      that is not a collective, nor inside one
-            issued to where it is waited for; and every
-            collective's operator (c10d::*)
-    cuda    a kernel of NCCL's runs on the device            any other kernel runs on the device
+    cpu     gloo's works (gloo:*), a collective from its     the main thread runs an operator (aten::* and the like)
+            start, a send or receive from its issue to its   that is not a collective, nor inside one
+            wait; and every collective's operator (c10d::*)
+    cuda    an NCCL kernel runs on the device                any other kernel runs on the device
 
 On a CPU the interpreter's time between two operators is not computation, nor are other threads, and a send that has
 arrived is in flight until the program waits for it. So `exposed` compares strategies; `communication`, and with it the
-hidden fraction, is at its maximum where slices are sent pairwise. On CUDA copies and memsets are neither (staging for a
-collective is not work to hide one behind), and a kernel of NCCL's that waits for another rank is running.
+hidden fraction, is at its maximum if slices are sent pairwise. On CUDA copies and memsets count as neither (staging for
+a collective is not work that hides one), and an NCCL kernel that waits for another rank counts as running.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ STEP = "zerobench: step"
 
 COLLECTIVES = ("c10d::", "_c10d_functional::")
 WRAPPERS = ("autograd::", "torch::autograd::")
-"""Events around operators: other events within them (such as a hook that waits) are not computation."""
+"""Events around operators: other events within them (such as a waiting hook) are not computation."""
 
 
 class Overlap(NamedTuple):
-    """One step, in seconds: its length, the time with communication, and the part of that without computation."""
+    """One step, in seconds: its length, the time with communication, and the part of this time without computation."""
 
     step_s: float
     communication_s: float
@@ -59,7 +58,7 @@ class TraceRule(NamedTuple):
     communicates: Callable[[Event], bool]
     computes: Callable[[Event, Any], bool]
     excluded: Callable[[Event, Any], bool]
-    """Events during which nothing counts as computed."""
+    """Events during which nothing counts as computation."""
 
 
 def read_trace(path: Path) -> list[Event]:
@@ -90,7 +89,7 @@ def _overlap(step: Span, communicating: list[Span], computing: list[Span]) -> Ov
     return Overlap(*(length(one) / 1e6 for one in ([step], within, subtract(within, computing))))
 
 
-# -- which events are what ----------------------------------------------------------------------------------
+# -- classes of events --------------------------------------------------------------------------------------
 
 
 def _runs_gloo(event: Event) -> bool:
@@ -102,7 +101,7 @@ def _is_collective(event: Event) -> bool:
 
 
 def _is_operator(event: Event, main: Any) -> bool:
-    """Returns True for operators, which have a namespace, unlike nodes of the autograd graph."""
+    """Returns True for the main thread's operators, which have a namespace, unlike nodes of the autograd graph."""
     name = event["name"]
     return event["cat"] == "cpu_op" and event["tid"] == main and "::" in name and not name.startswith(WRAPPERS)
 
@@ -134,7 +133,7 @@ def spans(events: Iterable[Event]) -> list[Span]:
 
 
 def intersect(one: list[Span], other: list[Span]) -> list[Span]:
-    """Returns the intersection of both."""
+    """Returns the intersection of two lists of spans."""
     found: list[Span] = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -149,13 +148,13 @@ def intersect(one: list[Span], other: list[Span]) -> list[Span]:
 
 
 def subtract(one: list[Span], other: list[Span]) -> list[Span]:
-    """Returns the part of the first outside of the second."""
+    """Returns the parts of `one` outside of `other`."""
     edges = [-float("inf"), *(edge for span in other for edge in span), float("inf")]
     return intersect(one, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(one: list[Span]) -> float:
-    """Returns the total length."""
+    """Returns the total length of the spans."""
     return sum(end - begin for begin, end in one)
 
 
@@ -175,7 +174,7 @@ class TracedPass(TimedPass):
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """Runs one whole step; the span of a measured one ends once the device has finished it."""
+        """Runs one whole step; the span of a measured step ends once the device has finished it."""
         if measured and self._profile is None:
             self._profile = self._start()
         with record_function(STEP) if measured else nullcontext(), super().step(measured):
@@ -184,14 +183,14 @@ class TracedPass(TimedPass):
                 torch.cuda.synchronize()
 
     def found(self, rank: int, folder: Path) -> PassRecords:
-        """Times as the trace has them."""
+        """Returns the times from the trace."""
         self._finish(folder, rank)
         return super().found(rank, folder)
 
     def _finish(self, folder: Path, rank: int) -> None:
-        """Adds "communication" and "exposed" to the times of the measured steps, which become the trace's own.
+        """Replaces the times of the measured steps by the trace's, and adds "communication" and "exposed".
 
-        Writes rank 0's trace to traces/rank0.json.gz in `folder`, the run's; others' are read and dropped.
+        Writes rank 0's trace to traces/rank0.json.gz in the run's `folder`; the others' are read and dropped.
         """
         if self._profile is None:
             return
@@ -207,7 +206,7 @@ class TracedPass(TimedPass):
         self._profile = None
 
     def _begin_measuring(self) -> None:
-        """Reads nothing of the machine: the values would include the profiler."""
+        """Reads no machine state: the values would include the profiler."""
 
     def _start(self) -> profile:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]

@@ -10,18 +10,18 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
     broadcast           (n-1)/n · S      1 ·
     send                S                n/(n-1) · elements sent
 
-Wire bytes between nodes are counted separately, nodes being `node_size` consecutive ranks: for a send all or nothing,
-by its peer; for a collective the fraction of links that join two nodes in a ring through the group's ranks in order. A
-group inside a node has none, one with a rank per node no others.
+Wire bytes between nodes are counted separately; a node is `node_size` consecutive ranks. A send counts entirely or not
+at all, by its peer; a collective by the fraction of links between two nodes in a ring through the group's ranks in
+order. A group inside a node has no such bytes, a group with one rank per node no others.
 
 So n broadcasts of slices count as the equivalent all-gather, and a pairwise exchange as 1 · the whole.
 
-Control traffic (scalars, unlabeled integers such as flags and traffic labeled so, up to 64 KiB each, a module's
-buffers, and all of start-up) is listed, outside of the volume. Transfers between tiers are listed as well, with their
-payload only: copies between a device and host memory ("down", "up"), which without a GPU are those between storages
-that labels place in different tiers, and reads and writes of files, as labels report them.
-In a group of one rank nothing moves, and the volume is 0. An operator
-without a row here is listed as unknown, never dropped.
+Control traffic (scalars, unlabeled integers such as flags, and traffic labeled as control, up to 64 KiB each; a
+module's buffers; and all of start-up) is listed, but not in the volume. Transfers between tiers are listed too, with
+their payload only: copies between a device and host memory ("down", "up"), which without a GPU are copies between
+storages that labels place in different tiers, and reads and writes of files, as labels report them.
+In a group of one rank nothing is sent, and the volume is 0. An operator without a row here is listed as unknown, never
+dropped.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from .labeling import holds_others
 from .outside_dispatch import Relay
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
-"""Operators that copy values to new memory, maybe in another tier."""
+"""Operators that copy values to new memory, possibly in another tier."""
 
 LINKS = {(labels.DEVICE, labels.HOST): "down", (labels.HOST, labels.DEVICE): "up"}
 """(From, to) -> the name under which a copy is counted."""
 
 CONTROL_MOST_BYTES = 64 * 1024
-"""Limit of control traffic, which is flags and scalars: a larger payload counts in the volume, whatever its label."""
+"""Limit of control traffic (flags and scalars): a larger payload counts in the volume, whatever its label."""
 
 THREAD = "thread "
-"""Beginning of the unit of an operation that another thread has issued."""
+"""Prefix of the unit of an operation that another thread has issued."""
 
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
-"""Fields of an operation that are summed over equal ones."""
+"""Fields of an operation that are summed over equal operations."""
 
 
 class Operation(NamedTuple):
@@ -83,16 +83,16 @@ class Operation(NamedTuple):
 
 
 def is_of_step(operation: Operation) -> bool:
-    """Returns True if it is part of the step. Reading gradients aside writes nothing: that is a thread of the step's
-    files.
+    """Returns True if it is part of the step. The harness's own reading of gradients writes nothing: a write in that
+    phase comes from a thread of the step's files.
     """
     return operation.phase != ASIDE or operation.kind == labels.WRITE
 
 
 class TrafficMeter(GraphMode, labels.Observer):
-    """Records (operation, number) in `operations`; the reader empties the list. `tier_of`, `name_of`: of a tensor, from
-    the ledger. `node_size`: ranks per node; None: all are one node. `model_ranks`: consecutive ranks that share one
-    model.
+    """Records (operation, number) in `operations`; the reader empties the list. `tier_of`, `name_of`: tensor -> its
+    tier and label, from the ledger. `node_size`: ranks per node; None: all are on one node. `model_ranks`: consecutive
+    ranks that share one model.
     """
 
     node_size: int | None = None
@@ -107,7 +107,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         self.phase = "init"
         self.operations: list[tuple[Operation, int]] = []
         self.tell: Callable[[Operation, int], None] | None = None
-        """Called with each operation as it is issued, where a table of events is asked for."""
+        """Called with each operation when it is issued, if a table of events is requested."""
         self._home = threading.get_ident()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,7 +115,7 @@ class TrafficMeter(GraphMode, labels.Observer):
             return NotImplemented  # it is dispatched again on its contents
         if func.namespace in NAMESPACES:
             name = func._schema.name.split("::")[1]
-            # an in-place functional operator is the same operation as the other
+            # an in-place functional operator is the same operation as its out-of-place form
             self._note(name if func.namespace == "c10d" else name.rstrip("_"), func, args)
         out = func(*args, **(kwargs or {}))
         if func in COPIES:
@@ -130,13 +130,13 @@ class TrafficMeter(GraphMode, labels.Observer):
         """
         kind = LINKS.get((self._tier_of(source), self._tier_of(place)))
         if kind is not None and source.numel():
-            # a batch, a flag, or a stamp in a collective: not data that the engine moves between tiers
+            # a batch, a flag, or a stamp in a collective: not data that the engine transfers between tiers
             aside = self.phase == "data" or place.dim() == 0 or bool(labels.current_collective()[0])
             name, size = self._name_of(place), place.element_size()
             self._note_link("copy_", kind, name, place.dtype, place.numel(), size, aside)
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Records bytes read from a file, or written."""
+        """Records bytes read from a file, or written to one."""
         self._note_link(kind, kind, name, torch.uint8, size, 1)
 
     def _note_link(
@@ -150,9 +150,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         self._record(operation, 1)
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
-        """Records a collective that was passed to a backend directly, without an operator
-        (probes/outside_dispatch.py).
-        """
+        """Records a collective passed directly to a backend, without an operator (probes/outside_dispatch.py)."""
         self._count(f"raw_{name}", RULES.get(name), tensors_in(args, RULES.get(name)), ranks, 0.0)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
@@ -180,8 +178,8 @@ class TrafficMeter(GraphMode, labels.Observer):
         group: str = "", stride: int = 1, axis: str = DATA_AXIS,
     ) -> None:  # fmt: skip
         """Records operations. `outside`: the fraction of wire bytes that leaves a node. `times`: number of such
-        operations. `group`: the process group's name. `stride`: from one of its ranks to the next.
-        `axis`: of the mesh; the volume is the strategy's, over ranks with different data.
+        operations. `group`: the process group's name. `stride`: the distance between its consecutive ranks.
+        `axis`: of the mesh; only traffic between ranks with different data counts in the strategy's volume.
         """
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
@@ -220,8 +218,8 @@ class TrafficMeter(GraphMode, labels.Observer):
         return Relay([self], 0)
 
     def _named(self) -> tuple[str, str]:
-        """Returns the collective and unit of the labels, which are the step's and its engine's; launches of other
-        threads have none.
+        """Returns the collective and unit from the labels of the main thread and the engine's threads; operations of
+        other threads have none.
         """
         if threading.get_ident() == self._home or isinstance(threading.current_thread(), labels.EngineThread):
             return labels.current_collective()
@@ -229,16 +227,16 @@ class TrafficMeter(GraphMode, labels.Observer):
 
     @staticmethod
     def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:
-        """Returns True for control traffic: buffers of any size; else traffic labeled so, or unlabeled integers, if
-        small.
+        """Returns True for control traffic: buffers of any size; otherwise, if small, traffic labeled as control and
+        unlabeled integers.
         """
         flags = any(not t.is_floating_point() for t in tensors) and not collective
         said = collective == "control"
         return (said and unit == labels.BUFFERS) or ((said or flags) and payload <= CONTROL_MOST_BYTES)
 
     def _shares_between(self, group: dist.ProcessGroup, peer: int | None) -> dict[float, int]:
-        """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: in the
-        group, of a send, which may stand for several sends.
+        """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: the
+        destination of a send, as a rank in the group; one send may stand for several.
         """
         peers, each = labels.current_sends()
         if peer is None or not peers:
@@ -253,7 +251,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         return {leaving / len(nodes): 1}
 
     def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Returns True for a collective of ranks that share a model."""
+        """Returns True for a collective among ranks that share a model."""
         return self._axis_of(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
 
     def _axis_of(self, ranks: list[int]) -> str:
@@ -275,5 +273,5 @@ class TrafficMeter(GraphMode, labels.Observer):
 
 
 def _stride_of(ranks: list[int]) -> int:
-    """Returns the least distance between neighbors of a group."""
+    """Returns the smallest distance between neighboring ranks of a group."""
     return min((following - here for here, following in pairwise(ranks)), default=1)

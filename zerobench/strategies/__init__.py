@@ -1,7 +1,7 @@
-"""Strategies of a sweep: ours, the peers' and users', each a row of one table.
+"""Strategies of a sweep: built-in ones, peers' and users', each a row of one table.
 
-spec.py says what a row holds, table.py has the rows, registration.py adds and finds them, engine.py says what an engine
-offers.
+spec.py defines a row, table.py has the rows, registration.py adds and finds them, engine.py defines an engine's
+interface.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ __all__ = [
 def wrap(
     strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer, *, clips: bool = False, **more: Any
 ) -> Engine:
-    """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`.
+    """Returns the engine that a resolved `strategy` section asks for, over `model` and `optimizer`.
 
-    `clips`: the run clips gradients. `more`: what an engine must know of the run's other sections, dtypes and loss
-    scaling among it (precision.options_of). Raises TypeError for a user's engine that lacks a method.
+    `clips`: the run clips gradients. `more`: settings from the run's other sections, including dtypes and loss scaling
+    (precision.options_of). Raises TypeError for a user's engine that lacks a method.
     """
     spec = spec_of(strategy["name"])
     given = {key: value for key, value in more.items() if not spec.of_user or spec.takes(key)}
@@ -72,5 +72,5 @@ def wrap(
 
 
 def synchronizing(engine: Engine, accumulate: str, last: bool) -> AbstractContextManager[Any]:
-    """Around a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
+    """Wraps a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
     return engine.no_sync() if accumulate == "last" and not last else nullcontext()

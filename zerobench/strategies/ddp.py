@@ -1,4 +1,4 @@
-"""torch DistributedDataParallel behind the engine's face: 4ψ parameters + 4ψ gradients + 8ψ Adam states in fp32."""
+"""torch DistributedDataParallel as an engine: 4ψ parameters + 4ψ gradients + 8ψ Adam states in fp32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .peer_engine import PeerEngine
 
 
 class DdpEngine(PeerEngine):
-    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
+    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as in our stages."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
         self.module = module
@@ -32,7 +32,7 @@ class DdpEngine(PeerEngine):
         self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward. Raises RuntimeError with the way out where a parameter got no gradient before."""
+        """Runs the module's forward. Raises RuntimeError, with advice, if a parameter got no gradient before."""
         try:
             return self._ddp(*inputs, **named_inputs)
         except RuntimeError as error:
@@ -42,19 +42,19 @@ class DdpEngine(PeerEngine):
             raise
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
+        """Scales the gradients down to the global norm `max_norm`; returns the previous norm, 0-dim."""
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Backwards inside stay on this rank."""
+        """Backwards inside keep their gradients on this rank."""
         return self._ddp.no_sync()
 
 
 def _start_alike(module: nn.Module, buffers: bool, group: dist.ProcessGroup) -> None:
-    """Gives every rank of the group its first one's parameters and, with `buffers`, its buffers, each in place.
+    """Gives every rank of the group its first rank's parameters and, with `buffers`, its buffers, each in place.
 
-    DDP's own first broadcast, `init_sync`, goes through flat copies that gloo's thread gives back when it likes, so the
-    bytes of building would differ from run to run. Raises RuntimeError, torch's, where ranks' shapes differ.
+    DDP's own first broadcast, `init_sync`, uses flat copies that gloo's thread frees at any time, so the bytes during
+    construction would differ from run to run. Raises torch's RuntimeError if the ranks' shapes differ.
     """
     parameters: list[torch.Tensor] = list(module.parameters())
     with labels.collective("control", labels.BUFFERS), torch.no_grad():
@@ -68,7 +68,7 @@ def _start_alike(module: nn.Module, buffers: bool, group: dist.ProcessGroup) -> 
 
 
 def _reduce_alone(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Reduces a bucket as DDP's reducer does by itself in a real world, which fails over a simulated one's group."""
+    """Reduces a bucket as DDP's reducer does by default, which fails with a simulated world's group."""
     buffer = bucket.buffer()
     dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)  # the reducer waits at the backward's end
     reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -2,12 +2,12 @@
 
     parameters   2ψ    the module's own, bf16 or fp16
     gradients    2ψ    in DDP's buckets, all-reduced in the module's dtype
-    masters      4ψ    fp32, one flat tensor a parameter; the optimizer holds *shares* of it, a tile large at most
+    masters      4ψ    fp32, one flat tensor per parameter; the optimizer holds *shares* of it, at most a tile large
     optimizer    8ψ    Adam's states of the masters
     tile               fp32 gradients of the shares that are updated together
 
-Parameters in fp32 have no master: their shares are views of them. Flat is a parameter in the order of its memory; one
-that has gaps there has a master of its own in any dtype.
+Parameters in fp32 have no master: their shares are views of them. A flat parameter is in the order of its memory; a
+parameter with gaps there has its own master in any dtype.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ParameterShare(Share):
 
 
 class MasterDdpEngine(DdpEngine):
-    """DDP whose optimizer updates fp32 masters of the module's parameters, with loss scaling where asked for."""
+    """DDP whose optimizer updates fp32 masters of the module's parameters, with loss scaling if asked for."""
 
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, *, tile_bytes: int = TILE_BYTES["cpu"],
@@ -72,7 +72,7 @@ class MasterDdpEngine(DdpEngine):
         self._tiles = tiles_of(shares, most)
 
     def _shares_of(self, i: int, most: int | None) -> Iterator[ParameterShare]:
-        """A parameter's shares; None: it stays whole, in its own shape."""
+        """Yields a parameter's shares; with `most` None one share, whole, in the parameter's shape."""
         parameter, master = self._parameters[i], self._masters[i]
         if most is None:
             segment = Segment(i, 0, master.numel(), 0)
@@ -83,17 +83,17 @@ class MasterDdpEngine(DdpEngine):
             yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates the loss times the scale; DDP reduces the gradients, scaled as they are."""
+        """Backpropagates the loss times the scale; DDP reduces the scaled gradients."""
         super().backward(self.scaler.scaled(loss))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
+        """Returns the norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm`."""
         return self._scaling.clip(max_norm, norm_type)
 
     def step(self) -> None:
-        """One update of the masters, and from them of the parameters; consumes the gradients.
+        """Makes one update of the masters, and from them of the parameters; consumes the gradients.
 
-        Under loss scaling it is skipped where they overflowed: gradients are equal on all ranks, and so is the choice.
+        With loss scaling it is skipped if gradients overflowed: they are equal on all ranks, and so is the decision.
         """
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
@@ -118,7 +118,7 @@ class MasterDdpEngine(DdpEngine):
 
 
 def _master_of(name: str, parameter: nn.Parameter, order: MemoryOrder) -> torch.Tensor:
-    """(numel,): an fp32 copy of a half-precision parameter, a view of another one where that is dense."""
+    """Returns (numel,): an fp32 copy of a half-precision parameter, a view of another one if it is dense."""
     flat = order.flatten(parameter.detach())
     return labels.label(flat.float(), labels.MASTER, name) if _has_master(parameter, order) else flat
 

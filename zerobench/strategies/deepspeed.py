@@ -1,13 +1,13 @@
-"""DeepSpeed's ZeRO stages 1, 2 and 3 behind the engine's face (the extra `peers`).
+"""DeepSpeed's ZeRO stages 1, 2 and 3 behind the engine's interface (the extra `peers`).
 
-Tensors: stages 1 and 2 keep the parameters flat and whole, a second copy of this rank's 1/N as "fp32 master" though
+Tensors: stages 1 and 2 keep the parameters flat and whole, a second copy of this rank's 1/N as "fp32 master" although
 the parameters are fp32 already, and gradients in `averaged_gradients`; stage 3 keeps 1/N of each parameter, the same
 again as master, and a flat buffer for the gradients. All of them reduce through a bucket of fixed size.
 
-At its defaults as DeepSpeed has them, but for one that would change the mathematics: `gradient_clipping` is 1.0
-unless said otherwise, and 0 here. The user's torch optimizer is used as it is, which avoids DeepSpeed's own CPU
-kernels and their compilation. Stages 1 and 2 all-reduce each bucket (2ψ) and gather once (1ψ): 3ψ; with
-`multi_rank_allreduce=false` they reduce to each owner, 2ψ.
+DeepSpeed's own defaults are used, except one that would change the mathematics: `gradient_clipping`, by default 1.0, is
+0 here. The user's torch optimizer is used unchanged, which avoids DeepSpeed's own CPU kernels and their compilation.
+Stages 1 and 2 all-reduce each bucket (2ψ) and gather once (1ψ): 3ψ; with `multi_rank_allreduce=false` they reduce to
+each owner, 2ψ.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FIELDS = {
     "max_live_numel": "stage3_max_live_parameters",
     "max_reuse_numel": "stage3_max_reuse_distance",
 }
-"""Our names of DeepSpeed's settings, which say the unit, and DeepSpeed's."""
+"""Our names for DeepSpeed's settings, which include the unit -> DeepSpeed's names."""
 
 
 class DeepspeedEngine(PeerEngine):
-    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
+    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as in our stages."""
 
     hides_gradients = True
-    """Between backward and update they are in buffers of its own."""
+    """Between backward and update the gradients are in the engine's own buffers."""
 
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, level: int, tuned: bool = False, **settings: Any
@@ -65,21 +65,21 @@ class DeepspeedEngine(PeerEngine):
         self._label()
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
+        """Runs the module's forward."""
         return self._engine(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates; buckets are reduced as they fill, under stage 1 once backward is over."""
+        """Backpropagates; buckets are reduced as they fill, in stage 1 once backward is over."""
         self._engine.backward(loss)
         self._label()
 
     def step(self) -> None:
-        """One update; consumes the gradients."""
+        """Makes one update; consumes the gradients."""
         self._engine.step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Around a micro-batch before a step's last: stage 1 keeps its gradients, stages 2 and 3 reduce them."""
+        """Wraps a micro-batch before a step's last: stage 1 keeps its gradients, stages 2 and 3 reduce them."""
         self._engine.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -88,7 +88,7 @@ class DeepspeedEngine(PeerEngine):
             self._engine.set_gradient_accumulation_boundary(True)
 
     def _label(self) -> None:
-        """Names what DeepSpeed's optimizer holds, by the names of its attributes, those that this version has."""
+        """Labels the tensors of DeepSpeed's optimizer by attribute, for the attributes that this version has."""
         for attribute, category in HELD.items():
             for tensor in _tensors_in(getattr(self.optimizer, attribute, None)):
                 labels.label(tensor, category, attribute)
@@ -103,11 +103,11 @@ HELD = {
     "averaged_gradients": labels.GRADIENTS,
     "grad_partitions_flat_buffer": labels.GRADIENTS,
 }
-"""Attribute of DeepSpeed's optimizer -> what it holds."""
+"""Attribute of DeepSpeed's optimizer -> category of its tensors."""
 
 
 class _Buffers(list[torch.Tensor]):
-    """Buffers of a bucket of stages 1 and 2, made and dropped in backward: labeled on arrival."""
+    """Buffers of a bucket of stages 1 and 2, made and dropped in backward: labeled when appended."""
 
     def append(self, buffer: torch.Tensor) -> None:
         super().append(labels.label(buffer, labels.COMMUNICATION, "bucket"))
@@ -122,7 +122,7 @@ def _tensors_in(held: Any) -> Iterator[torch.Tensor]:
 
 
 def _import_deepspeed(device: str) -> Any:
-    """The module, told of this rank by the environment, and kept from compiling what ZeRO does not use."""
+    """Imports deepspeed, with this rank in the environment, without compiling operators that ZeRO does not use."""
     os.environ.setdefault("DS_ACCELERATOR", device)
     os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
     import deepspeed

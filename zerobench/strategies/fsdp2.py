@@ -1,16 +1,16 @@
-"""torch's FSDP2 behind the engine's face: `fully_shard` on the units of our stage 3, and on the root for the rest.
+"""torch's FSDP2 behind the engine's interface: `fully_shard` on the units of our stage 3, and on the root for the rest.
 
-Tensors of a unit: its parameters' shards are DTensors, the first dimension in N parts, padded; a gather brings them
-whole into buffers that exist while the unit's module runs (`fsdp2`: in forward and again in backward;
-`fsdp2_no_reshard`: from forward to the end of backward). Gradients leave by a reduce-scatter a unit, after each
-micro-batch. As by its own default the root stays whole between forward and backward.
+Tensors of a unit: its parameters' shards are DTensors, the first dimension in N parts, padded; a gather makes them
+whole in buffers that exist while the unit's module runs (`fsdp2`: in forward and again in backward;
+`fsdp2_no_reshard`: from forward to the end of backward). Gradients leave by one reduce-scatter per unit, after each
+micro-batch. As in FSDP2's default the root stays whole between forward and backward.
 
-In bf16 the module stays in fp32, and with it the shards, which are the master weights, and what the optimizer sees:
-4ψ/N + 4ψ/N gradients + 8ψ/N Adam states. A gather casts to bf16 on its way out; whole gradients are bf16. φ frozen
-parameters have 4φ/N, too; with strategy.upcast_frozen=false, as accelerate casts them since its #3848, 2φ/N.
+In bf16 the module stays in fp32, and with it the shards, which are the master weights, and the optimizer's tensors:
+4ψ/N + 4ψ/N gradients + 8ψ/N Adam states. A gather casts to bf16 before sending; whole gradients are bf16. φ frozen
+parameters take 4φ/N, too; with strategy.upcast_frozen=false, as accelerate casts them since its #3848, 2φ/N.
 
-A step moves 3ψ with resharding, less the root, and 2ψ without; gloo, whose reduce-scatter is an all-reduce, sends
-half as much again for the gradients.
+A step sends 3ψ with resharding, minus the root, and 2ψ without; gloo, whose reduce-scatter is an all-reduce, sends
+twice the bytes for the gradients.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .peer_engine import PeerEngine, rebuilt
 
 
 class Fsdp2Engine(PeerEngine):
-    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it.
+    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as in our stages.
 
     `prefetch`: units gathered ahead in the order of the module, 0 for FSDP2's own order. `async_gather`: gathers do not
-    block. `reshard_ranks`: over how many ranks a unit stays partitioned between forward and backward, if `reshard`;
-    None: all. `sum_gradients`: gradients are summed and divided afterwards, rather than averaged by the reduction.
-    `param_dtype`: what an fp32 module computes and is gathered in, `reduce_dtype`: what gradients are reduced in; None:
-    as the module is.
+    block. `reshard_ranks`: the number of ranks over which a unit stays partitioned between forward and backward, if
+    `reshard`; None: all. `sum_gradients`: gradients are summed and divided afterwards, rather than averaged by the
+    reduction. `param_dtype`: dtype in which an fp32 module computes and is gathered; `reduce_dtype`: dtype in which
+    gradients are reduced; None: the module's.
     """
 
     shares_gradients = True
-    """Between backward and update a rank holds its shard of them."""
+    """Between backward and update a rank has its shard of the gradients."""
 
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, reshard: bool, prefetch: int, async_gather: bool,
@@ -73,7 +73,7 @@ class Fsdp2Engine(PeerEngine):
         self.optimizer = rebuilt(optimizer, lambda parameter: shards[names[parameter]])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
+        """Scales the gradients down to the global norm `max_norm`; returns the previous norm, 0-dim."""
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
@@ -88,7 +88,7 @@ class Fsdp2Engine(PeerEngine):
 
 
 def _label_parts(unit: nn.Module, *_: Any) -> None:
-    """Parts that stay from forward to backward are new tensors, of which the ledger cannot know what they are."""
+    """Labels parts that stay from forward to backward: new tensors, which the ledger cannot identify."""
     with torch.no_grad():
         for name, parameter in unit.named_parameters():
             if isinstance(parameter, DTensor):

@@ -1,10 +1,10 @@
-"""The options of DDP and of our stages, as dataclasses: each field is a key of the command line, `strategy.FIELD`.
+"""The options of all strategies, as dataclasses: each field is a key on the command line, `strategy.FIELD`.
 
-The options of the peers as dataclasses, and what `strategy.tuned` stands for in each.
+They include the options of the peers, and the values that `strategy.tuned` stands for in each.
 
-A field of a peer's options that is null follows `tuned`: it gets the peer's own default, or what serves this harness's
-models (10 to 100 million parameters, CPU or one node) best. The filled-in values are part of the resolved config, so
-a row says what was tuned.
+A field of a peer's options that is null follows `tuned`: it gets the peer's own default, or the value that serves this
+harness's models (10 to 100 million parameters, CPU or one node) best. The filled-in values are part of the resolved
+config, so a row shows what was tuned.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ PERSISTENCE_NUMEL = Key(
 class StrategyOptions(Section):
     """How data-parallel ranks hold the model states: the base of every strategy's options.
 
-    `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
-    are kept on every rank (no_sync), or every one, into the shard where gradients are partitioned. DeepSpeed chooses by
+    `accumulate`: which micro-batches of a step are reduced over the ranks: only the last, until which whole gradients
+    are kept on every rank (no_sync), or every one, into the shard if gradients are partitioned. DeepSpeed chooses by
     itself: its stage 1 reduces the last, its stages 2 and 3 every one.
     """
 
@@ -67,12 +67,12 @@ class StrategyOptions(Section):
 
     @property
     def reduces(self) -> str:
-        """The micro-batches of a step that are reduced: "every", or the "last", also where an engine chooses."""
+        """The micro-batches of a step that are reduced: "every", or the "last", also if an engine chooses."""
         return str(getattr(self, "accumulate", "last"))
 
     @property
     def is_tuned(self) -> bool:
-        """True for a peer with what serves this harness's models best."""
+        """True for a peer with the values that serve this harness's models best."""
         return bool(getattr(self, "tuned", False))
 
     @property
@@ -109,10 +109,10 @@ class Ddp(StrategyOptions):
 
 @dataclass
 class Zero1(StrategyOptions):
-    """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
+    """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) sets the meaning of null: zerobench.zero.options.MODES.
 
     `bucket_bytes`: a number, or auto: half of psi/N or a 64th of psi, from 1 to 25 MiB.
-    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward.
+    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: gathers run during the next forward.
     """
 
     name: str = "zero1"
@@ -138,7 +138,7 @@ class Zero2(Zero1):
 
 @dataclass
 class Megatron(StrategyOptions):
-    """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers behind the forward."""
+    """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers during forward."""
 
     name: str = "megatron"
     bucket_bytes: int = BUCKET_BYTES(25 * MIB)
@@ -149,11 +149,11 @@ class Megatron(StrategyOptions):
 
 @dataclass
 class Zero3(StrategyOptions):
-    """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
+    """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) sets the meaning of null.
 
-    `construct`: plain, or meta: no rank ever holds the whole model, which has the same values all the same.
-    `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
-    (`keep_root`; auto: and is given back while backward is at others), or every unit (`reshard_after_forward=false`).
+    `construct`: plain, or meta: no rank ever holds the whole model, whose values are the same nevertheless.
+    `persistence_numel`: parameters of up to this many elements stay whole. From forward to backward the root unit stays
+    (`keep_root`; auto: it is freed while backward is at others), or every unit (`reshard_after_forward=false`).
     """
 
     name: str = "zero3"
@@ -192,7 +192,7 @@ OVERLAP_COMM = Key(
 @dataclass
 class Fsdp2(StrategyOptions):
     """torch's fully_shard on the units of our stage 3, which are gathered again in backward. In bf16 the shards stay
-    fp32 and are the master weights; `precision.wire_dtype` (bf16 or fp32) is what gradients are reduced in.
+    fp32 and are the master weights; `precision.wire_dtype` (bf16 or fp32) is the dtype in which gradients are reduced.
     """
 
     name: str = "fsdp2"
@@ -239,7 +239,7 @@ class ZeroRedundancy(StrategyOptions):
 
 @dataclass
 class DeepspeedZero1(StrategyOptions):
-    """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as DeepSpeed has them."""
+    """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as in DeepSpeed."""
 
     name: str = "deepspeed_zero1"
     tuned: bool = TUNED(False)
@@ -281,23 +281,23 @@ class DeepspeedZero3(StrategyOptions):
 
 
 FSDP2: Tuning = {
-    # units gathered ahead by name, in either direction; 0: FSDP2's implicit order, one ahead in backward alone
+    # units gathered ahead by name, in either direction; 0: FSDP2's implicit order, one ahead in backward only
     "prefetch": (0, 1),
-    # without CUDA's streams a gather blocks unless it is asked to be asynchronous
+    # without CUDA streams a gather blocks unless it is asked to be asynchronous
     "async_gather": (False, True),
-    # gradients are summed and then divided, rather than averaged on the way
+    # gradients are summed and then divided, rather than averaged by the reduction
     "sum_gradients": (False, True),
 }
 DEEPSPEED_12: Tuning = {
     "reduce_bucket_numel": (500_000_000, 25 * MIB // 4),
-    # one all-reduce for a bucket of several owners, of which each keeps its slice; false: a reduce to each owner, which
-    # is 2ψ in place of 3ψ, the least memory, and on gloo as fast
+    # one all-reduce for a bucket of several owners, each of which keeps its slice; false: a reduce to each owner, which
+    # is 2ψ instead of 3ψ, the least memory, and on gloo as fast
     "multi_rank_allreduce": (True, False),
     "overlap_comm": (False, False),  # a second bucket, and without CUDA's streams nothing gained
 }
 DEEPSPEED_3: Tuning = {
     "reduce_bucket_numel": (500_000_000, 25 * MIB // 4),
-    # all three have to be small for parameters to be given back at all in a model below a billion
+    # all three have to be small for parameters to be freed at all in a model below a billion parameters
     "prefetch_numel": (50_000_000, 0),
     "max_live_numel": (1_000_000_000, 0),
     "max_reuse_numel": (1_000_000_000, 0),

@@ -23,7 +23,7 @@ class PeerEngine:
     """Defaults of the protocol `Engine` (engine.py).
 
     `shares_gradients`  `.grad` between backward and update is this rank's part, disjoint from the others'
-    `hides_gradients`   `.grad` says nothing then: gradients are in buffers of the engine's own
+    `hides_gradients`   `.grad` has no gradients then: they are in the engine's own buffers
     """
 
     module: nn.Module
@@ -33,15 +33,15 @@ class PeerEngine:
     hides_gradients = False
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
+        """Runs the module's forward."""
         return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates; gradients are reduced as the engine's hooks have it."""
+        """Backpropagates; gradients are reduced by the engine's hooks."""
         loss.backward()
 
     def step(self) -> None:
-        """One update; consumes the gradients."""
+        """Makes one update; consumes the gradients."""
         self.optimizer.step()
         self.zero_grad()
 
@@ -50,38 +50,38 @@ class PeerEngine:
         self.optimizer.zero_grad(set_to_none)
 
     def settle(self) -> None:
-        """Nothing is on its way after a step."""
+        """Does nothing: no transfer is in flight after a step."""
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Raises NotImplementedError: to clip, an engine has a method of its own."""
+        """Raises NotImplementedError: an engine that can clip overrides this."""
         raise NotImplementedError(f"clip: {type(self).__name__} cannot clip gradients; leave clip out")
 
     def reduced_gradients(self) -> Iterator[torch.Tensor]:
-        """This rank's part of the reduced gradients, DTensors among them; none if they are hidden."""
+        """Yields this rank's part of the reduced gradients, which may be DTensors; none if they are hidden."""
         for parameter in () if self.hides_gradients else self.module.parameters():
             if parameter.grad is not None:
                 yield parameter.grad
 
     @property
     def gradient_holders(self) -> int:
-        """Ranks that hold the same part of the gradients: all, where every rank has the whole mean."""
+        """Number of ranks with the same part of the gradients: all, if every rank has the whole mean."""
         return 1 if self.shares_gradients else dist.get_world_size()
 
 
 def options_of(optimizer: optim.Optimizer) -> dict[str, Any]:
-    """The options that `optimizer` was constructed with, beside its parameters."""
+    """Returns the options that `optimizer` was constructed with, besides its parameters."""
     accepted = inspect.signature(type(optimizer).__init__).parameters
     return {key: value for key, value in optimizer.defaults.items() if key in accepted}
 
 
 def rebuilt(optimizer: optim.Optimizer, other: Callable[[nn.Parameter], torch.Tensor]) -> optim.Optimizer:
-    """A fresh optimizer of the same kind, groups and options, over `other(parameter)` for each parameter."""
+    """Returns a new optimizer of the same class, groups and options, over `other(parameter)` for each parameter."""
     groups = [{**group, "params": [other(p) for p in group["params"]]} for group in optimizer.param_groups]
     return type(optimizer)(groups, **options_of(optimizer))
 
 
 class AdaptedEngine(PeerEngine):
-    """A user's engine with the optional parts completed, as engine.py lists them.
+    """A user's engine, completed by the optional parts listed in engine.py.
 
     Raises TypeError for an engine that lacks a method. `clips`: the run clips gradients.
     """
@@ -102,7 +102,7 @@ class AdaptedEngine(PeerEngine):
         self.hides_gradients = bool(getattr(engine, "hides_gradients", False))
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
+        """Runs the engine's forward."""
         return self._engine(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -110,22 +110,22 @@ class AdaptedEngine(PeerEngine):
         self._engine.backward(loss)
 
     def step(self) -> None:
-        """One update; the gradients are dropped after it."""
+        """Makes one update, then drops the gradients."""
         self._engine.step()
         self._engine.zero_grad()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """The engine's own."""
+        """Calls the engine's own method."""
         norm: torch.Tensor = self._engine.clip_grad_norm_(max_norm, norm_type)
         return norm
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """The engine's own; without one backward reduces every micro-batch."""
+        """Returns the engine's own context; without one backward reduces every micro-batch."""
         own = getattr(self._engine, "no_sync", None)
         return nullcontext() if own is None else own()
 
     def settle(self) -> None:
-        """Completes what the engine has on its way after the last step, where it knows of such a thing."""
+        """Completes the engine's transfers in flight after the last step, if it has such a method."""
         own = getattr(self._engine, "settle", None)
         if own is not None:
             own()

@@ -1,4 +1,4 @@
-"""Rows of the table of strategies: how one is added, and how it is found. Ours and users' come by the same call."""
+"""How rows of the table of strategies are added and found. Built-in and users' rows use the same call."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .options import StrategyOptions
 from .spec import ALONE, Build, Composition, Look, StrategySpec
 
 FUNCTION, PACKAGES = "register_strategy", "zerobench.strategies"
-"""The name in error messages, and the entry points by which installed packages offer builders."""
+"""The function's name in error messages, and the entry points by which installed packages offer builders."""
 
 FILLED = (
     "tile_bytes", "gradient_dtype", "wire_dtype", "loss_scaling", "param_dtype", "reduce_dtype", "node_size",
     "shard_group", "zeropp", "offload", "arena", "initial_device",
 )  # fmt: skip
-"""Parameters of a builder that are no options of the strategy: the run fills them in from its other sections."""
+"""Parameters of a builder that are not options of the strategy: the run fills them in from its other sections."""
 
 COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#F0E442")
 MARKERS = ("*", "d", "8", "H", "1", "x")
-"""Looks of rows that have none of their own."""
+"""Looks of rows that do not define one."""
 
 _SPECS: dict[str, StrategySpec] = {}
 
@@ -36,15 +36,16 @@ def register_strategy(
     """Makes `strategy=name` train under the engine that `build(model, optimizer, **options)` returns.
 
     The engine: `engine(*inputs)` returns the loss, then come `backward(loss)`, `step()` and `zero_grad()`; the rest of
-    strategies/engine.py it may leave out. `options`: a dataclass whose fields are the keys `strategy.FIELD` and keyword
+    strategies/engine.py is optional. `options`: a dataclass whose fields are the keys `strategy.FIELD` and keyword
     arguments of `build`; without one the keyword parameters of `build` are the options. Either way each has a default
     and a type among int, float, str and bool, or one of these | None.
 
-    `theory`: None, and predicted columns are empty, or a row of zerobench.theory. `label`, `color`: in figures.
-    `composes`: what else of a config the engine honors. `row`: other fields of StrategySpec (strategies/spec.py).
+    `theory`: a row of zerobench.theory, or None, which leaves predicted columns empty. `label`, `color`: in figures.
+    `composes`: the other config features that the engine honors. `row`: other fields of StrategySpec
+    (strategies/spec.py).
 
-    Raises ValueError for a name that is taken, a builder or options that cannot be used. Call it at the top level of a
-    script: rank processes import the script to know the strategy.
+    Raises ValueError for a name that is taken, or a builder or options that cannot be used. Call it at the top level of
+    a script: rank processes import the script to find the strategy.
     """
     check_name(FUNCTION, name, build)
     if name in _SPECS and _SPECS[name].build is not build:
@@ -58,12 +59,12 @@ def register_strategy(
 
 
 def spare_look(number: int) -> Look:
-    """The look of a strategy that has none of its own."""
+    """Returns a look for a strategy that does not define one."""
     return Look(COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)], (0, (5, 1, 1, 1, 1, 1)))
 
 
 def specs() -> Mapping[str, StrategySpec]:
-    """The table: name -> row, ours first, then those of users' scripts and of installed packages."""
+    """Returns the table: name -> row, built-in ones first, then those of users' scripts and of installed packages."""
     for point in installed(PACKAGES):
         if point.name not in _SPECS:
             register_strategy(point.name, point.load())
@@ -71,17 +72,17 @@ def specs() -> Mapping[str, StrategySpec]:
 
 
 def built_in() -> Mapping[str, StrategySpec]:
-    """The rows of this package."""
+    """Returns the rows of this package."""
     return {name: spec for name, spec in _SPECS.items() if not spec.of_user}
 
 
 def find(name: str) -> StrategySpec | None:
-    """The row of that name; None for a run of a strategy that the script of another user registers."""
+    """Returns the row of that name; None for a strategy that another user's script registers."""
     return _SPECS.get(name) or specs().get(name)
 
 
 def spec_of(name: str) -> StrategySpec:
-    """The row of that name. Raises ValueError if there is none."""
+    """Returns the row of that name. Raises ValueError if there is none."""
     found = find(name)
     if found is None:
         raise ValueError(f"strategy={name}: it is none of {', '.join(specs())}; run the script that registers it")
@@ -89,23 +90,23 @@ def spec_of(name: str) -> StrategySpec:
 
 
 def reference() -> StrategySpec:
-    """The row that other strategies' training is compared with."""
+    """Returns the row that other strategies' training is compared with."""
     return next(spec for spec in _SPECS.values() if spec.reference is not None)
 
 
 def names_with(feature: str) -> tuple[str, ...]:
-    """The strategies that compose with `feature`, a field of Composition."""
+    """Returns the strategies that compose with `feature`, a field of Composition."""
     return tuple(name for name, spec in specs().items() if getattr(spec.composes, feature))
 
 
 def predicts(section: Mapping[str, Any]) -> bool:
-    """True if theory covers the strategy of a resolved section; the peers are measured only."""
+    """Returns True if theory covers the strategy of a resolved section; the peers are only measured."""
     found = find(section["name"])
     return found is not None and found.theory is not None
 
 
 def shape_of(section: Mapping[str, Any]) -> StrategyShape:
-    """The strategy of a resolved section as theory sees it. Raises ValueError if theory does not cover it."""
+    """Returns the shape of a resolved section's strategy for theory. Raises ValueError if theory does not cover it."""
     theory = spec_of(section["name"]).theory
     if theory is None:
         raise ValueError(f"strategy={section['name']}: theory does not cover it")
@@ -113,13 +114,13 @@ def shape_of(section: Mapping[str, Any]) -> StrategyShape:
 
 
 def user_source(name: str) -> bytes:
-    """The file that defines the builder of a user's strategy; empty if built in: the package's hash has those."""
+    """Returns the file that defines a user's builder; empty if built in, since the package's hash covers it."""
     found = find(name)
     return source_of(found.build) if found is not None and found.of_user else b""
 
 
 def _schema_of(name: str, build: Build, options: type | None) -> type:
-    """A dataclass below StrategyOptions of the keys that a strategy has, `name` among them."""
+    """Returns a dataclass derived from StrategyOptions with the strategy's keys, including `name`."""
     if options is None:
         return options_of(FUNCTION, name, build, leading=2, filled=FILLED, base=StrategyOptions, identity="name")
     if not (isinstance(options, type) and is_dataclass(options)):

@@ -1,7 +1,7 @@
-"""One row of the table of strategies: all there is to know of one, so that nothing else lists them by name.
+"""One row of the table of strategies: all facts about one strategy, so that no other code lists strategies by name.
 
-Partition of whole parameters, as torch's ZeroRedundancyOptimizer makes it: the largest parameter first, each to the
-rank that has least so far, the lowest of several (`_partition_parameters`).
+Partition of whole parameters as in torch's ZeroRedundancyOptimizer: the largest parameter first, each to the rank with
+the fewest elements so far, the lowest rank in a tie (`_partition_parameters`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ..theory.shapes import OptimizerShape, ParameterShape, updated_bytes
 from ..theory.strategy import StrategyTheory
 
 Build = Callable[..., Any]
-"""`build(model, optimizer, **options)` returns an engine (engine.py). It imports what it needs when it is called."""
+"""`build(model, optimizer, **options)` returns an engine (engine.py). It imports its dependencies when it is called."""
 
 Tuning = Mapping[str, tuple[Any, Any]]
-"""Option -> (the peer's own default, what `strategy.tuned` makes of it); for options that are null."""
+"""Option -> (the peer's own default, the value under `strategy.tuned`); for options that are null."""
 
 Half = Literal["masters", "casts"] | None
-"""How precision=bf16 is had: the engine keeps fp32 masters of a bf16 model, or casts an fp32 model as it gathers."""
+"""For precision=bf16: the engine keeps fp32 masters of a bf16 model, or casts an fp32 model as it gathers."""
 
 
 class Look(NamedTuple):
-    """Points and lines of a strategy in figures, in matplotlib's words."""
+    """Points and lines of a strategy in figures, in matplotlib's notation."""
 
     color: str
     marker: str
@@ -35,12 +35,12 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Composition:
-    """The features that a strategy composes with. Policies of activations treat the model, and compose with every
-    strategy.
+    """The features that a strategy can be combined with. Policies for activations change the model, and can be combined
+    with every strategy.
     """
 
     offload: tuple[str, ...] = ()
-    """Model states that may leave the device: among optimizer, gradients and parameters."""
+    """Model states that may leave the device: optimizer, gradients, parameters."""
     groups: bool = False
     """Collectives in groups of ranks: node_size and shard_group."""
     zeropp: bool = False
@@ -48,24 +48,24 @@ class Composition:
     arena: bool = False
     clip: bool = True
     compiles: bool = True
-    """Blocks that torch.compile has made graphs of."""
+    """Blocks compiled to graphs by torch.compile."""
     gradient_dtypes: bool = False
-    """Gradients in another dtype than the model's, on a rank or on the wire."""
+    """Gradients in another dtype than the model's, on a rank or in communication."""
     tensor_parallel: bool = False
-    """A process group of its own, beside ranks that share the model's matrices."""
+    """Its own process group, next to ranks that share the model's matrices."""
     owned: bool = False
-    """Optimizers that need whole matrices, which one rank each owns: Muon."""
+    """Optimizers that need whole matrices, each owned by one rank: Muon."""
     simulated: bool = False
-    """One rank alone, in a process group that sends nothing."""
+    """A single rank in a process group that sends nothing."""
 
 
 ALONE = Composition()
-"""The composition of a strategy that knows of nothing beside it."""
+"""The composition of a strategy that supports only the defaults."""
 
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """All there is to know of a strategy. `options`: a dataclass, whose fields are the keys `strategy.FIELD`."""
+    """All facts about a strategy. `options`: a dataclass whose fields are the keys `strategy.FIELD`."""
 
     name: str
     build: Build
@@ -73,34 +73,34 @@ class StrategySpec:
     label: str
     look: Look
     theory: StrategyTheory | None = None
-    """None: it is measured only, and predicted columns are empty."""
+    """None: it is only measured, and predicted columns are empty."""
     partitions_as: str | None = None
-    """For a peer, whose schedule theory does not know: our stage that partitions the same states."""
+    """For a peer, whose schedule theory does not cover: our stage that partitions the same states."""
     fullest_rank: Callable[[Sequence[ParameterShape], int, OptimizerShape], int] = lambda shapes, ranks, optimizer: 0
-    """Where there is no theory: the rank that holds most, given the parameters, the number of ranks and the optimizer.
-    The first, where all are alike or the last ones are padded.
+    """Without theory: the rank with the most bytes, given the parameters, the number of ranks and the optimizer. The
+    first rank, if all are alike or the last ones are padded.
     """
     composes: Composition = ALONE
     refused_optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """torch's optimizer -> those of its implementations that cannot update what the strategy has for parameters."""
+    """torch's optimizer -> its implementations that cannot update the strategy's parameters."""
     half: Half = None
     precision_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of null keys of `precision`, where they differ from other strategies'."""
+    """Values of null keys of `precision`, if they differ from other strategies'."""
     tuning: Tuning = field(default_factory=dict)
     requires: str | None = None
-    """A module beside torch that must be installed."""
+    """A module besides torch that must be installed."""
     install: str = ""
-    """How it is installed, to follow a sentence that says it is not."""
+    """How it is installed, appended to an error message that it is not."""
     reference: Mapping[str, Any] | None = None
-    """Options of the reference strategy in a run that others are compared with."""
+    """Options of the reference strategy in a run that other runs are compared with."""
     rounds_as_reference: bool = False
-    """On one and two ranks it adds up what the reference adds up, in its order."""
+    """True if on one and two ranks it sums the same values as the reference, in the same order."""
     settles_after: int = 2
-    """Steps after which every later one is alike in memory and traffic: two where an engine arranges its buffers
-    after the first.
+    """Steps after which all later ones are alike in memory and traffic: two if an engine rearranges its buffers after
+    the first.
     """
     read_by_harness: tuple[str, ...] = ("accumulate",)
-    """Options that are not the engine's: its builder gets them where it names them."""
+    """Options for the harness: the builder gets them only if its parameters name them."""
 
     @property
     def of_user(self) -> bool:
@@ -109,36 +109,36 @@ class StrategySpec:
 
     @property
     def installed(self) -> bool:
-        """True if all that it requires is there."""
+        """True if the module that it requires is installed."""
         return self.requires is None or find_spec(self.requires) is not None
 
     @property
     def description(self) -> str:
-        """The docstring of what builds it, or of our own options, as one line."""
+        """The docstring of a user's builder, or of a built-in strategy's options, as one line."""
         text = " ".join((inspect.getdoc(self.build if self.of_user else self.options) or "").split())
         text = text or "registered by the script or the package of a user"
         return f"{self.label}: {text}" if self.of_user and self.label != self.name else text
 
     def filled(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """A section of a config with every null that follows `tuned` filled in."""
+        """Returns a config section with every null that follows `tuned` filled in."""
         tuned = bool(section.get("tuned"))
         chosen = {key: pair[tuned] for key, pair in self.tuning.items() if section[key] is None}
         return {**section, **chosen}
 
     def takes(self, parameter: str, by_name_alone: bool = False) -> bool:
-        """True if the builder accepts a keyword `parameter`; `by_name_alone`: not by way of **options."""
+        """Returns True if the builder accepts a keyword `parameter`; `by_name_alone`: not through **options."""
         parameters = inspect.signature(self.build).parameters
         rest = any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and not by_name_alone
         return rest or parameter in parameters
 
     def engine_options(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments for the builder, of a resolved section."""
+        """Returns the builder's keyword arguments from a resolved section."""
         kept = {"name", *(key for key in self.read_by_harness if not self.takes(key, by_name_alone=True))}
         return {key: value for key, value in section.items() if key not in kept}
 
 
 def fullest_rank(shapes: Sequence[ParameterShape], ranks: int, optimizer: OptimizerShape) -> int:
-    """Returns the rank whose optimizer keeps most bytes for its trainable parameters; the lowest of several."""
+    """Returns the rank whose optimizer keeps the most bytes for its trainable parameters; the lowest in a tie."""
     given, kept = [0] * ranks, [0] * ranks
     for shape in sorted(shapes, key=lambda one: -one.numel):
         rank = given.index(min(given))

@@ -1,4 +1,4 @@
-"""The table of strategies: DDP, our stages and the peers, a row each. A user's script adds rows by the same call.
+"""The table of strategies: DDP, our stages and the peers, one row each. A user's script adds rows by the same call.
 
 Engines are imported when they are built: a command that only reads the table loads none of them.
 """

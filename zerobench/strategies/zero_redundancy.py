@@ -1,8 +1,8 @@
 """torch's ZeroRedundancyOptimizer over DistributedDataParallel: 4ψ parameters + 4ψ gradients + about 8ψ/N Adam states.
 
-Whole parameters are given to ranks, the largest first to the rank that has least. DDP all-reduces the gradients (2ψ),
-each rank updates its parameters and broadcasts them (1ψ), one after another or, as bucket views, all at once. Its
-overlap with DDP is not offered: torch refuses it on gloo.
+Whole parameters are assigned to ranks, the largest first to the rank with the fewest elements. DDP all-reduces the
+gradients (2ψ), each rank updates its parameters and broadcasts them (1ψ), one after another or, as bucket views, all
+together. Its overlap with DDP is not offered: torch does not support it on gloo.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .peer_engine import options_of
 
 
 class ZeroRedundancyEngine(DdpEngine):
-    """DDP whose optimizer's states are shared out, parameter by parameter."""
+    """DDP whose optimizer states are distributed over the ranks, parameter by parameter."""
 
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, gradient_as_bucket_view: bool,

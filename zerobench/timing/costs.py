@@ -1,14 +1,14 @@
 """Seconds of one operator on one device, and of one collective between devices.
 
 matrix products   a table of measured times by shape, interpolated: log(time per FLOP) over log m, n, k, by the nearest
-                  shapes; beyond the table the nearest shape of it. Without a table a fraction of the peak
-attention         FLOPs over a fraction of the peak, by the length of the sequence
+                  shapes; outside the table its nearest shape. Without a table a fraction of the peak
+attention         FLOPs over a fraction of the peak, by sequence length
 all else          bytes over a fraction of the memory's bandwidth, at least the shortest kernel
-collectives       inside a node a table by size and ranks; between nodes the bytes that a node takes in over its
-                  network's bandwidth, with a latency per hop; the slower of both. A group's ranks on a node follow
-                  from the distance between them: of a collective in two hops each hop is priced by its own group
+collectives       inside a node a table by size and ranks; between nodes the bytes that a node receives over its
+                  network's bandwidth, with a latency per hop; the slower of both. A group's ranks per node follow
+                  from the distance between them: each hop of a two-hop collective is priced by its own group
 
-A collective that spans nodes gathers inside them as well, so that the slower of the two sets its pace.
+A collective that spans nodes gathers inside them as well, so the slower of the two sets its pace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..records.event_row import MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
 
 NEIGHBORS = 16
-"""Shapes of a table around the one that is looked up."""
+"""Number of shapes of a table used to interpolate a shape."""
 
 BACKWARD = "backward"
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -39,24 +39,24 @@ HALVES = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective: `host_s` of the issuing thread, `wire_s` in which the network moves it while others compute."""
+    """A collective: `host_s`: seconds of the issuing thread; `wire_s`: seconds on the network, while others compute."""
 
     host_s: float
     wire_s: float
 
 
 class Costs(Protocol):
-    """What a timeline asks of a device. `blocking`: the host computes itself, as a CPU does."""
+    """A device's costs, for a timeline. `blocking`: the host itself computes, as on a CPU."""
 
     blocking: bool
     host_s: float
     contention: float
 
     def compute(self, event: EventRow) -> float:
-        """Seconds of an operator."""
+        """Returns the seconds of an operator."""
 
     def transfer(self, event: EventRow) -> Transfer:
-        """Cost of a launch."""
+        """Returns the cost of a launch."""
 
     def apart(self, seconds: float) -> float:
         """Seconds by which the last rank is later than the mean, after so long without a wait for one another."""
@@ -113,8 +113,8 @@ def matmul_table(table: str) -> ShapeTable:
 
 
 def held_out_error(rows: pd.DataFrame, least_flops: float = 1e9, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Returns the relative errors of interpolation for a tenth of a table's shapes, which the others predict.
-    Products below `least_flops` are left out: their times are those of a launch.
+    """Returns the relative errors of interpolation for a tenth of a table's shapes, predicted from the others.
+    Products below `least_flops` are left out: their times are launch times.
     """
     held = np.random.default_rng(seed).random(len(rows)) < 0.1
     table, asked = ShapeTable(rows[~held]), rows[held & (2 * rows[["m", "n", "k"]].prod(axis=1) >= least_flops)]
@@ -135,20 +135,20 @@ def _collectives(table: str) -> dict[tuple[str, int], tuple[np.ndarray[Any, Any]
 
 
 FACTOR: dict[str, Callable[[int], float]] = {"all_reduce": lambda n: 2 * (n - 1) / n}
-"""Collective -> bytes on a link over bytes of the tensor; of the others (n - 1) / n."""
+"""Collective -> bytes on a link over bytes of the tensor; (n - 1) / n for the others."""
 
 TABLE_NAMES = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
                "all_to_all": "alltoall", "broadcast": "all_gather"}  # fmt: skip
 
 
 def link_factor(kind: str, ranks: int) -> float:
-    """Returns the bytes that a rank sends, over those of the full tensor."""
+    """Returns the bytes that a rank sends, over the bytes of the full tensor."""
     return FACTOR.get(kind, lambda n: (n - 1) / n)(ranks)
 
 
 class GpuCosts:
-    """Costs on GPUs of a cluster. `bus_gb_s`: collective -> bus bandwidth over all ranks that somebody measured on the
-    very cluster, 1e9 bytes per second as nccl-tests counts them; it replaces the network's.
+    """Costs on GPUs of a cluster. `bus_gb_s`: collective -> bus bandwidth over all ranks measured on this cluster, in
+    1e9 bytes per second as nccl-tests counts them; it replaces the network's.
     """
 
     blocking = False
@@ -218,8 +218,8 @@ class GpuCosts:
         return float(np.exp(np.interp(at, sizes, seconds)))
 
     def _between(self, kind: str, event: EventRow, members: int) -> float:
-        """Returns the seconds between nodes of a group with `members` ranks on each. Groups like it send at the same
-        time, one for each rank from one of its ranks to the next. Only an all-to-all has parts for every rank.
+        """Returns the seconds between nodes of a group with `members` ranks on each. As many similar groups as the
+        stride between its ranks send at the same time. Only an all-to-all has parts for every rank.
         """
         cluster, ranks = self.cluster, event.group_size
         nodes = -(-ranks // members)
@@ -235,25 +235,25 @@ class GpuCosts:
 
 
 ANY_BUS_GB_S = 24.0
-"""Between a GPU and its host: PCIe 4.0 x16 at 75 %, stated."""
+"""Bandwidth between a GPU and its host: PCIe 4.0 x16 at 75 %, stated."""
 
 OPERATORS = {
     "_allgather_base_": "all_gather", "allgather_": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_": "reduce_scatter", "allreduce_": "all_reduce", "alltoall_base_": "all_to_all",
     "broadcast_": "broadcast", "send": "broadcast",
 }  # fmt: skip
-"""Operator of a launch that no engine names -> its kind."""
+"""Operator of a launch without an engine's label -> its kind."""
 
 
 # -- a CPU -----------------------------------------------------------------------------------------
 
 
 class CpuCosts:
-    """Costs on a machine that `zerobench calibrate --compute` has measured. The host computes itself.
+    """Costs on a machine that `zerobench calibrate --compute` has measured. The host itself computes.
 
     `in_step`: the time of an operator in a step over its time alone, from the calibration's reference step.
-    `link_bytes_per_s`, `latency_s`: of a network between the ranks, which moves bytes while they compute; None: they
-    are on one machine. If there is no core beside those of the ranks, a collective's work is the ranks' own.
+    `link_bytes_per_s`, `latency_s`: of a network between the ranks, which transfers while they compute; None: they are
+    on one machine. If the ranks use all cores, they do a collective's work themselves.
     """
 
     blocking, contention = True, 1.0
@@ -295,7 +295,7 @@ class CpuCosts:
         return curve.seconds(event.flops if len(sizes) == 5 else event.bytes)
 
     def transfer(self, event: EventRow) -> Transfer:
-        """Returns the cost of a launch: the engine's own collectives are sends, others' are torch's."""
+        """Returns the cost of a launch: the engine's collectives are sends, other strategies' are torch's."""
         ranks = event.group_size
         if ranks <= 1 or event.kind == MOVE:
             return Transfer(0.0, 0.0)
@@ -318,16 +318,16 @@ class CpuCosts:
 
 
 GLOO_SENDS = {"reduce_scatter": 2.0}
-"""torch's collective on gloo -> bytes that it sends over those that it needs: its reduce-scatter is an all-reduce
+"""torch's collective on gloo -> bytes sent over bytes needed: its reduce-scatter is an all-reduce
 (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
 """
 
 TCP = 0.95
-"""Fraction of a link's rate that is left by the headers of segments of 1,448 bytes."""
+"""Fraction of a link's rate that remains with the headers of 1,448-byte segments."""
 
 
 class _Curve:
-    """Seconds of an operator over its bytes, of attention over its FLOPs, between the measured ones in logarithms."""
+    """Seconds of an operator over its bytes, or of attention over its FLOPs, interpolated in logarithms."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         over = "flops" if rows["flops"].max() else "bytes"
@@ -347,4 +347,4 @@ ALIKE = {
     "_foreach_copy_": "copy_", "_foreach_add_": "add", "gelu_": "gelu", "nll_loss_backward": "zero_",
     "embedding_dense_backward": "zero_", "embedding": "clone",
 }  # fmt: skip
-"""Operator -> the measured one that does the same work per byte."""
+"""Operator -> the measured operator that does the same work per byte."""

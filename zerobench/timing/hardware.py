@@ -1,7 +1,7 @@
-"""Devices and clusters as they are described in zerobench/hardware/devices.yaml and clusters.yaml.
+"""Devices and clusters as described in zerobench/hardware/devices.yaml and clusters.yaml.
 
-Every figure is measured or printed by someone, whom `sources` names, or it is stated, and the file says so. None was
-fitted to published training runs but `Scales`.
+Every figure was measured or published by someone, named in `sources`, or it is stated, and the file says so. Only
+`Scales` were fitted to published training runs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Device:
     memory_gb_s: float
     memory_efficiency: float
     matmul_table: str
-    """A file of zerobench/hardware/tables, or a device of efficiency_by_shape.csv; empty: there is none."""
+    """A file of zerobench/hardware/tables, or a device of efficiency_by_shape.csv; empty: none."""
     matmul_efficiency: float
     attention_forward: dict[int, float]
-    """Tokens of a sequence -> fraction of the peak, between them in logarithms."""
+    """Sequence length in tokens -> fraction of the peak, interpolated in logarithms."""
     attention_backward: dict[int, float]
     collectives_table: str
-    """A device of collectives_in_node.csv; empty: there is none."""
+    """A device of collectives_in_node.csv; empty: none."""
     link_gb_s: float
     kernel_us: float
     host_us: float
@@ -47,7 +47,7 @@ class Device:
 
     @property
     def type(self) -> str:
-        """The type of device, whatever its memory and board: "a100" of a100-sxm-80gb."""
+        """The type of device, without memory and board: "a100" for a100-sxm-80gb."""
         return self.name.partition("-")[0]
 
     @property
@@ -58,9 +58,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Scales:
-    """Measured over predicted time, fitted to published runs (validated.yaml): of all kernels, one number per type of
-    device, for clocks under load and kernels that reach less than those of the tables; of attention besides, one number
-    for all types, whose kernels are those of the runs' time. A type without runs has the mean of the others.
+    """Measured over predicted time, fitted to published runs (validated.yaml): for all kernels one number per device
+    type, for clocks under load and kernels slower than the tables'; for attention another factor for all types, whose
+    kernels are those at the time of the runs. A type without runs gets the mean of the others.
     """
 
     compute: float = 1.0
@@ -81,7 +81,7 @@ class Cluster:
 
     @property
     def node_bytes_per_s(self) -> float:
-        """Bytes per second between nodes that collectives reach, of a node each way."""
+        """Bytes per second that collectives reach between nodes, per node and direction."""
         return self.node_gbit_s * GBIT_S * self.network_efficiency
 
 
@@ -94,13 +94,13 @@ def tables_folder() -> Path:
 
 
 def device(name: str) -> Device:
-    """Returns a device. Raises ValueError, with the nearest name, for one that is not described."""
+    """Returns a device. Raises ValueError, with the nearest name, if it is not described."""
     return _read(Device, "device", name)
 
 
 def cluster(name: str) -> Cluster:
-    """Returns a cluster by name, or by a yaml file of the user's. Raises ValueError, with the nearest name, for one
-    that is not described.
+    """Returns a cluster by name, or from a user's yaml file. Raises ValueError, with the nearest name, if it is not
+    described.
     """
     return _read(Cluster, "cluster", name)
 
@@ -112,7 +112,7 @@ def names(group: str) -> list[str]:
 
 @cache
 def validated() -> dict[str, Any]:
-    """Returns what published runs have validated: `scales` by device, `intervals` by kind of run."""
+    """Returns the figures validated by published runs: `compute` and `attention` scales, `intervals` by kind of run."""
     path = FOLDER / "validated.yaml"
     found = read_yaml(path) if path.is_file() else {}
     return dict(found) if isinstance(found, Mapping) else {}
@@ -144,7 +144,7 @@ def _described(group: str) -> dict[str, Any]:
 
 
 def _checked(kind: type[Kind], name: str, path: Path, found: Any) -> Kind:
-    """Builds a dataclass from a file's mapping. Raises ValueError that names file, key and value."""
+    """Builds a dataclass from a file's mapping. Raises a ValueError that names file, key and value."""
     if not isinstance(found, Mapping):
         raise ValueError(f"{path}: a mapping of {kind.__name__.lower()} keys is wanted")
     hints = get_type_hints(kind)

@@ -1,8 +1,8 @@
-"""The interval of a prediction: factors around it, by what the prediction rests on.
+"""The interval of a prediction: factors around it, by its kind of run.
 
-kinds     zerobench/hardware/validated.yaml: kind of run -> factors on the step that held 90 % of the published runs
-          that were left out when scales were fitted, and how many runs there were. `make predicted-runs` writes it
-wide      for what no published run validates: WIDER times as far from 1
+kinds     zerobench/hardware/validated.yaml: kind of run -> factors on the step that contained 90 % of the published
+          runs left out when scales were fitted, and the number of runs. `make predicted-runs` writes it
+wide      without validation by published runs: WIDER times as far from 1
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDER = 2.0
 
 @dataclass(frozen=True)
 class StepInterval:
-    """`low`, `high`: factors on the step; `words`: what they rest on."""
+    """`low`, `high`: factors on the step; `words`: their basis."""
 
     low: float
     high: float
@@ -27,12 +27,12 @@ class StepInterval:
 
 
 def kind_of(device: Device, spans_nodes: bool) -> str:
-    """Returns the kind of run that validates a prediction."""
+    """Returns the kind of run that would validate a prediction."""
     return f"{device.type}, {'several nodes' if spans_nodes else 'one node'}"
 
 
 HERE = "calibrated machines"
-"""Kind of the runs on a machine that was calibrated."""
+"""Kind of the runs on calibrated machines."""
 
 
 def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> StepInterval:

@@ -1,9 +1,9 @@
 """A cell's step in time: its schedule is simulated on fake tensors and laid out on a device.
 
-schedule   the events of one executed step, with every operator that computes (probes/operator_stream.py)
-reduced    a deep model is executed with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks are
-           alike, and so are micro-batches but the first and the last, so that the rest of a step is so many times the
-           difference
+schedule   the events of one simulated step, with every operator that computes (probes/operator_stream.py)
+reduced    a deep model is simulated with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks
+           are alike, and so are micro-batches except the first and the last, so the rest of a step is a multiple of
+           the difference
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PHASES = ("forward", "backward", "update")
 
 @dataclass(frozen=True)
 class Reduced:
-    """A cell as it is executed: `configs`, of which the last has most blocks; `blocks` of each, and of the model."""
+    """A cell as simulated: `configs`, the last with most blocks; `blocks` of each; `whole_blocks`: the model's."""
 
     configs: tuple[CellConfig, ...]
     blocks: tuple[int, ...]
@@ -35,7 +35,7 @@ class Reduced:
 
 
 def reduced(config: CellConfig) -> Reduced:
-    """Returns what is executed for a cell."""
+    """Returns the reduced cell to simulate for a cell."""
     micro_batches = config.accumulation
     if micro_batches > MOST_MICRO_BATCHES:
         batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
@@ -61,7 +61,7 @@ def _with_layers(config: CellConfig, layers: int) -> CellConfig:
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The executed events of a cell, as `reduced` has it. `problem`: why there are none, an error message."""
+    """The simulated events of a reduced cell. `problem`: if there are none, an error message with the reason."""
 
     cell: Reduced
     events: tuple[tuple[EventRow, ...], ...]
@@ -69,7 +69,7 @@ class StepSchedule:
 
 
 def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
-    """Returns the schedule of executions of `cell.configs`."""
+    """Returns the schedule from the executions of `cell.configs`."""
     if problem := next((one.problem for one in executed if one.problem), ""):
         return StepSchedule(cell, (), problem)
     return StepSchedule(cell, tuple(tuple(one.known.events) for one in executed))
@@ -77,7 +77,7 @@ def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step. Seconds; `phases`: of each phase. `timeline`: of what was executed, not scaled."""
+    """A predicted step, in seconds; `phases`: by phase. `timeline`: of the simulated cell, not scaled."""
 
     step_s: float
     compute_s: float
@@ -89,12 +89,12 @@ class StepTime:
 
     @property
     def binds(self) -> str:
-        """What most of the step goes to: compute, communication or host."""
+        """The part that takes most of the step: compute, communication or host."""
         return PhaseTime(self.step_s, self.exposed_s, self.host_s).binds
 
 
 def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
-    """Lays a schedule out. Raises ValueError with its problem if there is none."""
+    """Lays out a schedule. Raises ValueError with its problem if it has one."""
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
@@ -118,7 +118,7 @@ PARTS = ("total_s", "exposed_s", "host_s")
 
 
 def _repeated(line: Timeline, cell: Reduced) -> dict[tuple[str, str], float]:
-    """Returns the seconds of a step with all its micro-batches: those between the first and the last are alike."""
+    """Returns the seconds of a step with all its micro-batches: the ones between the first and the last are alike."""
     found = line.totals()
     if more := cell.whole_micro_batches - cell.configs[-1].accumulation:
         first, then = line.marks[1:3]

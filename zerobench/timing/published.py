@@ -1,7 +1,7 @@
-"""The hardware of a published run, and how its engine differs from the one that is executed in its place.
+"""The hardware of a published run, and how its engine differs from the one that is simulated in its place.
 
-given      device, network and precision as the row's columns say
-assumed    what no column gives; an error message's worth of words each, which the predictions carry
+given      device, network and precision from the row's columns
+assumed    facts that no column gives; a short description of each, which the predictions carry
 refused    a device or a system that is not described (NotGivenError)
 """
 
@@ -23,24 +23,24 @@ CLUSTERS = (
     ("A100", 0, "a100-80gb-1600"), ("H100", 0, "h100-3200"), ("H200", 0, "h200-3200"), ("B200", 0, "b200-3200"),
     ("L40S", 0, "l40s-400"),
 )  # fmt: skip
-"""(beginning of a printed GPU, GiB or 0 for any) -> its cluster, in the order in which they are tried."""
+"""(beginning of a published GPU name, GiB or 0 for any) -> its cluster, in the order in which they are tried."""
 
 SPECIAL = re.compile(r"500W|power-limited|MIG|H100-(?:PCIe|NVL)")
-"""Parts whose rates are not those of their type."""
+"""Parts whose rates differ from their type's."""
 
 DECLARED: dict[tuple[str, str], Declared] = {
     ("nanotron", "ddp"): Declared(gradient_factor=2.0),
     ("nanotron", "zero1"): Declared(reduces_after_backward=True, gradient_factor=2.0),
 }
-"""(system, strategy) -> its schedule, if that is not the executed one. nanotron: fp32 gradients; ZeRO-1 reduces after
-the backward (nanotron issue 261)."""
+"""(system, strategy) -> its schedule, if it differs from the simulated one. nanotron: fp32 gradients; ZeRO-1 reduces
+after the backward (nanotron issue 261)."""
 
 BUS = {"AR": "all_reduce", "AG": "all_gather", "RS": "reduce_scatter"}
 
 
 @dataclass(frozen=True)
 class RunHardware:
-    """Costs and declared schedule of a run. `spans_nodes`: whether its ranks are on several; `assumed`: in words."""
+    """Costs and declared schedule of a run. `spans_nodes`: its ranks are on several nodes; `assumed`: in words."""
 
     costs: GpuCosts
     declared: Declared
@@ -78,7 +78,7 @@ def _cluster(run: PublishedRun) -> str:
 
 
 def _bus(notes: str) -> dict[str, float]:
-    """Returns the bandwidths that a job measured over all its ranks, as its row's notes give them."""
+    """Returns the bandwidths that a job measured over all its ranks, from its row's notes."""
     found = re.search(r"probe: ((?:[A-Z]{2} [\d.]+ ?)+)GB/s over all ranks", notes)
     pairs = re.findall(r"([A-Z]{2}) ([\d.]+)", found[1]) if found else []
     return {BUS[name]: float(rate) for name, rate in pairs if name in BUS}

@@ -1,6 +1,6 @@
-"""Executed schedules, kept in a folder, so that a stopped command resumes.
+"""Simulated schedules, kept in a folder, so that a stopped command can resume.
 
-kept   a parquet file per executed cell, device and code: the events that a timeline lays out
+kept   a parquet file per simulated cell, device and code: the events that a timeline lays out
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ COLUMNS = (
 LIMITS = Limits(seconds=1800.0)
 
 NOT_EXECUTED = ("timing", "commands", "published", "sweep", "watching", "dispatch", "trials", "gate")
-"""Packages above fake_execution: a schedule stays what it is if their code changes."""
+"""Packages above fake_execution: a schedule stays valid if their code changes."""
 
 Work = tuple[Reduced, Target]
 
 
 class Schedules:
-    """Schedules by cell and device. `folder`: where they are kept; None: only as long as this object."""
+    """Schedules by cell and device. `folder`: where they are kept; None: only in this object."""
 
     def __init__(self, folder: Path | None, jobs: int | None = None) -> None:
         self._folder, self._jobs = folder, jobs
@@ -45,7 +45,7 @@ class Schedules:
         self._failed: dict[str, str] = {}
 
     def execute(self, what: str, work: Sequence[Work]) -> None:
-        """Executes what is not kept yet, with progress on standard error."""
+        """Simulates the cells that are not kept yet, with progress on standard error."""
         wanted = {_key(config, target): (config, target) for cell, target in work for config in cell.configs}
         due = {key: one for key, one in wanted.items() if not self._is_kept(key)}
         with progress_bar(what, len(due), "cells") as advance:
@@ -54,7 +54,7 @@ class Schedules:
                 execute_all(list(mine.values()), target, self._jobs, self._taker(list(mine), advance), LIMITS, True)
 
     def of(self, cell: Reduced, target: Target) -> StepSchedule:
-        """Returns the schedule of a cell that was executed."""
+        """Returns the schedule of a cell that was simulated."""
         keys = [_key(config, target) for config in cell.configs]
         if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
             return StepSchedule(cell, (), problem)

@@ -1,17 +1,17 @@
-"""A step laid out in time: the executed schedule of one rank, event by event, on streams, lanes and the host.
+"""A step laid out in time: the simulated schedule of one rank, event by event, on streams, lanes and the host.
 
-host      issues one event after the other, in the order in which they were executed
-stream    runs what is issued to it in order; 0 is the model's. What it waits for is in the schedule
-lane      of a process group: its collectives run one after the other, whichever streams they are on
-busy      compute that runs beside a collective takes `contention` times as long for that part
+host      issues one event after the other, in the simulated order
+stream    runs its events in order; 0 is the model's. Its waits are in the schedule
+lane      of a process group: its collectives run one after the other, on whichever streams they are
+busy      compute that runs concurrently with a collective takes `contention` times as long for that part
 
-An operator starts when it is issued and its stream is free. A collective starts when, besides, its lane is free and the
-last rank has arrived (`apart`): on CPUs ranks drift apart until one of them waits for the others. On a CPU the host
-computes itself, and an operator is over when it is issued; there are no streams, so that the host waits for what any of
-them waits for.
+An operator starts when it is issued and its stream is free. A collective starts when, in addition, its lane is free and
+the last rank has arrived (`apart`): on CPUs, ranks drift apart until one of them waits for the others. On a CPU the host
+itself computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream
+would.
 
-All ranks do the same at the same time: one is laid out. What waits for a collective is exposed communication, and what
-a stream waits for the host is its share.
+All ranks do the same at the same time: one is laid out. Waits for collectives are exposed communication, and a stream's
+waits for the host are the host's share.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class Declared:
-    """How an engine that cannot be executed here differs from the one whose schedule is executed in its place.
+    """How an engine that cannot be executed here differs from the one whose schedule is simulated in its place.
 
     `reduces_after_backward`: gradients are reduced when the last backward is over. `gradient_factor`: bytes of its
-    reductions over the executed ones, 2 if it reduces fp32 gradients of a bf16 model.
+    reductions over the simulated ones, 2 if it reduces fp32 gradients of a bf16 model.
     """
 
     reduces_after_backward: bool = False
@@ -44,7 +44,7 @@ PLAIN = Declared()
 
 @dataclass
 class PhaseTime:
-    """Seconds of a phase: from its begin to the next, waiting for collectives, waiting for the host."""
+    """Seconds of a phase: from its start to the next phase, waiting for collectives, and waiting for the host."""
 
     total_s: float = 0.0
     exposed_s: float = 0.0
@@ -52,7 +52,7 @@ class PhaseTime:
 
     @property
     def binds(self) -> str:
-        """What most of the phase goes to: compute, communication or host."""
+        """The part that takes most of the phase: compute, communication or host."""
         parts = {"communication": self.exposed_s, "host": self.host_s}
         parts["compute"] = self.total_s - sum(parts.values())
         return max(parts, key=lambda name: parts[name])
@@ -60,7 +60,7 @@ class PhaseTime:
 
 @dataclass
 class Timeline:
-    """A step in time. `at`: when each event begins. `marks`: the totals so far as each micro-batch's forward begins."""
+    """A step in time. `at`: when each event starts. `marks`: the totals at the start of each micro-batch's forward."""
 
     step_s: float = 0.0
     phases: dict[str, PhaseTime] = field(default_factory=lambda: defaultdict(PhaseTime))
@@ -70,7 +70,7 @@ class Timeline:
     communication_s: float = 0.0
 
     def totals(self) -> dict[tuple[str, str], float]:
-        """Returns (phase, part of a PhaseTime) -> seconds so far; of the whole step the phase is empty."""
+        """Returns (phase, part of a PhaseTime) -> seconds so far; for the whole step the phase is empty."""
         whole = {("", name): getattr(self, name) for name in ("step_s", "compute_s", "communication_s")}
         return whole | {(name, part): value for name, one in self.phases.items() for part, value in vars(one).items()}
 
@@ -86,8 +86,8 @@ class Timeline:
 
 
 def lay_out(events: Sequence[EventRow], costs: Costs, declared: Declared = PLAIN) -> Timeline:
-    """Returns the events of one executed step in time, in the steady state: collectives that the step before has left
-    in flight travel while this one runs.
+    """Lays out the events of one simulated step in time, in the steady state: collectives that the previous step left
+    in flight run during this one.
     """
     first = _Layout(costs, declared)
     alone = first.run(events)
@@ -97,14 +97,14 @@ def lay_out(events: Sequence[EventRow], costs: Costs, declared: Declared = PLAIN
 
 @dataclass(frozen=True)
 class InFlight:
-    """A collective that outlives its step: its lane, and how long it still takes when the next step begins."""
+    """A collective that outlives its step: its lane, and the seconds that it still takes when the next step starts."""
 
     lane: str
     seconds: float
 
 
 class _Layout:
-    """One step. `left`: by unit, what the step before has left in flight; its own is the next step's to wait for."""
+    """One step. `left`: unit -> the collective that the previous step left in flight."""
 
     def __init__(self, costs: Costs, declared: Declared, left: dict[str, InFlight] | None = None) -> None:
         self._costs, self._declared = costs, declared
@@ -129,7 +129,7 @@ class _Layout:
         self._made = Timeline()
 
     def run(self, events: Sequence[EventRow]) -> Timeline:
-        """Returns the laid out step; to be called once."""
+        """Returns the step laid out in time; to be called once."""
         take = {COMPUTE: self._compute, LAUNCH: self._launch, MOVE: self._launch, WAIT: self._wait, ORDER: self._order,
                 PHASE: self._enter}  # fmt: skip
         for event in events:
@@ -143,7 +143,7 @@ class _Layout:
         return self._made
 
     def left_in_flight(self) -> dict[str, InFlight]:
-        """Returns, by unit, what the next step waits for."""
+        """Returns, by unit, the collectives that the next step waits for."""
         over = self._made.step_s
         return {
             unit: InFlight(lane, self._ends[operation] - over)
@@ -151,7 +151,7 @@ class _Layout:
             if unit in self._waits_late and self._ends[operation] > over
         }
 
-    # -- what the host issues --------------------------------------------------------------------------
+    # -- events that the host issues -------------------------------------------------------------------
 
     def _compute(self, event: EventRow) -> None:
         seconds, stream = self._costs.compute(event), event.stream
@@ -253,7 +253,7 @@ class _Layout:
             self._here.total_s += self._now() - self._entered
 
     def _reduce_late(self) -> None:
-        """Launches the reductions that an engine keeps until its backward is over, and waits for them."""
+        """Launches the reductions that an engine defers until its backward is over, and waits for them."""
         late, self._late = self._late, []
         for event in late:
             self._streams[event.stream] = max(self._streams[event.stream], self._streams[0])
@@ -263,7 +263,7 @@ class _Layout:
                 self._await_operation(0, event.operation)
 
     def _await_reducer(self) -> None:
-        """Waits for what C++ launched and waits for by itself at the end of a backward, as DDP's reducer does."""
+        """Waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does."""
         for operation in self._unwaited:
             self._await_operation(0, operation)
         self._unwaited.clear()

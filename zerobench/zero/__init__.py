@@ -38,8 +38,8 @@ from .strategy import Strategy
 
 
 class StreamedStage1(Stage2):
-    """ZeRO-1 whose gradients are offloaded as they are reduced (offload/cpu.py, offload/nvme.py): at most one full
-    bucket of them is live, as under stage 2.
+    """ZeRO-1 that offloads gradients as they are reduced (offload/cpu.py, offload/nvme.py): at most one full bucket of
+    gradients is live, as under stage 2.
     """
 
     stage = 1
@@ -48,10 +48,10 @@ class StreamedStage1(Stage2):
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": MegatronStage}
 
 STREAMED: dict[str, type[Strategy]] = {"zero1": StreamedStage1}
-"""The engine of a strategy where its gradients leave the device as they are reduced."""
+"""The engine of a strategy whose gradients leave the device as they are reduced."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
-"""Options whose defaults a strategy has of its own."""
+"""Options for which a strategy has its own defaults."""
 
 _STATES = ("optimizer", "gradients")
 OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zero3": (*_STATES, "parameters")}
@@ -84,16 +84,16 @@ def initialize(
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
     `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step, MuonWithAdamW,
-    or one whose groups say if their matrices are owned whole (optim/owned.py). The engine swaps its parameters for this
-    rank's shards in place, so schedulers that hold it keep working.
+    or one whose groups say if their matrices are owned whole (optim/owned.py). The engine replaces its parameters with
+    this rank's shards in place, so schedulers that reference it keep working.
     `group`: by default the default process group; without one, a world of one rank.
-    `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
-    `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (options.py).
+    `mode`: own, paper or vendor: the set of option defaults (options.MODES).
+    `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
 
-    The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
-    construction with rank 0's seed, unit by unit, on `device` (modules/meta_init.py).
+    Afterwards every rank has rank 0's values. A model on the meta device gets the values of a plain construction with
+    rank 0's seed, unit by unit, on `device` (modules/meta_init.py).
 
-    Raises ValueError for what cannot be sharded.
+    Raises ValueError for a model or optimizer that cannot be sharded, and for invalid options.
     """
     moves_frozen = strategy == "zero3"
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
@@ -109,7 +109,7 @@ def initialize(
 def _checked(
     model: nn.Module, optimizer: optim.Optimizer, strategy: str, mode: str, options: dict[str, Any], moves_frozen: bool
 ) -> tuple[torch.device, Options]:
-    """Returns the model's device and the options, defaults filled in. Raises ValueError for what cannot be sharded."""
+    """Returns the model's device and the options with defaults. Raises ValueError if the model cannot be sharded."""
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))

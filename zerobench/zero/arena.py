@@ -1,13 +1,13 @@
-"""Slots: memory for buffers that come and go, one allocation per size, kept (M_D: ZeRO, arXiv 1910.02054, section 6.3).
+"""Slots: memory for temporary buffers, allocated once per size and kept (M_D: ZeRO, arXiv 1910.02054, section 6.3).
 
 Temporary buffers are allocated here::
 
     Heap     torch's allocator each time: freed memory goes to other tensors, and longer-lived ones may fragment it
-    Arena    a slot of that size, allocated on first use and kept for good. A step uses the sizes of the one before:
-             from the second step on nothing is allocated, and no long-lived tensor lies between temporary ones
+    Arena    a slot of that size, allocated on first use and kept for good. Every step uses the same sizes: from the
+             second step on nothing is allocated, and no long-lived tensor is placed between temporary ones
 
-Each size has as many slots as were ever in use at once, each an allocation of its own. The paper moves tensors into
-one contiguous buffer; here the sizes are not known before the first step is over, and it suffices that no slot is
+Each size has as many slots as were ever in use at the same time, each with its own allocation. The paper moves tensors
+into one contiguous buffer; here the sizes are not known before the first step is over, and it suffices that no slot is
 allocated or freed after it. All slots belong to the compute stream: they are taken and given back in its order.
 """
 
@@ -24,7 +24,7 @@ class Heap:
         return torch.empty(numel, dtype=dtype, device=device)
 
     def give_back(self, taken: torch.Tensor) -> None:
-        """Frees the memory of `taken` at once, even where other references to the tensor remain."""
+        """Frees the memory of `taken` now, even if other references to the tensor remain."""
         taken.untyped_storage().resize_(0)
 
     def restore(self, tensor: torch.Tensor) -> None:
@@ -60,13 +60,13 @@ class Slots:
         self.free: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
-        """Returns a slot of (size,), not filled; allocates one where none of that size is free."""
+        """Returns a slot of (size,), not filled; allocates one if none of that size is free."""
         free = self.free.setdefault((size, device), [])
         slot = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=device)
         self.taken[slot.data_ptr()] = slot
         return slot
 
     def give_back(self, taken: torch.Tensor) -> None:
-        """Gives back a slot, or another view of it from its first byte on."""
+        """Gives back a slot, or another view of it that starts at its first byte."""
         slot = self.taken.pop(taken.data_ptr())
         self.free[slot.numel(), slot.device].append(slot)

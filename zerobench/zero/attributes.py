@@ -1,4 +1,4 @@
-"""The attributes that an engine has in common with its module and optimizer, and its errors for those that it lacks."""
+"""The attributes that an engine shares with its module and optimizer, and its errors for those that it lacks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ModuleFace:
 
     @property
     def param_groups(self) -> NoReturn:
-        """Raises AttributeError: an engine is not an optimizer, and torch's GradScaler would take it for one."""
+        """Raises AttributeError: an engine is not an optimizer, and torch's GradScaler would mistake it for one."""
         raise AttributeError(
             "param_groups: use engine.optimizer.param_groups; if a GradScaler asked for them: the engine scales losses"
             " itself, with loss_scaling=zerobench.zero.LossScaling()"
@@ -81,7 +81,7 @@ class ModuleFace:
 
 
 def sizes_of(engine: Any) -> dict[str, int]:
-    """Returns the bytes of this rank's model states in memory, of all tiers, by category; each storage counts once."""
+    """Returns the bytes of this rank's model states in memory, in all tiers, by category; each storage counts once."""
     units = [*engine.units, *(unit for unit in engine.holders() if unit not in engine.units)]
     states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
     parts: dict[str, list[Any]] = {

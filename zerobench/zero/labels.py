@@ -1,6 +1,6 @@
 """Labels for tensors and for runs of operations: the interface between the engine and the probes.
 
-The engine states the category of each tensor, and which physical operations form one logical collective; it counts
+The engine reports the category of each tensor, and which physical operations form one logical collective; it counts
 nothing. Probes register as observers. Without an observer every call costs one truth test.
 """
 
@@ -22,17 +22,17 @@ INPUTS = "inputs"
 ACTIVATIONS = "activations"
 
 DEVICE, HOST, NVME = "device", "host", "nvme"
-"""Tiers. Without a GPU, device and host are one memory, which only the engine's labels distinguish."""
+"""Tiers. Without a GPU, device and host are the same memory, which only the engine's labels distinguish."""
 
 BUFFERS = "buffers"
-"""The unit name of control traffic that carries a module's buffers, whatever their size."""
+"""The unit name of control traffic that carries a module's buffers; its size does not matter."""
 
 READ, WRITE = "read", "write"
-"""Kinds of transfers between host memory and files, which no torch operator reports."""
+"""Kinds of transfers between host memory and files, which no torch operator shows."""
 
 
 class EngineThread(threading.Thread):
-    """A thread of the engine's own, which instruments do not follow but inside `followed`."""
+    """An engine-owned thread, which instruments follow only inside `followed`."""
 
 
 class Updated(Protocol):
@@ -43,39 +43,39 @@ class Updated(Protocol):
 
     @property
     def unit_name(self) -> str:
-        """The unit, or empty."""
+        """The unit's name, or empty."""
 
 
 class Observer:
-    """Observer of labels; a class that extends it ignores what it does not define."""
+    """Observer of labels; subclasses override the events that they need."""
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """Records that `tensor`'s storage belongs to `category` from now on (from its birth, if it had no label
+        """Records that `tensor`'s storage belongs to `category` from now on (from its allocation, if it had no label
         before).
         """
 
     def on_file(self, name: str, category: str, grown: int) -> None:
-        """Records that the files' bytes of `category` under `name` have grown by `grown`; negative: shrunk."""
+        """Records that the bytes of `category` in files under `name` have grown by `grown`, or shrunk if negative."""
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Records that `size` bytes were read from a file, or written."""
+        """Records that `size` bytes were read from a file, or written to one."""
 
     def on_unit(self, kind: str, unit: str, size: int) -> None:
-        """Records that a unit's full parameters of `size` bytes are there (GATHERED), or are given back (FREED)."""
+        """Records that a unit's full parameters of `size` bytes are present (GATHERED), or freed (FREED)."""
 
     def on_wait(self, operation: int) -> None:
         """Records that a wait for the operation of this number has returned."""
 
     def on_update(self, parts: Sequence[Updated]) -> None:
-        """Records that an optimizer is about to update those of the `parts` that have a gradient."""
+        """Records that an optimizer is about to update the `parts` that have a gradient."""
 
     def followed(self) -> AbstractContextManager[object]:
-        """Inside, this observer sees the operators of the present thread, an EngineThread."""
+        """Inside, this observer sees the operators of the current thread, an EngineThread."""
         return nullcontext()
 
 
 GATHERED, FREED = "unit_gathered", "unit_freed"
-"""Kinds of events of a unit."""
+"""Kinds of unit events."""
 
 _observers: list[Observer] = []
 _collectives: list[tuple[str, str, int]] = []
@@ -95,45 +95,45 @@ def unlisten(observer: Observer) -> None:
 
 
 def label(tensor: torch.Tensor, category: str, name: str = "", tier: str | None = None) -> torch.Tensor:
-    """Tells observers that `tensor`'s storage belongs to `category` and lies in `tier`; returns the tensor."""
+    """Reports to observers that `tensor`'s storage belongs to `category` and is in `tier`; returns the tensor."""
     for observer in _observers:
         observer.on_tensor(tensor, category, name, tier)
     return tensor
 
 
 def file(name: str, category: str, grown: int) -> None:
-    """Tells observers that files hold `grown` more bytes of `category` under `name`."""
+    """Reports to observers that files hold `grown` more bytes of `category` under `name`."""
     for observer in _observers:
         observer.on_file(name, category, grown)
 
 
 def transfer(kind: str, size: int, name: str = "") -> None:
-    """Tells observers that `size` bytes were moved, READ from a file or WRITE to one. From any thread."""
+    """Reports to observers that `size` bytes were READ from a file or written (WRITE) to one. From any thread."""
     for observer in _observers:
         observer.on_transfer(kind, size, name)
 
 
 def unit(kind: str, name: str, size: int) -> None:
-    """Tells observers that a unit's full parameters of `size` bytes are there (GATHERED), or are given back (FREED)."""
+    """Reports to observers that a unit's full parameters of `size` bytes are present (GATHERED), or freed (FREED)."""
     for observer in _observers:
         observer.on_unit(kind, name, size)
 
 
 def waited(operation: int) -> None:
-    """Tells observers that a wait for the operation that `collective` gave this number has returned."""
+    """Reports to observers that a wait for the operation that `collective` gave this number has returned."""
     for observer in _observers:
         observer.on_wait(operation)
 
 
 def updates(parts: Sequence[Updated]) -> None:
-    """Tells observers that an optimizer is about to update those of the `parts` that have a gradient."""
+    """Reports to observers that an optimizer is about to update the `parts` that have a gradient."""
     for observer in _observers:
         observer.on_update(parts)
 
 
 def observed() -> bool:
-    """Returns True while there is an observer. A launch whose operations another thread issues then waits for these, so
-    that they are seen in the launch's phase, under its name, in one order in every run.
+    """Returns True while there is an observer. A launch whose operations are issued by another thread then waits for
+    them, so that they are seen in the launch's phase, under its name, in the same order in every run.
     """
     return bool(_observers)
 
@@ -149,7 +149,7 @@ def followed() -> Iterator[None]:
 
 @contextmanager
 def on_tier(tier: str) -> Iterator[None]:
-    """Places tensors made inside, in this thread, in `tier` unless a label says otherwise: an update's temporaries."""
+    """Attributes tensors made inside, in this thread, to `tier` unless labeled otherwise: an update's temporaries."""
     _tiers.append(tier)
     try:
         yield

@@ -1,7 +1,7 @@
 """Shapes -> offsets, padding, shards, and the order of a parameter's elements: pure arithmetic.
 
 [Note: the coordinates of a unit]
-A *unit* is a run of elements that are communicated together. It consists of *pieces*, each a range of one
+A *unit* is a range of elements that are communicated together. It consists of *pieces*, each a range of one
 parameter's elements (a parameter larger than a bucket has a piece in each of several)::
 
     unit      | piece of p0 |gap| piece of p1  | piece of p2 |   padding   |
@@ -14,7 +14,7 @@ parameters' boundaries. A rank's part of a parameter is a *segment*: piece ∩ s
 
 [Note: owned]
 An optimizer that mixes a whole matrix (optim/owned.py) needs it on one rank. In a unit of owned parameters the pieces
-lie in the order of their owners, and a rank's shard is all that it owns: `sizes` of them differ, and may be 0.
+are in the order of their owners, and a rank's shard is all that it owns: the shards' `sizes` differ, and may be 0.
 
 [Note: alignment]
 Parameters start, and shards and buckets end, at multiples of `align` elements (64 bytes). A fused optimizer updates
@@ -65,7 +65,7 @@ class Segment(Range):
 @dataclass(frozen=True)
 class Layout:
     """The pieces of one unit and its partition over N ranks. `tail`: elements kept free at the unit's end. `sizes`:
-    elements of each rank's shard where parameters are owned; None: all are equal.
+    elements of each rank's shard if parameters are owned; None: all are equal.
     """
 
     pieces: tuple[Piece, ...]
@@ -81,7 +81,7 @@ class Layout:
 
     @cached_property
     def shard_numel(self) -> int:
-        """Elements per rank, a multiple of `align`, where all are equal."""
+        """Elements per rank, a multiple of `align`, if all shards are equal."""
         assert self.sizes is None
         return _round_up(-(-(self._end + self.tail) // self.world_size), self.align)
 
@@ -118,8 +118,8 @@ class Layout:
         return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
 
     def segments(self, rank: int, most: int | None = None) -> Iterator[Segment]:
-        """Yields the segments of `rank`'s shard, in the order of the pieces; split where they
-        exceed `most` elements, but for owned ones.
+        """Yields the segments of `rank`'s shard, in the order of the pieces; those larger than `most` elements are
+        split, unless owned.
         """
         low, high = self.bounds(rank)
         most = most if self.sizes is None else None
@@ -139,7 +139,7 @@ def one_unit(
     numels: Sequence[tuple[int, int]], world_size: int, align: int = 1, tail: int = 0, owners: Owners | None = None
 ) -> Layout:
     """Lays out a unit of whole parameters. `numels`: (parameter, elements), in order; empty ones are left out. With
-    `owners` in their order, each whole in its owner's shard.
+    `owners` they are in the order of their owners, each whole in its owner's shard.
     """
     if owners is not None:
         return _owned_unit(numels, world_size, align, tail, owners)
@@ -173,8 +173,8 @@ def buckets(
     """Lays out parameters in units of at most `bucket_numel` elements (rounded up to a multiple of N · `align`).
 
     An inner list is one buffer's content: one unit of whole parameters, or the equal units that divide a parameter of
-    more than `bucket_numel` elements; with `owners` that is a unit by itself. So a model is moved into its buffers one
-    at a time.
+    more than `bucket_numel` elements; with `owners` such a parameter is one unit. So a model is moved into its buffers
+    one buffer at a time.
     """
     bucket_numel = _round_up(bucket_numel, world_size * align)
     runs: list[list[Layout]] = []
@@ -212,7 +212,7 @@ class MemoryOrder:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> MemoryOrder:
-        """Returns a dense tensor's own order; of others the order that torch preserves without gaps and repetitions."""
+        """Returns a dense tensor's order; for others, the order that torch preserves without gaps and repetitions."""
         return cls(tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())
 
     @classmethod
@@ -225,7 +225,7 @@ class MemoryOrder:
 
     @cached_property
     def dims(self) -> tuple[int, ...]:
-        """The dimensions from the slowest to the fastest; those of size one, whose strides are arbitrary, first."""
+        """The dimensions from the slowest to the fastest; those of size one, with arbitrary strides, first."""
         several = [d for d, size in enumerate(self.shape) if size > 1]
         return tuple(d for d in range(len(self.shape)) if d not in several) + tuple(
             sorted(several, key=lambda d: -self.strides[d])
@@ -242,7 +242,7 @@ class MemoryOrder:
         return self.shape == other.shape and (self.dims == other.dims or (self.is_row_major and other.is_row_major))
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the elements of a tensor of `shape` in this order, (numel,), contiguous; a view where possible."""
+        """Returns the elements of a tensor of `shape` in this order, (numel,), contiguous; a view if possible."""
         return (tensor if self.is_row_major else tensor.permute(self.dims)).reshape(-1).contiguous()
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:

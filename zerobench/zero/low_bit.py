@@ -7,10 +7,10 @@ Flat, in the order of the parameter's memory (layout.py), with the number of ste
                  exp_avg_scale, exp_avg_sq_scale   fp32, the largest magnitude of each block of 256 elements
     AdamWBf16    exp_avg, exp_avg_sq               bf16, rounded stochastically
 
-A code is the number of a level of a dynamic map (Dettmers et al., arXiv 2110.02861, sections 1.3 and 2.1), times the
-block's scale. Levels are dense near 1 and reach down over seven decades, since magnitudes in a block do. One level of
-the paper is not used: zero, for the second moment. An element whose second moment is rounded to zero while the first
-moment is not would be moved by `exp_avg / eps`, which happens to rows of an embedding that are seldom used.
+A code is the number of a level in a dynamic map (Dettmers et al., arXiv 2110.02861, sections 1.3 and 2.1); its value is
+the level times the block's scale. Levels are dense near 1 and span seven decades, like magnitudes in a block. One level
+of the paper is not used: zero, for the second moment. An element whose second moment is rounded to zero, but not its
+first, would be moved by `exp_avg / eps`, which happens to rows of an embedding that are seldom used.
 
 [Note: every partition makes the same states]
 Blocks are counted from the start of each parameter. An engine that starts parameters and ends shards, tiles and tiers
@@ -33,7 +33,7 @@ from .layout import MemoryOrder
 
 BLOCK_NUMEL = 256
 CHUNK_NUMEL = 2**20
-"""Elements whose states are in fp32 at once; whole blocks."""
+"""Elements whose states are decoded to fp32 at a time; whole blocks."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -44,14 +44,14 @@ def block_numel(optimizer: object) -> int:
 
 
 def block_of(optimizer: optim.Optimizer, key: str) -> int:
-    """Elements of a parameter for each element of the state `key`: more than 1 for those named in `per_block`."""
+    """Elements of a parameter for each element of the state `key`: more than 1 for states in `per_block`."""
     return block_numel(optimizer) if key in getattr(optimizer, "per_block", ()) else 1
 
 
 class LowBitAdamW(optim.Optimizer):
     """torch.optim.AdamW, with moments that are decoded before an update and encoded after it, a chunk at a time.
 
-    `dtypes`: those of the states; `per_block`: the states with an element per block of `block_numel` elements.
+    `dtypes`: of each state; `per_block`: the states with an element per block of `block_numel` elements.
     Raises ValueError for options out of range.
     """
 
@@ -124,11 +124,11 @@ class LowBitAdamW(optim.Optimizer):
         raise NotImplementedError
 
     def _encode(self, key: str, values: torch.Tensor, kept: dict[str, torch.Tensor], step: int) -> None:
-        """`kept` becomes the moment `key`, (n,) in fp32."""
+        """Stores the moment `key`, `values` of (n,) in fp32, in `kept`."""
         raise NotImplementedError
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Gives states their dtypes again: torch's `load_state_dict` casts them to the parameter's, which is exact."""
+        """Restores the states' dtypes: torch's `load_state_dict` casts them to the parameter's, which is exact."""
         super().__setstate__(state)
         for kept in self.state.values():
             kept |= {key: kept[key].to(dtype) for key, dtype in self.dtypes.items() if key in kept}
@@ -158,8 +158,8 @@ class AdamW8bit(LowBitAdamW):
 class AdamWBf16(LowBitAdamW):
     """AdamW with bf16 moments, rounded stochastically: 4 bytes of states per parameter.
 
-    Rounded to the nearest, a second moment would stop: with beta2 = 0.999 a step moves it by less than half of bf16's
-    last place.
+    With rounding to nearest a second moment would stop changing: with beta2 = 0.999 a step changes it by less than half
+    of bf16's last place.
     """
 
     dtypes: ClassVar = dict.fromkeys(MOMENTS, torch.bfloat16)
@@ -172,10 +172,10 @@ class AdamWBf16(LowBitAdamW):
 
 
 def round_stochastically(values: torch.Tensor, salt: int) -> torch.Tensor:
-    """fp32 values rounded to one of their two bf16 neighbors, with a probability that makes the mean exact.
+    """Rounds fp32 values to one of their two bf16 neighbors, with a probability that makes the mean exact.
 
-    The random bits are a hash of the value's own bits and `salt`: the same wherever the value is. Equal values are
-    rounded alike, and differently for another salt.
+    The random bits are a hash of the value's own bits and `salt`, independent of the value's position. Equal values are
+    rounded alike, and differently with another salt.
     """
     bits = values.view(torch.int32)
     noise = _hash(bits ^ _signed(salt * 0x9E3779B1))
@@ -193,7 +193,7 @@ def _hash(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(number: int) -> int:
-    """The 32 low bits as a signed integer."""
+    """The low 32 bits as a signed integer."""
     return (number + 2**31) % 2**32 - 2**31
 
 
@@ -214,7 +214,7 @@ def _signed_levels() -> list[float]:
 
 
 LEVELS = {"exp_avg": _signed_levels(), "exp_avg_sq": [0.0, *_levels(2, 8)]}
-"""256 levels each: of the first moment -0.993 to 1, of the second 0 to 1."""
+"""256 levels each: -0.993 to 1 for the first moment, 0 to 1 for the second."""
 
 
 def _spread(scale: torch.Tensor, numel: int) -> torch.Tensor:
@@ -223,5 +223,5 @@ def _spread(scale: torch.Tensor, numel: int) -> torch.Tensor:
 
 
 def _on(device: torch.device, values: Iterable[float]) -> torch.Tensor:
-    """The values in fp32, on a GPU without waiting for it; not kept, for they would be memory beyond the states."""
+    """The values in fp32, without waiting for a GPU; not cached, because that would be memory beyond the states."""
     return torch.tensor(values).to(device, non_blocking=True)

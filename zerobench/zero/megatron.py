@@ -1,13 +1,13 @@
-"""Megatron-core's distributed optimizer: optimizer states partitioned, as in ZeRO-1, with choices of its own.
+"""Megatron-core's distributed optimizer: optimizer states are partitioned, as in ZeRO-1, with its own choices.
 
-Gradients are accumulated over the micro-batches in one contiguous buffer, in fp32 whatever the model's dtype
-(main gradients), and each rank owns 1/N of every bucket of it::
+Gradients are accumulated over the micro-batches in one contiguous buffer, in fp32 regardless of the model's dtype
+(main gradients), and each rank owns 1/N of every bucket of this buffer::
 
-    reduce    buckets are reduce-scattered in the last micro-batch            ψ on the wire
+    reduce    buckets are reduce-scattered in the last micro-batch            ψ sent
     update    fp32 masters; gradients in half precision are cast whole
-    gather    buckets travel while the next forward runs                      ψ on the wire
+    gather    buckets are sent while the next forward runs                    ψ sent
 
-Bytes a parameter on each rank, as its documentation has them (dist_optimizer.md, N data-parallel ranks):
+Bytes per parameter on each rank, according to its documentation (dist_optimizer.md, N data-parallel ranks):
 
     parameters fp16, gradients fp16    4 + 16/N
     parameters bf16, gradients fp32    6 + 12/N
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class MainGradients(WholeBucket):
-    """A unit's part, `main`, of a buffer that stays for good."""
+    """A unit's part, `main`, of a permanent buffer."""
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, main: torch.Tensor) -> None:
         self._main = main
@@ -43,17 +43,17 @@ class MainGradients(WholeBucket):
         return self._main
 
     def restore_full(self) -> None:
-        """It has stayed."""
+        """Does nothing: the buffer has stayed."""
 
     def free_full(self) -> None:
-        """It stays."""
+        """Does nothing: the buffer stays."""
 
 
 class MegatronStage(Stage1):
-    """Optimizer states partitioned, gradients in one fp32 buffer, gathers behind the next forward."""
+    """Optimizer states partitioned, gradients in one fp32 buffer, gathers during the next forward."""
 
     def allocate_gradients(self) -> None:
-        """One contiguous buffer per dtype, of which the units' gradients are views."""
+        """Allocates one contiguous buffer per dtype; the units' gradients are views of it."""
         for dtype in {unit.dtypes.gradients: None for unit in self.units}:
             units = [unit for unit in self.units if unit.dtypes.gradients == dtype]
             numel = sum(unit.layout.padded_numel for unit in units)

@@ -1,6 +1,6 @@
 """The options of `zerobench.initialize`, and the modes that set their defaults.
 
-Some have a word form, as on the command line: offload="cpu", zeropp="qwz", wire_dtype="bf16".
+Some have a short form, as on the command line: offload="cpu", zeropp="qwz", wire_dtype="bf16".
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .optim.owned import OWNED
 from .precision import DTYPES, Dtypes, LossScaling
 
 AUTO = "auto"
-"""The value of an option that is derived from the model."""
+"""The value of an option that is chosen from the model."""
 
 BUCKETS_A_SHARD, BUCKETS_A_MODEL = 2, 64
 BUCKET_LIMITS = 2**20, 25 * 2**20
-"""Smallest and largest automatic bucket in bytes: small next to what a rank holds, since two buckets are in flight, and
-large enough to use the link's bandwidth.
+"""Smallest and largest automatic bucket in bytes: small compared with a rank's states, since two buckets are in flight,
+and large enough to use the link's bandwidth.
 """
 
 REDUCE_WITH = ("reduce_scatter", "all_reduce")
-"""Values of `Options.reduce_with`: one of a bucket's size on the wire, or two."""
+"""Values of `Options.reduce_with`: they send one times a bucket's size, or two."""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
-"""Options of the strategies with buckets; strategies whose units are modules have none."""
+"""Options of the strategies with buckets; strategies whose units are modules do not have them."""
 
 MODES: dict[str, dict[str, Any]] = {
     "own": {},
@@ -42,21 +42,21 @@ MODES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Sets of defaults that reproduce other systems, so that a difference can be attributed to a single choice.
 
-own      the best that we measured
-paper    ZeRO, arXiv 1910.02054: stage 3 gathers every parameter again for the backward, 3ψ in all
+own      the best choices that we measured
+paper    ZeRO, arXiv 1910.02054: stage 3 gathers every parameter again for the backward, 3ψ in total
 vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 keeps gathered parameters until the
          backward (models below 0.5 G parameters, its max_reuse_distance) and parameters of up to 1e5 elements for good
 """
 
 TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
-"""Default of `Options.tile_bytes` by device: each tile is a call of the optimizer, and on a GPU a small one is
+"""Default of `Options.tile_bytes` by device type: each tile is a call of the optimizer, and on a GPU a small one is
 dominated by launch overhead.
 """
 
 
 def automatic_bucket_bytes(psi_bytes: int, ranks: int) -> int:
-    """Returns half of a rank's shard, or a 64th of the parameters, which every rank holds whole, if that is more: as
-    shards shrink with the number of ranks, the number of collectives stays, each of which costs its latency.
+    """Returns half of a rank's shard, or a 64th of the parameters, which every rank has whole, if that is more: as
+    shards shrink with the number of ranks, the number of collectives, each of which adds its latency, stays constant.
     """
     least, most = BUCKET_LIMITS
     return min(max(psi_bytes // ranks // BUCKETS_A_SHARD, psi_bytes // BUCKETS_A_MODEL, least), most)
@@ -64,23 +64,23 @@ def automatic_bucket_bytes(psi_bytes: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of an engine. Bytes are of the parameters' own dtype.
+    """The options of an engine. Bytes are in the parameters' own dtype.
 
     `bucket_bytes`       largest unit of stages 1 and 2 (a larger parameter is divided over several); "auto": half of a
                          rank's shard of the parameters, or a 64th of them if that is more; from 1 to 25 MiB
     `prefetch`           units gathered ahead in stage 3
     `units`              stage 3: the modules that are units; default: the elements of every outermost
                          nn.ModuleList, the rest is the root unit
-    `persistence_numel`  stage 3: parameters of up to so many elements stay whole on every rank
-    `keep_root`          stage 3: the root unit stays from forward to backward; "auto": and is freed while backward is
-                         at other units (units/root.py)
-    `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, 2ψ instead of 3ψ on the wire
+    `persistence_numel`  stage 3: parameters of up to this many elements stay whole on every rank
+    `keep_root`          stage 3: the root unit stays from forward to backward; "auto": it is also freed while backward
+                         is at other units (units/root.py)
+    `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, sending 2ψ instead of 3ψ
     `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs; False: the step
                          waits for them
     `reduce_with`        reduce_scatter, or all_reduce at twice the volume, as other systems do
     `gradient_dtype`     dtype in which gradients of half parameters are accumulated; default: the parameter's dtype
     `wire_dtype`         dtype that reductions send; default: the gradients' dtype
-    `tile_bytes`         largest temporary fp32 gradients of an update; default: TILE_BYTES, and None, one tile, for an
+    `tile_bytes`         largest temporary fp32 gradients of an update; default: TILE_BYTES, or None, one tile, for an
                          optimizer that is not torch's
     `loss_scaling`       for fp16: see precision.LossScaling
     `device`             device of a model that was built on the meta device; default: the CPU
@@ -88,11 +88,11 @@ class Options:
     `initial_device`     the device on which they are drawn; default: the CPU, so that they do not depend on the device
     `arena`              temporary gradients use slots that are allocated once: arena.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
-    `elementwise`        declares an optimizer outside of torch elementwise; it may ask for p.ndim, not for sizes: it
-                         gets segments, which have their parameter's number of dimensions, all but the last of size 1
-    `offload`            the states that leave the device, and their tier: offload.cpu.Offload
+    `elementwise`        declares an optimizer from outside torch elementwise; it may use p.ndim, but not sizes: it
+                         gets segments, which have their parameter's number of dimensions, all except the last of size 1
+    `offload`            the states that leave the device, and their tier: offload.policy.Offload
     `node_size`          ranks per node: gathers and reductions run in two hops (comm/hierarchical.py)
-    `shard_group`        ranks per shard group, the groups being replicas; default: all (comm/hierarchical.py)
+    `shard_group`        ranks per shard group; the groups are replicas; default: all (comm/hierarchical.py)
     `zeropp`             stage 3: the parts of ZeRO++ in use (comm/zeropp.py)
     """
 
@@ -120,34 +120,34 @@ class Options:
     zeropp: Zeropp | None = None
 
     def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
-        """Returns the options for a model of these parameters on `ranks` ranks, automatic ones replaced by numbers."""
+        """Returns the options for a model of these parameters on `ranks` ranks, with automatic ones resolved."""
         if self.bucket_bytes != AUTO:
             return self
         psi_bytes = sum(p.numel() * p.element_size() for p in trainable)
         return replace(self, bucket_bytes=automatic_bucket_bytes(psi_bytes, ranks))
 
     def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
-        """Returns the dtypes of a unit of such parameters. At world size 1 there is no
-        communication, so no wire dtype.
+        """Returns the dtypes of a unit with parameters of this dtype. At world size 1 there is no communication, so no
+        wire dtype.
         """
         return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 
     @property
     def delayed_after(self) -> int | None:
-        """The step from which on updates are one step late; None: never."""
+        """The step after which updates are one step late; None: never."""
         return None if self.offload is None else self.offload.delayed_after
 
     @property
     def on_time(self) -> float:
-        """The fraction of every gradient that is used in its own step nevertheless."""
+        """The fraction of every gradient that is nevertheless used in its own step."""
         return 0.0 if self.offload is None else self.offload.on_time
 
     def device_of(self, module: nn.Module) -> torch.device:
-        """Where the parameters of `module` are, or will be."""
+        """Returns the device where the parameters of `module` are, or will be."""
         return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
 
     def check(self) -> None:
-        """Raises ValueError for a value that cannot be."""
+        """Raises ValueError for an invalid value."""
         sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
         for name, least in sizes.items():
             value = getattr(self, name)
@@ -172,7 +172,7 @@ class Options:
 
 
 def check_owned(optimizer: optim.Optimizer, options: Options) -> None:
-    """Raises ValueError for an option that owned matrices do not go with."""
+    """Raises ValueError for an option that cannot be combined with owned matrices."""
     offload = options.offload
     refused = {
         "node_size": options.node_size, "shard_group": options.shard_group, "zeropp": options.zeropp,
@@ -202,7 +202,7 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 KINDS: dict[str, type] = {"offload": Offload, "zeropp": Zeropp}
-"""Option -> the type that it may have besides a word, apart from None."""
+"""Option -> the type that it may have besides a word or None."""
 
 
 def spelled_out(options: dict[str, Any]) -> dict[str, Any]:

@@ -5,20 +5,20 @@
     parameters   the module's own: read by forward and backward
     gradients    dtype of accumulation                             default: the parameter's
     wire         dtype that a reduction sends                      default: the gradients'
-    master       dtype of the optimizer's copy                     fp32 where the parameter is half
+    master       dtype of the optimizer's copy                     fp32 if the parameter is half
 
 Half precision with Adam: 2ψ parameters + 2ψ gradients + Kψ, K = 12: fp32 master, momentum, variance
 (ZeRO, arXiv 1910.02054, section 3.1; Micikevicius et al., arXiv 1710.03740).
 
 An optimizer needs gradients of its masters' dtype. They are cast one *tile* at a time, in one buffer, since a whole
-fp32 gradient would cost 4ψ/N more. The same tiles bound the temporaries of an unfused optimizer.
+fp32 gradient would need another 4ψ/N. The same tiles bound the temporaries of an unfused optimizer.
 
 [Note: the factor of a step's gradients]
-On their way to the optimizer the loss scale goes out, and clipping comes in::
+Before the optimizer gets gradients, the loss scale is removed, and clipping applied::
 
-    clip      the norm of what is left so far; a further call clips that
-    judge     with loss scaling: did a gradient overflow? A norm that clipping has taken says so, too
-    forget    the gradients are gone
+    clip      scales by the norm of the gradients, including earlier factors; a further call clips the result
+    judge     with loss scaling: did a gradient overflow? A norm from clipping shows this, too
+    forget    the gradients were consumed or dropped
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF = (torch.bfloat16, torch.float16)
 
 NORM_CHUNK = 2**16
-"""Elements per step of the norm on a CPU, which is taken in fp64: the copy of a chunk fits the cache."""
+"""Elements per step of the norm on a CPU, which is computed in fp64: the copy of a chunk fits the cache."""
 
 LOOKS_ITSELF = (optim.Adam, optim.AdamW)
 """Optimizers whose fused kernels change nothing if `found_inf` is 1. torch's SGD does so too, except that it creates
@@ -60,7 +60,7 @@ class Dtypes:
 
     @staticmethod
     def of(parameter: torch.dtype, gradient: torch.dtype | None = None, wire: torch.dtype | None = None) -> Dtypes:
-        """Chooses them for a parameter's dtype; `gradient` applies to half parameters, `wire` to all but fp64."""
+        """Returns the dtypes for a parameter's dtype; `gradient` applies to half parameters, `wire` not to fp64."""
         half = parameter in HALF
         gradients = gradient if half and gradient else parameter
         sent = gradients if wire is None or parameter == torch.float64 else wire
@@ -154,11 +154,11 @@ class LossScaler:
 
 
 Norm = Callable[[float], torch.Tensor]
-"""Given its p: the norm of all gradients as they are, 0-dim fp64."""
+"""Given its p: the norm of all current gradients, 0-dim fp64."""
 
 
 class GradientScaling:
-    """`coefficient`: what `update_tiles` is to multiply by, 0-dim; None: nothing."""
+    """The factor of a step's gradients (see the note). `coefficient`: for `update_tiles`, 0-dim; None: no factor."""
 
     def __init__(self, policy: LossScaling | None, device: torch.device, norm: Norm) -> None:
         self.scaler = LossScaler(policy, device)
@@ -167,7 +167,7 @@ class GradientScaling:
         self._known: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool = False) -> torch.Tensor:
-        """The norm of the unscaled gradients, 0-dim fp32; what is left of it is `max_norm` at most, as in torch."""
+        """Returns the norm of the unscaled gradients, 0-dim fp32, and clips them to `max_norm`, as torch does."""
         pending = self.pending
         self._known = norm = self._norm(norm_type) * pending
         if error_if_nonfinite and not norm.isfinite():
@@ -180,33 +180,33 @@ class GradientScaling:
 
     @property
     def pending(self) -> torch.Tensor | float:
-        """The factor of gradients by the time that the optimizer gets them, as far as is known."""
+        """The factor by which gradients will be multiplied before the optimizer gets them, as far as is known."""
         return self.scaler.unscaling if self.coefficient is None else self.coefficient
 
     def edited(self) -> None:
-        """Gradients may have been changed: a norm that was taken says nothing of overflows any more."""
+        """Forgets the norm, which no longer shows overflows: gradients may have been changed."""
         self._known = None
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer) -> Iterator[bool]:
-        """Around the optimizer's step: LossScaler.judging, with the coefficient as the step needs it."""
+        """Wraps the optimizer's step like LossScaler.judging, and sets the coefficient for the step."""
         if self.coefficient is None and self.scaler.policy is not None:
             self.coefficient = self.scaler.unscaling
         with self.scaler.judging(optimizer, self._overflow) as skips:
             yield skips
 
     def forget(self) -> None:
-        """Forgets all that was found out about the gradients."""
+        """Forgets the coefficient and the norm."""
         self.coefficient = self._known = None
 
     def _overflow(self) -> torch.Tensor:
-        """1 if a gradient overflowed anywhere, else 0; 0-dim fp32."""
+        """Returns 1 if a gradient overflowed anywhere, otherwise 0; 0-dim fp32."""
         norm = self._norm(math.inf) if self._known is None else self._known
         return norm.isfinite().logical_not().float()
 
 
 class Counted(nn.Parameter):
-    """A parameter of an optimizer whose writes are all counted: `.data`, too, has its version counter."""
+    """An optimizer's parameter whose writes are all counted: its `.data` shares its version counter."""
 
     @property
     def data(self) -> torch.Tensor:
@@ -222,7 +222,7 @@ _foreach_supported_types.append(Counted)  # torch chooses its foreach kernels by
 
 
 class Share:
-    """A segment of one parameter as the optimizer holds it.
+    """A segment of one parameter as the optimizer sees it.
 
     `tensor`     (numel,) view of the master: the optimizer's parameter
     `tier`       the tier of `tensor`
@@ -236,7 +236,7 @@ class Share:
         self.tensor: nn.Parameter = Counted(master.data)
 
     def gradient(self) -> torch.Tensor | None:
-        """The reduced gradient."""
+        """Returns the reduced gradient."""
         raise NotImplementedError
 
     @property
@@ -246,7 +246,7 @@ class Share:
 
     @property
     def unit_name(self) -> str:
-        """The unit that it belongs to; empty if there are none."""
+        """The unit that it belongs to; empty if there is none."""
         return ""
 
 
@@ -286,8 +286,8 @@ def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. In fp32 sums err by 4e-4 on ten million
-    elements.
+    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. Sums in fp32 would have an error of 4e-4
+    on ten million elements.
     """
     there = list(gradients)
     norms = (_norms_at_once if there and there[0].is_cuda else _norms_by_chunk)(there, norm_type)
@@ -310,13 +310,13 @@ def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torc
 def norm_over_ranks(
     total: torch.Tensor, norm_type: float, add: Callable[[torch.Tensor], None], maximum: Callable[[torch.Tensor], None]
 ) -> torch.Tensor:
-    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN if any rank's is. `add` and `maximum` are
-    elementwise over the ranks, in place.
+    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN if any rank's is NaN. `add` and `maximum`
+    work elementwise over the ranks, in place.
     """
     if norm_type != math.inf:
         add(total)
         return norm_of(total, norm_type)
-    # backends' maxima drop NaN, so it travels as infinity, and infinity as the largest number
+    # backends' maxima drop NaN, so it is sent as infinity, and infinity as the largest number
     largest = torch.finfo(total.dtype).max
     sent = total.nan_to_num(nan=math.inf, posinf=largest)
     maximum(sent)

@@ -1,14 +1,14 @@
 """ZeRO-1, P_os: the optimizer states are partitioned (ZeRO, arXiv 1910.02054, section 5.1).
 
-Parameters lie end to end in buckets, and so do their gradients; each rank owns 1/N of every bucket::
+Parameters are contiguous in buckets, and so are their gradients; each rank owns 1/N of every bucket::
 
-    reduce    own slice of a bucket's gradients := mean over the ranks        ψ on the wire, as it fills
-    update    the optimizer sees the own slices alone                         optimizer states: 1/N
-    gather    the slices of the updated parameters go to everyone             ψ on the wire
+    reduce    own slice of a bucket's gradients := mean over the ranks        ψ sent, as it fills
+    update    the optimizer sees only the own slices                          optimizer states: 1/N
+    gather    the slices of the updated parameters are sent to all            ψ sent
 
 In fp32: 4ψ parameters + 4ψ gradients + 8ψ/N optimizer states for Adam.
 In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
-A bucket's gradients have memory from the first that comes to the update, and none in the forward.
+A bucket's gradients have memory from the first gradient to the update, and none in the forward.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .units.unit import Unit, align_numel
 
 
 class WholeBucket(GradientBucket):
-    """Gradients that are whole from the first one to the update: the reduction lands in the own slice.
+    """Gradients that are whole from the first one to the update: the reduction writes to the own slice.
 
-    `full` is one tensor for life, whose memory comes and goes, and `shard` is a view of it.
+    `full` is one permanent tensor, whose memory is allocated and freed, and `shard` is a view of it.
     """
 
     _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
@@ -55,7 +55,7 @@ class WholeBucket(GradientBucket):
         if self._carried is not None:
             self.shard.add_(self._carried)
             self._carried = None
-        # ZeRO-1: the other ranks' slices stay beside the shard until the update; a copy that was cast goes
+        # ZeRO-1: the other ranks' slices stay in memory until the update; a copy that was cast is freed
         if self.wire is not None and self.wire is not self.full:
             self.unit.heap.give_back(self.wire)
         self.end_round()
@@ -66,16 +66,16 @@ class WholeBucket(GradientBucket):
         self.free_full()
 
     def make_full(self) -> torch.Tensor:
-        """(padded_numel,), for life."""
+        """Returns the permanent tensor, (padded_numel,)."""
         return torch.empty(self.unit.layout.padded_numel, dtype=self.unit.dtypes.gradients, device=self.unit.device)
 
     def restore_full(self) -> None:
-        """The full gradients have memory; not filled."""
+        """Allocates memory for the full gradients; not filled."""
         assert self.full is not None
         self.unit.heap.restore(self.full)
 
     def free_full(self) -> None:
-        """Their memory goes back: the forward, and the backward's start, where memory is scarcest, need none."""
+        """Frees their memory: the forward, and the start of backward, where memory is scarcest, need none."""
         assert self.full is not None
         self.unit.heap.release(self.full)
 
@@ -103,7 +103,7 @@ class Stage1(Strategy):
         self.allocate_gradients()
 
     def _runs(self, indices: list[int]) -> list[list[Layout]]:
-        """The buffers of parameters of one kind."""
+        """Returns the buffers of parameters of one kind."""
         like = self.trainable[indices[0]]
         align = align_numel(self.optimizer, like.element_size())
         bucket_numel = int(self.options.bucket_bytes) // like.element_size()
@@ -112,14 +112,14 @@ class Stage1(Strategy):
         return buckets(numels, bucket_numel, self.comm.size, align, owners)
 
     def _indices_by_kind(self) -> list[list[int]]:
-        """Parameter numbers by (dtype, device, owned?), in the order in which gradients come: reversed."""
+        """Returns parameter numbers by (dtype, device, owned?), in the order in which gradients come: reversed."""
         found: dict[tuple[object, ...], list[int]] = {}
         for i, p in reversed(list(enumerate(self.trainable))):
             found.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
         return list(found.values())
 
     def _adopt_buffer(self, layouts: list[Layout], like: torch.Tensor) -> None:
-        """Makes the units that lie in one buffer and moves their parameters there."""
+        """Makes the units of one buffer and moves their parameters there."""
         flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
         dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
         start = 0
@@ -130,7 +130,7 @@ class Stage1(Strategy):
             labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
             self.units.append(unit)
             for piece in layout.pieces:
-                # one that is cut into several units lies in one buffer: it moves as a whole, with its first piece
+                # one that is cut into several units is in one buffer: it moves as a whole, with its first piece
                 if piece.start == 0:
                     parameter = self.trainable[piece.parameter]
                     place = self.orders[parameter].view(flat.narrow(0, start + piece.offset, parameter.numel()))
@@ -151,20 +151,20 @@ class Stage1(Strategy):
     # -- gradients -----------------------------------------------------------------------------------------
 
     def allocate_gradients(self) -> None:
-        """Once the parameters have moved, so that adoption needs no more than a step does."""
+        """Allocates gradients after the parameters have moved, so that adoption needs no more memory than a step."""
         for unit in self.units:
             unit.gradients = self.new_bucket(unit)
             labels.label(unit.gradients.shard, labels.GRADIENTS, unit.name)
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
-        """The life that a unit's gradients have under this stage."""
+        """Returns the gradient bucket of a unit under this stage."""
         return WholeBucket(unit, self.comm, self.options.reduce_with)
 
     # -- buckets are sent in one order on all ranks, as they fill --------------------------------------
 
     def due(self, unit: Unit) -> Iterable[Unit]:
-        # a bucket that is full waits for those before it: ranks whose gradients come in another order would pair
-        # different buckets
+        # a full bucket waits for those before it: ranks whose gradients come in another order would pair different
+        # buckets
         while self._next < len(self.units) and self.units[self._next].gradients.is_full:
             yield self.units[self._next]
             self._next += 1
@@ -179,11 +179,11 @@ class Stage1(Strategy):
     def forget(self) -> None:
         self._next = 0
 
-    # -- the updated parameters go to everyone ----------------------------------------------------------
+    # -- the updated parameters are sent to all ranks ---------------------------------------------------
 
     def after_update(self) -> None:
-        # all are launched before the first is waited for, so that they share the wire; the next forward needs the last
-        # bucket first, since buckets lie in the order in which gradients come
+        # all are launched before the first is waited for, so that they share the link; the next forward needs the last
+        # bucket first, since buckets are in the order in which gradients come
         for unit in reversed(self.units):
             self.gathers.launch(unit)
         if not self.options.overlap_gather:

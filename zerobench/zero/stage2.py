@@ -1,11 +1,11 @@
 """ZeRO-2, P_os+g: gradients are partitioned too (ZeRO, arXiv 1910.02054, section 5.2).
 
-As stage 1, but a bucket's full gradients live only from the first gradient that falls into it until its
-reduction is done; what remains, until the update, is the own shard of the mean::
+Like stage 1, but a bucket's full gradients exist only from its first gradient until its reduction is done; only the
+rank's own shard of the mean remains until the update::
 
-    reduce    a bucket fills, is sent, and its memory is given back           ψ on the wire a micro-batch
-    update    as stage 1
-    gather    as stage 1                                                      ψ on the wire
+    reduce    a bucket fills, is sent, and its memory is freed                ψ sent per micro-batch
+    update    as in stage 1
+    gather    as in stage 1                                                   ψ sent
 
 In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
 In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ShardedBucket(GradientBucket):
-    """Full gradients while they are in flight, and a shard of their mean from the reduction to the update."""
+    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update."""
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
         super().__init__(unit, comm, reduce_with, sink)
@@ -42,13 +42,13 @@ class ShardedBucket(GradientBucket):
     def open(self, sends: bool) -> None:
         if self.full is not None:  # at N = 1, or a sum that no_sync has kept
             return
-        # what is sent next is made as it travels, which saves a copy; a sum keeps its own dtype until it is sent
+        # a gradient that is sent next is made in the wire's dtype, which saves a copy; a sum keeps its own until sent
         dtypes = self.unit.dtypes
         travels, kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
         self.full = self.take_memory(*(travels if sends else kept))
 
     def cast(self) -> torch.Tensor:
-        """See the base; what was cast from goes before there is memory for the mean."""
+        """See the base; frees the tensor that was cast before memory for the mean is allocated."""
         wire = super().cast()
         if wire is not self.full:
             assert self.full is not None
@@ -66,7 +66,7 @@ class ShardedBucket(GradientBucket):
         mean = self.reduced_slice()
         if mean is not self.shard:
             self.keep(mean)
-        # ZeRO-2 is this line: of a bucket that is reduced the shard stays, and all other memory goes back
+        # ZeRO-2 is this line: only the shard of a reduced bucket stays, and all its other memory is freed
         self.release_full()
         self.end_round()
 

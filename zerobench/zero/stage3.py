@@ -1,15 +1,15 @@
 """ZeRO-3, P_os+g+p: parameters are partitioned too (ZeRO, arXiv 1910.02054, section 5.3).
 
-A unit is a module group (units/gathered_unit.py): a transformer block, and the root that holds the rest. Each rank
-keeps 1/N of every unit; the full parameters are there only while someone reads them::
+A unit is a module group (units/gathered_unit.py): a transformer block, or the root, which holds the rest. Each rank
+keeps 1/N of every unit; the full parameters exist only while they are read::
 
-    before forward     unshard (all-gather), the next unit ahead of its use           ψ on the wire
+    before forward     unshard (all-gather), the next unit ahead of its use           ψ sent
     after forward      reshard
-    before backward    unshard, the previous unit ahead of its use                    ψ on the wire
-    backward passed    reshard, reduce as in stage 2                                  ψ on the wire
+    before backward    unshard, the previous unit ahead of its use                    ψ sent
+    backward passed    reshard, reduce as in stage 2                                  ψ sent
     update             the optimizer sees the shards; nothing to gather
 
-The root unit is in use at both ends of forward and backward, and stays from the one to the other: 3ψ less its size.
+The root unit is in use at both ends of forward and backward, and stays between them: 3ψ minus its size.
 16ψ/N for Adam, in fp32 and in half precision, and in flight two adjacent units, the root, a unit's gradients.
 """
 
@@ -64,7 +64,7 @@ class Stage3(Stage2):
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[GatheredUnit] = []
         self.hiding = Hiding(self.refuse, lets_write=True)
-        # room for a gather: the bucket that is being sent has arrived, and its memory is free
+        # memory for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
@@ -111,7 +111,7 @@ class Stage3(Stage2):
         return bucket
 
     def check_gradient(self, unit: Unit) -> None:
-        """Raises RuntimeError if a gradient of `unit` has come for which its parameters had to be there."""
+        """Raises RuntimeError if a gradient of `unit` has come although its parameters, which it needs, are absent."""
         assert isinstance(unit, GatheredUnit)
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
             raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
@@ -125,7 +125,7 @@ class Stage3(Stage2):
         if parameter.numel():
             self._unit_of[parameter].store(parameter, values)
 
-    # -- what others may ask ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------
 
     def holders(self) -> list[Unit]:
         return list(self._all_units)
@@ -150,17 +150,17 @@ class Stage3(Stage2):
     # -- the events -------------------------------------------------------------------------------------
 
     def before_forward(self, units: list[GatheredUnit]) -> None:
-        """The module is about to run, for the first time or again inside backward to recompute."""
+        """Unshards units before their module runs, for the first time or again inside backward to recompute."""
         for unit in units:
             unit.unshard()
-        # only then the next one: its gather travels while this module computes, and must not delay this one's
+        # only then the next one: its gather runs while this module computes, and must not delay this one's
         if self._recording and units and not inside_backward():
             use = max(self._order.record(unit) for unit in units)
             for following in self._order.ahead(use, self.options.prefetch):
                 following.launch_unshard()
 
     def after_forward(self, units: list[GatheredUnit], output: Any, inner: list[nn.Module]) -> None:
-        """The module has run, with all `inner` to it. Its backward, if any, asks for the parameters again."""
+        """Reshards units after their module and its `inner` modules ran; hooks backward to unshard them again."""
         recomputed = inside_backward()
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
@@ -179,14 +179,14 @@ class Stage3(Stage2):
             register_multi_grad_hook(tensors, hook, mode="any")
 
     def before_root_forward(self) -> None:
-        """The whole model is about to run."""
+        """Called before the whole model runs."""
         if not inside_backward():
             self._recording = torch.is_grad_enabled()
             if self._recording:
                 self._order.begin_forward()
 
     def after_root_forward(self, output: Any) -> None:
-        """The whole model has run. The root stays for the backward, if there will be one."""
+        """Called after the whole model has run. The root stays for the backward, if there will be one."""
         if inside_backward():
             return
         if self._recording:
@@ -207,7 +207,7 @@ class Stage3(Stage2):
             self._reshard_all()
 
     def before_backward(self, units: list[GatheredUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
-        """Backward has come to this use of these units: it is done with all that it has passed."""
+        """Called when backward reaches this use of these units: it is done with all units that it has passed."""
         self._check_age(forward, gradient)
         self._ahead.launch()
         self._finish_passed(use)
@@ -266,12 +266,12 @@ class Stage3(Stage2):
                 yield late
 
     def after_backward(self) -> None:
-        """Frees all full parameters: none is read before the next forward, which gathers the newest."""
+        """Frees all full parameters: none is read before the next forward, which gathers new ones."""
         self._reshard_all()
         self._end_backward()
 
     def _end_backward(self, closes_all: bool = False) -> None:
-        """The graphs that it has come to, or all, are the past."""
+        """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
         self._order.end_backward(closes_all)
@@ -294,7 +294,7 @@ class Stage3(Stage2):
                 unit.refresh()
 
     def refuse(self, parameter: nn.Parameter, writes: bool = False) -> None:
-        """Raises RuntimeError: `parameter` is about to be read, or written to, and a part of it is here."""
+        """Raises RuntimeError: `parameter` is about to be read or written to while this rank has only a part of it."""
         if writes:
             self.writes.refuse(parameter)
         name = next(name for name, p in self.module.named_parameters() if p is parameter)

@@ -1,14 +1,14 @@
-"""The engine's familiar face, and the events of a unit that the stages fill in.
+"""The engine's interface, and the events of a unit that the stages implement.
 
 [Note: the life of a unit]
 
     adopt                 the stage cuts the parameters into units and hands the optimizer its segments
-    before forward        the unit's full parameters must be there                       (stage 3: unshard)
-    after forward         they are not read for a while                                  (stage 3: reshard)
-    before backward       they must be there again                                       (stage 3: unshard)
+    before forward        the unit's full parameters must be present                    (stage 3: unshard)
+    after forward         they are not read for a while                                 (stage 3: reshard)
+    before backward       they must be present again                                    (stage 3: unshard)
     gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
     gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (gradients/bucket_base.py)
-    after update          the shards hold new parameters                        (stages 1 and 2: all-gather)
+    after update          the shards have new parameters                                (stages 1 and 2: all-gather)
 
 A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`. Gradients are
 means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
@@ -46,7 +46,7 @@ from .units.unit import Unit
 
 
 class Strategy(GradientFace, StateFace, ModuleFace):
-    """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
+    """A model and its optimizer under one ZeRO stage. Created by `zerobench.initialize`."""
 
     stage = 0
 
@@ -89,55 +89,55 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         take_loads(self)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 
-    # -- the events: what a stage is ------------------------------------------------------------------
+    # -- the events, which a stage defines -------------------------------------------------------------
 
     def adopt(self) -> None:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
         raise NotImplementedError
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """Keeps what this rank holds of `parameter`, of which `values` are the whole, of any dtype and device."""
+        """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
         raise NotImplementedError
 
     def due(self, unit: Unit) -> Iterable[Unit]:
-        """A parameter's gradients have all come, and are in `unit`: the units to be reduced now, in order."""
+        """Called when all gradients of a parameter are in `unit`; returns the units to be reduced now, in order."""
         return ()
 
     def left_over(self) -> Iterable[Unit]:
-        """The backward is over: the units still to be reduced, in an order equal on all ranks."""
+        """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
         raise NotImplementedError
 
     def stamp(self, unit: Unit) -> Stamp | None:
-        """The desync check of the unit's collectives; None for stages 1 and 2, which have one order on all ranks."""
+        """Returns the desync check for the unit's collectives; None in stages 1 and 2, with one order on all ranks."""
         return None
 
     def after_backward(self) -> None:
-        """The backward is over and its gradients, outside no_sync, are reduced."""
+        """Called after the backward, when its gradients, outside no_sync, are reduced."""
 
     def after_update(self) -> None:
-        """The parameter shards hold new values."""
+        """Called when the parameter shards have new values."""
 
     def settle(self) -> None:
-        """Completes what is still on its way, so that all that a rank holds can be read."""
+        """Completes transfers in flight, so that all of this rank's states can be read."""
 
     def forget(self) -> None:
-        """Gradients are dropped: so is what a stage knows of them beside the units."""
+        """Called when gradients are dropped: clears the stage's own state about them."""
 
     def holders(self) -> list[Unit]:
-        """The units whose parameters must be made whole before they can be read."""
+        """Returns the units whose parameters must be made whole before they can be read."""
         return []
 
     @contextmanager
     def whole(self, unit: Unit) -> Iterator[None]:
-        """`unit.full_parameters` is there inside, on every rank."""
+        """Makes `unit.full_parameters` available inside, on every rank."""
         yield
 
-    # -- the face -------------------------------------------------------------------------------------
+    # -- the interface --------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced.
+        """Runs the module's forward. Buffers become rank 0's when DDP would do so: after a forward that is reduced.
 
-        Several forwards, and updates between them, may stand in one torch.autocast: it casts again in each.
+        Several forwards, with updates between them, may share one torch.autocast: each casts again.
         """
         Hook(self._before_forward)()
         return self.module(*inputs, **named_inputs)
@@ -158,16 +158,16 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
-        """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are.
+        """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; applies loss scaling, if any.
 
         `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
         """
         loss = self.update.scaling.scaler.scaled(loss)
-        # 1 what the caller has dropped since the last backward is dropped, so that gradients are not added to it
+        # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.gradients.stand_ins.heed()
         self.gradients.stand_ins.take_away()
         self.update.begin()
-        # 2 autograd: gradients come into buckets, and buckets that are full are sent meanwhile
+        # 2 autograd: gradients come into buckets, and full buckets are sent meanwhile
         with self.gradients.arriving():
             loss.backward(retain_graph=retain_graph)
         # 3 the rest is sent, and each rank has its shard of the mean
@@ -180,8 +180,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """One update. Consumes the gradients. Raises RuntimeError for gradients that were never reduced.
 
-        `closure` computes the gradients first, with `engine.backward`, and returns the loss, as torch's optimizers
-        have it. With loss scaling a step whose gradients overflowed on any rank is skipped by all: see `skipped`.
+        `closure` first computes the gradients, with `engine.backward`, and returns the loss, as in torch's optimizers.
+        With loss scaling a step whose gradients overflowed on any rank is skipped by all: see `skipped`.
         """
         loss = None
         if closure is not None:
@@ -202,7 +202,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with as_they_are():
                 self.writes.note_values()  # before gathers are in flight, which read the same memory
             if updated:
-                # 3 let everyone have the new parameters, if they hold them whole
+                # 3 send the new parameters to all ranks that hold them whole
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
             torch.autograd.graph.increment_version(parameter)
@@ -231,11 +231,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     @property
     def skipped(self) -> bool:
-        """True if the last step was skipped because gradients overflowed. To read it waits for the device."""
+        """True if the last step was skipped because gradients overflowed. Reading it waits for the device."""
         return bool(self.update.scaling.scaler.skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
+        """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
         self.gradients.wait_all()
         self.gradients.stand_ins.take_away()
         self.schedule.forget()
@@ -252,9 +252,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.gradients.synchronizing = before
 
     def label_held(self) -> None:
-        """Labels all that the engine holds again, for an observer that has come since `initialize`.
+        """Labels all tensors of the engine again, for an observer that registered after `initialize`.
 
-        A master in a file is not among it: its bytes are known from the time when they are written.
+        Masters in files are not included: their bytes are known when they are written.
         """
         for parameter in [] if self.holders() else self.frozen:  # that no unit holds
             labels.label(parameter.data, labels.PARAMETERS, "frozen")
@@ -263,24 +263,24 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         for shard_range in self.placement.all_ranges():
             shard_range.label_held()
 
-    # -- as its parts see it --------------------------------------------------------------------------
+    # -- for the engine's parts -----------------------------------------------------------------------
 
     def parameters_by_unit(self) -> list[tuple[Unit, list[nn.Parameter]]]:
-        """All units with their parameters; frozen ones where they are held in units."""
+        """Returns all units with their parameters, including frozen ones if the stage shards them."""
         return [(unit, self.parameters_of(unit)) for unit in self.holders() or self.units]
 
     def unit_of_parts(self) -> dict[nn.Parameter, Unit]:
-        """The unit of each parameter that is not always whole."""
+        """Returns the unit of each parameter that is not always whole."""
         return {p: unit for unit in self.holders() for p in self.parameters_of(unit)}
 
     def release_copied(self) -> None:
-        """Copies of gradients to other tiers are waited for."""
+        """Waits for copies of gradients to other tiers."""
         self.placement.release_copied()
 
     # -- shared by the stages -------------------------------------------------------------------------
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
-        """The trainable parameters with a piece in `unit`, in order."""
+        """Returns the trainable parameters with a piece in `unit`, in order."""
         return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
 
     def _check_frozen(self) -> None:

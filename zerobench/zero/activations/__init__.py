@@ -1,1 +1,1 @@
-"""ZeRO-R: activations between forward and backward: kept, recomputed, partitioned, offloaded."""
+"""ZeRO-R: activations are kept, recomputed, partitioned or offloaded between forward and backward."""

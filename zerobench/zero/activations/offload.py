@@ -1,7 +1,7 @@
 """Offloading of activations to host memory, and their prefetch in backward.
 
 [Note: the life of an offloaded storage]
-Tensors that autograd saves of a unit are views: of a parameter, or of memory that the unit's forward has allocated.
+The tensors that autograd saves for a unit are views of a parameter, or of memory that the unit's forward allocated.
 Such memory is offloaded as a whole storage: three views of one storage are copied once, and come back with their
 strides, so that the same kernels run over them. ::
 
@@ -11,15 +11,16 @@ strides, so that the same kernels run over them. ::
     back        on the device until autograd drops it; the host copy is freed with it
 
 A unit's storages are copied out while its forward runs, and must be gone when the next unit's forward ends: the compute
-stream then waits for the copies (the host waits for nothing), and the device memory is freed in stream order. At most
-two units' activations are so on the device. Backward fetches a unit's storages when it reaches the unit that ran after
+stream then waits for the copies (the host does not wait), and the device memory is freed in stream order. So the device
+holds the activations of at most two units. Backward fetches a unit's storages when it reaches the unit that ran after
 it. A storage that is needed before its copy has completed is kept on the device.
 
 Saved tensors must not be written to. Autograd cannot check that behind hooks, so it is checked here: when a storage
 becomes away, and when backward reads a tensor that was kept.
 
 [Note: slots]
-Inputs of recomputed units lie in slots (arena.py): tensors that autograd saves are copied there, without allocations.
+Inputs of recomputed units are stored in slots (arena.py): tensors that autograd saves are copied there, without
+allocations.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ..modules.wrapping import tensors_that_require_grad
 from .partition import ActivationPartition, Saved
 
 PLAIN = {torch.Tensor, nn.Parameter}
-"""Types of tensors whose storage is all that there is of them."""
+"""Types of tensors that consist of their storage alone."""
 
 WRITTEN = "backward: {} was written to in place after the forward had saved it; write to a copy of it"
 
@@ -58,7 +59,7 @@ class StreamPair:
 
     @staticmethod
     def of(device: torch.device) -> StreamPair:
-        """Creates a GPU's streams; elsewhere copies run at once."""
+        """Creates a GPU's streams; on other devices copies run immediately."""
         if device.type == "cuda":
             return StreamPair(CommStream(), CommStream(), pinned=True)
         return StreamPair(Threads(), Threads())
@@ -70,7 +71,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class OffloadedStorage:
-    """A tensor's storage, of unit `name`, on its way to the host and back (see the note); its creation starts the
+    """A tensor's storage, of unit `name`, on its way to the host and back (see the note). The constructor starts the
     copy.
     """
 
@@ -113,7 +114,7 @@ class OffloadedStorage:
             self._travel = self._streams.up.launch(partial(_copy, self._host, here))
 
     def here(self) -> torch.Tensor:
-        """Returns the memory on the device, (bytes,): -> back. Raises RuntimeError if it was written to meanwhile."""
+        """Returns the memory on the device, (bytes,): -> back. Raises RuntimeError if it was written to in between."""
         self.fetch()
         if self._written or not self._is_intact():
             raise RuntimeError(WRITTEN.format(f"an activation of {self.name}"))
@@ -138,7 +139,7 @@ def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Wa
 
 
 def view_of(tensor: torch.Tensor, here: Saved) -> Saved:
-    """Returns what rebuilds `tensor`, bit for bit, with its strides, from its storage's content: `here` returns that,
+    """Returns a function that rebuilds `tensor`, bit for bit, with its strides. `here` returns the storage's content,
     (bytes,) uint8 on the device.
     """
     dtype, offset, shape, stride = tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()
@@ -151,7 +152,9 @@ def view_of(tensor: torch.Tensor, here: Saved) -> Saved:
 
 
 def kept(tensor: torch.Tensor) -> Saved:
-    """Returns what gives back a tensor that is not offloaded. Raises RuntimeError if it was written to."""
+    """Returns a function that returns `tensor`, which is not offloaded. It raises RuntimeError if `tensor` was written
+    to.
+    """
     version = tensor._version
 
     def unchanged() -> torch.Tensor:
@@ -163,7 +166,7 @@ def kept(tensor: torch.Tensor) -> Saved:
 
 
 class UnitForward:
-    """One run of a unit in a forward: weak references to its storages, which autograd owns, and to the run before."""
+    """One run of a unit in a forward, with weak references to its storages, which autograd owns, and the run before."""
 
     def __init__(self, before: UnitForward | None) -> None:
         self.before = weakref.ref(before) if before is not None else lambda: None
@@ -185,9 +188,9 @@ class UnitForward:
 
 
 class Offloader:
-    """Offloads the tensors that autograd saves of units to the host, in storages of `least_bytes` and more.
+    """Offloads the tensors that autograd saves for units to the host, in storages of at least `least_bytes`.
 
-    `streams`: by device type, created on first use. `partition`: sends this rank's part of a tensor only.
+    `streams`: by device type, created on first use. `partition`: offloads only this rank's part of a tensor.
     """
 
     def __init__(
@@ -202,7 +205,7 @@ class Offloader:
         self._leaving: weakref.WeakValueDictionary[int, OffloadedStorage] = weakref.WeakValueDictionary()  # by address
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
-        """Runs the forward of a unit and returns its result. The last unit stays: backward reads it first."""
+        """Runs the forward of a unit and returns its result. The last unit's tensors stay: they are read first."""
         before, run = self._last, UnitForward(self._last)
         keep = kept if is_last else partial(self._move, run, name)
         stays = is_last and self._partition is None
@@ -237,7 +240,7 @@ class Offloader:
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
     """Returns True if a saved tensor is small, not plain memory, or part of the unit's own parameters and buffers,
-    whose memory the strategy may free and gather itself.
+    because the strategy may free and gather that memory itself.
     """
     if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < least_bytes:
         return True
@@ -252,7 +255,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class InSlot:
-    """The bytes of a storage, copied to a slot, which is given back when autograd drops the last reference."""
+    """A storage's bytes, copied to a slot that is given back when autograd drops the last reference."""
 
     def __init__(self, storage_bytes: torch.Tensor, slots: Slots, name: str) -> None:
         self._slots = slots
@@ -270,7 +273,7 @@ class InSlot:
 
 
 class SlotSwapper:
-    """Stores tensors that autograd saves of units in slots, from `least_bytes` on: inputs of recomputed units."""
+    """Stores tensors of at least `least_bytes` that autograd saves for units in slots: inputs of recomputed units."""
 
     def __init__(self, least_bytes: int) -> None:
         self._least = least_bytes
@@ -288,7 +291,7 @@ class SlotSwapper:
 
 
 class Partitioner:
-    """Stores tensors that autograd saves of units in parts on the device, from `least_bytes` on."""
+    """Stores tensors of at least `least_bytes` that autograd saves for units in parts on the device."""
 
     def __init__(self, least_bytes: int, partition: ActivationPartition) -> None:
         self._least, self._partition = least_bytes, partition

@@ -1,11 +1,11 @@
-"""P_a (ZeRO, arXiv 1910.02054, section 6.1): inputs of units in parts, on ranks that would all keep the whole.
+"""P_a (ZeRO, arXiv 1910.02054, section 6.1): inputs of units are partitioned over ranks that would all keep them whole.
 
-Ranks that share a model have equal activations between its units. Of such a tensor, which autograd saves, each keeps ::
+Ranks that share a model have equal activations between its units. Each rank keeps such a saved tensor as ::
 
-    part     1/n of its elements, flat, in memory of its own: on the device, or where another keeper has it
-    whole    gathered when backward comes to the unit, before it is computed again
+    part     1/n of its elements, flat, in its own memory: on the device, or offloaded by another keeper
+    whole    gathered when backward reaches the unit, before the unit is recomputed
 
-Small, uneven or strided tensors stay whole. Parts and wholes have the same bits: nothing is rounded on the way.
+Small, uneven or strided tensors stay whole. Parts and wholes have the same bits: nothing is rounded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Saved = Callable[[], torch.Tensor]
-"""The object that autograd holds in place of a tensor, which it rebuilds in backward."""
+"""The object that autograd keeps instead of a tensor; called in backward, it rebuilds the tensor."""
 
 
 class ActivationPartition:
-    """Divides tensors over `mesh`, of one axis; None: for a model that does not run."""
+    """Divides tensors over `mesh`, which has one axis, or is None for a model that does not run."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
         self._mesh = mesh
@@ -35,7 +35,7 @@ class ActivationPartition:
         return self._mesh is not None and tensor.is_contiguous() and tensor.numel() % self._mesh.size() == 0
 
     def pack(self, tensor: torch.Tensor, name: str, keep: Callable[[torch.Tensor], Saved]) -> Saved:
-        """Returns the object that rebuilds `tensor` from the ranks' parts; `keep` takes this rank's."""
+        """Returns the object that rebuilds `tensor` from the ranks' parts; `keep` stores this rank's part."""
         from torch.distributed.tensor import DTensor, Replicate, Shard  # most of a second, for those who use it
 
         assert self._mesh is not None

@@ -13,21 +13,21 @@ For each *unit* (modules.blocks: a transformer's blocks), except small tensors::
     partition_offload    1/n of the last unit's inputs            1/n of others     all of these
 
 (ZeRO, arXiv 1910.02054, section 6.1; the last two are P_a and P_a+cpu, over the n ranks that share a model, as in
-partition.py; checkpointing: Chen et al., arXiv 1604.06174; `selective`: by operators, as torchtitan does.) The last
-unit's tensors stay: backward reads them first, and would wait for all of them.
+partition.py; checkpointing: Chen et al., arXiv 1604.06174; `selective`: by operators, as in torchtitan.) The last
+unit's tensors stay on the device: backward reads them first, and would have to wait for them.
 
 A policy wraps the units' `forward`, so hooks on the units run outside of it: a strategy that is applied later gathers a
-unit's parameters before backward reaches the unit, and so before its recomputation. Where a unit is wrapped twice, the
-inner wrapper acts first: the tensors that checkpointing saves, the inputs, are those that are offloaded. In a copy of
-the module all forwards are plain.
+unit's parameters before backward reaches the unit, and so before its recomputation. If a unit is wrapped twice, the
+inner wrapper acts first: the tensors that checkpointing saves (the inputs) are the ones that are offloaded. A copy of
+the module has plain forwards.
 
-Selective recomputation: of a unit's operators, which outputs stay and which are computed again in backward.
+Selective recomputation decides per operator whether its outputs are kept, or computed again in backward.
 
-kept          outputs of attention kernels, and of every second matrix product: dear to compute again
+kept          outputs of attention kernels, and of every second matrix product: expensive to recompute
 recomputed    all others: norms, activation functions, products between; they cost bandwidth more than arithmetic
 
 (torchtitan's activation checkpointing by operators, `selective_ac_option = "op"`; Korthikanti et al., arXiv 2205.05198,
-section 5, recompute attention's core alone, which fused kernels do by themselves.)
+section 5, recompute only attention's core, which fused kernels already do.)
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ KEPT = frozenset(getattr(torch.ops.aten, name).default for name in ATTENTION)
 
 
 class _Choice:
-    """The decision on each operator of one forward, and on the same ones as they are met again in backward."""
+    """The decision for each operator of one forward, repeated for the same operators in backward."""
 
     def __init__(self) -> None:
         self._products = {False: 0, True: 0}
@@ -90,9 +90,9 @@ LEAST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class ActivationPolicy:
-    """A policy for units. `recompute`: keeps only their inputs; `selective`: and what is dear to compute again. `keep`:
-    the place of saved tensors, a row of KEEPERS or "device". `partition`: each rank that shares the model keeps a part.
-    `least_bytes`: smaller storages are never moved.
+    """A policy for units. `recompute`: keeps only their inputs; `selective`: also outputs that are expensive to
+    recompute. `keep`: where saved tensors are stored, a key of KEEPERS or "device". `partition`: each rank that shares
+    the model keeps a part. `least_bytes`: smaller storages are never moved.
     """
 
     recompute: bool = False
@@ -147,17 +147,17 @@ class Recomputed(Wrapped):
 
 
 class SelectivelyRecomputed(Wrapped):
-    """One that is recomputed but for operators whose outputs are kept."""
+    """A recomputed forward, except for operators whose outputs are kept."""
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=contexts, **named_inputs)
 
 
 class OffloadedForward(Wrapped):
-    """A forward whose saved tensors go to `keeper`, except where other saved-tensor hooks are active.
+    """A forward whose saved tensors go to `keeper`, unless other saved-tensor hooks are active.
 
-    Recomputation around a unit has such hooks: it matches saved tensors by their count, and would mistake the rest if
-    some were taken away from it.
+    Recomputation around a unit has such hooks: it matches saved tensors by position, so removing some would mismatch
+    the rest.
     """
 
     def __init__(self, forward: Forward, keeper: Keeper, unit: nn.Module, name: str, is_last: bool) -> None:
@@ -180,7 +180,7 @@ def recompute(unit: nn.Module) -> None:
 
 
 def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = None) -> None:
-    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: of the ranks that share it.
+    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: the ranks that share it.
 
     Raises ValueError for a model without units.
     """

@@ -1,7 +1,7 @@
 """Agreement of an engine's ranks on a checkpoint operation, before anything is changed.
 
-They use a gloo group of their own, so that a save can run in a thread beside the training's collectives. One thread at
-a time uses it: a second operation waits for the save in flight.
+The ranks use their own gloo group, so that a save can run in a thread during the training's collectives. Only one
+thread at a time uses it: a second operation waits for the save in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 RAISED: dict[str, type[Exception]] = {"runtime": RuntimeError, "value": ValueError}
-"""Kinds of refusals, by the word that travels."""
+"""Kinds of refusals, by the word that is sent to the other ranks."""
 
 
 class SaveHandle:
@@ -56,7 +56,7 @@ class SaveHandle:
             raise self._error
 
     def wait_unless_seen(self) -> None:
-        """Waits; an error that `wait` has raised before is not raised again."""
+        """Waits; an error that `wait` has already raised is not raised again."""
         seen = self._seen
         try:
             self.wait()
@@ -75,7 +75,7 @@ class Ranks:
         self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), engine.comm.ranks)
 
     def agree(self, what: Callable[[], T]) -> T:
-        """Runs `what` on each rank; where it raises on one, all raise its sentence, as RuntimeError or ValueError."""
+        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError."""
         refusal: Exception | None = None
         done: Any = None
         try:
@@ -92,8 +92,8 @@ class Ranks:
         return done
 
     def each(self, what: Callable[[], Any]) -> list[Any]:
-        """Runs `what` on each rank; returns all ranks' values, which JSON can hold. Where it raises on some, all raise
-        the first one's sentence with its rank, as RuntimeError.
+        """Runs `what` on each rank; returns all ranks' values, which must be JSON values. If it raises on some ranks,
+        all raise the first one's message with its rank, as RuntimeError.
         """
         value, why = None, None
         try:
@@ -113,7 +113,7 @@ class Ranks:
             return self._comm.call("checkpoint", lambda: self._exchange(mine), self.group)
 
     def _exchange(self, mine: Any) -> list[Any]:
-        """Returns the values of all ranks, in rank order. They travel as JSON: nothing is unpickled."""
+        """Returns the values of all ranks, in rank order. They are sent as JSON: nothing is unpickled."""
         text = json.dumps(mine).encode()
         if self.group is None:
             return [json.loads(text)]
@@ -132,7 +132,7 @@ class Ranks:
 
 
 def _said(refusal: Exception | None) -> tuple[str, str] | None:
-    """Returns a refusal in words that travel."""
+    """Returns a refusal as (kind, message), to be sent to the other ranks."""
     if refusal is None:
         return None
     return next(word for word, kind in RAISED.items() if isinstance(refusal, kind)), str(refusal)
@@ -150,10 +150,10 @@ def ranks_of(engine: Strategy) -> Ranks:
 
 
 def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
-    """Returns a gloo group of the same ranks, created once by them alone; None in a world of one rank.
+    """Returns a gloo group of the same ranks, created once by these ranks alone; None in a world of one rank.
 
-    torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). Where
-    these numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.
+    torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). If these
+    numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.
     """
     if comm.group is None:
         return None

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: those that saving reads from an engine, and those that loading fills.
+"""The tensors of a checkpoint: what saving reads from an engine, and what loading fills.
 
 [Note: the tensors of a checkpoint]
     master.<parameter>              what the optimizer updates; each rank's segments are its chunks
@@ -7,10 +7,10 @@
     pending.<parameter>             gradients of a delayed update (optim/delayed_update.py), in the same chunks
     buffer.<name>                   the module's persistent buffers, from rank 0
 
-All are flat, a parameter's in the order of its memory (see metadata.py), and a chunk is identified by its first element
-in the whole parameter, so that it does not depend on stage, N or bucket size. Tied parameters are saved once, under
-their first name. Where the loading engine has a parameter in another memory order, each rank reads all of it and picks
-its elements.
+All are flat. A parameter's elements are in the order of its memory (see metadata.py), and a chunk is identified by its
+first element in the whole parameter, so it does not depend on stage, N or bucket size. Tied parameters are saved once,
+under their first name. If the loading engine has a parameter in another memory order, each rank reads all of it and
+picks its elements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
-    """Returns this rank's part of the state: live, or with `copy` copied to the CPU, so that training can continue.
+    """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
 
     Only the first of several replicas has a part; the others return an empty dict.
     """
@@ -67,10 +67,10 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
 
 
 class Targets:
-    """The tensors that a checkpoint of these facts is read into, and the steps that remain once they are filled."""
+    """The tensors that a checkpoint with these facts is read into, and the steps that remain once they are filled."""
 
     def __init__(self, engine: Strategy, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
-        """Allocates them. `pending`: parameters whose gradients are in the checkpoint, and their dtype."""
+        """Allocates them. `pending`: parameters whose gradients are in the checkpoint -> the gradients' dtype."""
         self.engine = engine
         self.facts = facts
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
@@ -90,9 +90,9 @@ class Targets:
     def _add(
         self, key: str, name: str, parameter: nn.Parameter, start: int, chunk: torch.Tensor, block: int = 1
     ) -> None:  # fmt: skip
-        """Has `chunk` filled with elements from `start` of the parameter's flat tensor `key`, whose {} is its name.
+        """Registers `chunk` to be filled from element `start` of the flat tensor `key`, whose {} is the parameter name.
 
-        `block`: elements of the parameter for each of `chunk`.
+        `block`: the parameter's elements per element of `chunk`.
         """
         own, saved = self.engine.orders[parameter], saved_order(self.facts, name)
         if own.agrees(saved):

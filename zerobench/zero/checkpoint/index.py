@@ -6,14 +6,14 @@
         "tensors": {name: {"dtype": "float32", "numel": 5, "chunks": [[first element, elements, file, byte], ...]}},
         "files": {name: [bytes, sha256]}}}
 
-Every tensor is flat: its shape is among the facts and, since version 2, so is the order of its elements unless it is
-row-major; version 3 has states of the optimizer with an element per block of a parameter's. A checkpoint is written as
-the lowest version that it fits, so that older releases can read it.
+Every tensor is flat. Its shape is among the facts and, since version 2, so is the order of its elements unless it is
+row-major; version 3 adds optimizer states with one element per block of a parameter. A checkpoint is written as the
+lowest version that it fits, so that older releases can read it.
 
-Checks the contents of an index before anything is loaded: any program may have written it, with a correct SHA-256.
+The contents of an index are checked before anything is loaded: any program may have written it, with a correct SHA-256.
 
-Every check raises ValueError with the end of a sentence. JSON's `true` is not taken for 1, and every byte of a file
-belongs to one chunk, so that an offset cannot point elsewhere.
+Every check raises ValueError with the end of an error message. JSON's `true` is not accepted as 1, and every byte of a
+file belongs to one chunk, so that an offset cannot point elsewhere.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_contents(contents: Any) -> None:
 
 
 def _check_tensor(name: str, entry: Any, sizes: dict[str, int]) -> None:
-    """Checks a tensor's entry. `sizes`: elements of every parameter and buffer, by the names that tensors end with."""
+    """Checks a tensor's entry. `sizes`: elements of every parameter and buffer, by the prefixes of tensor names."""
     _check_types(name, entry, {"dtype": str, "numel": int, "chunks": list})
     _require(entry["dtype"] in DTYPES, f"{name} has dtype {entry['dtype']!r:.60}")
     known = [numel for owner, numel in sizes.items() if name == owner or name.startswith(f"{owner}.")]
@@ -83,7 +83,7 @@ def _check_tensor(name: str, entry: Any, sizes: dict[str, int]) -> None:
 
 
 def _check_bytes(contents: dict[str, Any]) -> None:
-    """Checks that a file's chunks lie end to end up to its end, as `safetensors.layout` places them."""
+    """Checks that a file's chunks are contiguous up to its end, as `safetensors.layout` places them."""
     ranges: dict[str, list[tuple[int, int, str]]] = {name: [] for name in contents["files"]}
     for name, entry in contents["tensors"].items():
         itemsize = DTYPES[entry["dtype"]].itemsize
@@ -214,7 +214,7 @@ def _to_json(name: str, tensor: Any, places: dict[MetadataIndex, FileOffset]) ->
 
 
 def read_index(folder: Path) -> Metadata:
-    """Reads the metadata of `write_index`. Raises ValueError if there is none, or where a check fails."""
+    """Reads the metadata that `write_index` wrote. Raises ValueError if there is none, or if a check fails."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder}: it is not a checkpoint: it has no {INDEX}")
@@ -253,7 +253,7 @@ def _from_json(contents: dict[str, Any]) -> Metadata:
 
 
 def check_files(folder: Path, metadata: Metadata, share: slice) -> None:
-    """Raises ValueError if a file is missing or cut short, or one of this rank's `share` of them is damaged."""
+    """Raises ValueError if a file is missing or cut short, or if a file in this rank's `share` is damaged."""
     files = sorted({place.file for place in metadata.storage_data.values()}, key=lambda file: file.name)
     for file in files:
         path = folder / file.name
@@ -268,7 +268,7 @@ def check_files(folder: Path, metadata: Metadata, share: slice) -> None:
 
 
 def _check_within(folder: Path, name: str) -> None:
-    """Raises ValueError for a symbolic link that would have a file outside of the folder read."""
+    """Raises ValueError for a symbolic link to a file outside of the folder."""
     if (folder / name).resolve().parent != folder.resolve():
         raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")
 

@@ -1,20 +1,20 @@
-"""A checkpoint's facts, the JSON beside its tensors, and their comparison with an engine that loads it.
+"""A checkpoint's facts, the JSON next to its tensors, and their comparison with an engine that loads it.
 
 [Note: the facts]
-    stage, world_size, torch    how it was saved; the loading engine may have another stage and N
+    stage, world_size, torch    how it was saved; the loading engine may differ in stage and N
     parameters                  {name: {"shape": [2, 3], "dtype": "float32", "trainable": true}}, tied ones once; with
                                 "order": [1, 0], the dimensions from the slowest to the fastest, unless row-major: the
                                 order of the elements in every flat tensor of the parameter
     buffers                     {name: {"shape": [], "dtype": "int64"}}
     optimizer                   "class"    its name
                                 "options"  [{"lr": 0.1, ...}, ...], one per group
-                                "groups"   {name: number of the parameter's group, or null for none}
-                                "states"   {name: {state: value}}, of which {"elements": dtype} stands for a tensor
-                                           of the parameter's size, and with "block": 256 for one that has an
-                                           element for each 256; parameters that were never updated have none
+                                "groups"   {name: number of the parameter's group, or null}
+                                "states"   {name: {state: value}}; {"elements": dtype} denotes a tensor of the
+                                           parameter's size, and with "block": 256 one with an element for each
+                                           256; parameters that were never updated have none
     extra, user                 further values of the engine and of the caller
 
-A rank knows the groups and states of the parameters that it holds a segment of; `merge` combines all ranks'.
+A rank knows the groups and states of the parameters of its own segments; `merge` combines those from all ranks.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def decode(value: Any) -> Any:
 
 
 def is_elements(value: Any) -> bool:
-    """Returns True if a state in the facts stands for a tensor of the parameter's size."""
+    """Returns True if a state in the facts denotes a tensor of elements, per parameter element or per block."""
     return isinstance(value, dict) and "elements" in value
 
 
 def is_blocks(value: Any) -> bool:
-    """Returns True if it has an element for each "block" of the parameter's elements."""
+    """Returns True if the state has one element for each "block" of the parameter's elements."""
     return is_elements(value) and "block" in value
 
 
@@ -168,7 +168,7 @@ def _order(order: MemoryOrder) -> dict[str, Any]:
 
 
 def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
-    """Returns the memory order of a parameter's flat tensors in a checkpoint of these facts."""
+    """Returns the memory order of a parameter's flat tensors in a checkpoint with these facts."""
     shape = facts["parameters"][name]["shape"]
     return MemoryOrder.from_dims(shape, facts["parameters"][name].get("order", range(len(shape))))
 
@@ -179,7 +179,7 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
 
 
 def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
-    """Yields the reasons why `engine` cannot load a checkpoint of this metadata, the most specific sentence first."""
+    """Yields the reasons why `engine` cannot load a checkpoint with this metadata, the most specific first."""
     facts, mine = metadata.planner_data, facts_of(engine, {})
     for kind in ("parameters", "buffers"):
         yield from _of_names(kind[:-1], facts[kind], mine[kind])

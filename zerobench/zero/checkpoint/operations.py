@@ -1,14 +1,14 @@
-"""DCP's two operations over the ranks, by its planners and storage, with JSON in place of pickles.
+"""DCP's save and load over the ranks, using its planners and storage, with JSON instead of pickles.
 
-DCP's own `save` and `load` send plans and results as pickles: a stranger's process that takes a rank's place in a gloo
-group could run code on the others. Here each step ends with an exchange of JSON (`Ranks.each`), after which all ranks
-know of a failure.
+DCP's own `save` and `load` send plans and results as pickles: a foreign process that takes a rank's place in a gloo
+group could run code on the others. Here each step ends with an exchange of JSON (`Ranks.each`), so that all ranks learn
+of a failure.
 
-    save    1 plan: each rank's chunks and facts to all    2 assign: rank 0's global plan, a file for each rank
-            3 write: each rank its chunks; what is where goes to all    4 finish: rank 0 writes the index
-    load    1 plan: each rank the reads that fill its own tensors    2 read
+    save    1 plan: each rank sends its chunks and facts to all    2 assign: rank 0's global plan, a file per rank
+            3 write: each rank writes its chunks and sends their locations to all    4 finish: rank 0 writes the index
+    load    1 plan: each rank plans the reads that fill its tensors    2 read
 
-DCP plans of each rank's writes and reads. Resharding is DCP's: saved and requested chunks are ranges of one flat
+DCP plans each rank's writes and reads, and does the resharding: saved and requested chunks are ranges of one flat
 tensor, and their intersections are read.
 """
 
@@ -64,7 +64,7 @@ class SavePlanner(DefaultSavePlanner):
         return SavePlan(items, planner_data=self.facts)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Calls DCP's own, which checks that all ranks' chunks fill every tensor, and adds the merged facts."""
+        """Calls DCP's own method, which checks that all ranks' chunks fill every tensor, and adds the merged facts."""
         plans, metadata = super().create_global_plan([replace(plan, planner_data=None) for plan in all_plans])
         facts = self.merge([plan.planner_data for plan in all_plans])
         return plans, replace(metadata, planner_data=facts)
@@ -76,7 +76,7 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Plans the reads that fill this rank's Flats, whichever chunks the tensors were saved in."""
+    """Plans the reads that fill this rank's Flats, however the tensors were divided into chunks when saved."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -85,7 +85,7 @@ class LoadPlanner(DefaultLoadPlanner):
         self.metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """Returns an item per saved chunk that overlaps one of this rank's. Raises ValueError if they leave a gap."""
+        """Returns an item per saved chunk that overlaps this rank's chunks. Raises ValueError if a gap remains."""
         assert self.metadata is not None
         items = []
         for name, flat in self.state_dict.items():
@@ -103,7 +103,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def save(ranks: Ranks, tensors: dict[str, Flat], writer: FolderWriter, planner: SavePlanner) -> None:
-    """Writes a checkpoint. Raises RuntimeError, the same sentence on all ranks, where one fails."""
+    """Writes a checkpoint. Raises RuntimeError, with the same message on all ranks, if one fails."""
     is_first, mine, whole = ranks.rank == 0, SavePlan([]), Metadata({})
 
     def plan() -> Any:
@@ -139,7 +139,7 @@ def save(ranks: Ranks, tensors: dict[str, Flat], writer: FolderWriter, planner: 
 
 
 def load(ranks: Ranks, tensors: dict[str, Flat], reader: FolderReader, planner: LoadPlanner) -> None:
-    """Fills `tensors`. Raises RuntimeError, the same sentence on all ranks, where one fails."""
+    """Fills `tensors`. Raises RuntimeError, with the same message on all ranks, if one fails."""
 
     def plan() -> None:
         planner.set_up_planner(tensors, reader.metadata, ranks.rank == 0)
@@ -151,7 +151,7 @@ def load(ranks: Ranks, tensors: dict[str, Flat], reader: FolderReader, planner: 
 
 
 def plan_to_json(plan: SavePlan) -> dict[str, Any]:
-    """Converts a plan of `SavePlanner`: per chunk its tensor, first element, elements, dtype, and the tensor's."""
+    """Converts a plan of `SavePlanner`: per chunk (tensor, first element, elements, dtype, elements of the tensor)."""
     items = [
         [*_place(item.index), data.chunk.sizes[0], dtype_name(data.properties.dtype), data.size[0]]
         for item in plan.items
@@ -171,7 +171,7 @@ def plan_from_json(told: dict[str, Any]) -> SavePlan:
 
 
 def result_to_json(result: WriteResult) -> list[Any]:
-    """Converts the place of a chunk: tensor, first element, byte in the file; name, bytes and SHA-256 of that."""
+    """Converts a chunk's location: tensor, first element, byte offset in the file; the file's name, bytes, SHA-256."""
     at: FileOffset = result.storage_data
     return [*_place(result.index), at.offset, at.file.name, at.file.size, at.file.sha256]
 

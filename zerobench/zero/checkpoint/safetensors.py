@@ -5,7 +5,7 @@
     header    JSON: {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}, padded with spaces
     data      the tensors' bytes, row-major, end to end in the order of their offsets, which count from here
 
-A file contains no code and can be opened whatever its origin. Wider elements come first, so that all are aligned.
+A file contains no code, so files of any origin can be opened. Wider elements come first, so that all are aligned.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ NAMES = {
 """dtype -> its name in the format."""
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
-"""torch's name of a dtype, as in the index -> dtype."""
+"""torch's name of a dtype, as used in the index -> dtype."""
 
 _ALIGN = 8
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """Returns the head of a file for `tensors` (length and header), and each tensor's offset in it, in bytes.
+    """Returns the head of a file for `tensors` (length and header), and each tensor's byte offset in the file.
 
     Only shapes and dtypes are read; the offsets are in the file's order. Raises ValueError for a dtype that the format
-    does not have.
+    lacks.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""Saves and loads an engine's checkpoint by DCP's planners and storage.
+"""Saves and loads an engine's checkpoint with DCP's planners and storage.
 
-`export_safetensors` writes the plain module's state as one safetensors file, by rank 0, unit by unit.
+`export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def export_safetensors(engine: Strategy, path: str | os.PathLike[str]) -> None:
 
 
 class _ExportFile:
-    """The export while it is written: under another name until it is complete."""
+    """An export that is being written: under another name until it is complete."""
 
     def __init__(self, module: torch.nn.Module, path: Path) -> None:
         buffers_of(module)  # refuses extra state
@@ -138,7 +138,7 @@ def _write(ranks: Ranks, writer: FolderWriter, planner: SavePlanner, tensors: di
 
 
 def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
-    """Returns the checkpoint's metadata. Raises ValueError if it is damaged, or of another model or optimizer."""
+    """Returns the checkpoint's metadata. Raises ValueError if it is damaged, or for another model or optimizer."""
     metadata = read_index(folder)
     for sentence in differences(engine, metadata):
         raise ValueError(f"{folder}: {sentence}")
@@ -147,14 +147,14 @@ def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
 
 
 def _pending_in(metadata: Metadata) -> dict[str, torch.dtype]:
-    """Returns parameter name -> dtype of its pending gradient, for those that the checkpoint holds."""
+    """Returns parameter name -> dtype of its pending gradient, for the pending gradients in the checkpoint."""
     found: dict[str, Any] = metadata.state_dict_metadata
     head = "pending."
     return {name[len(head) :]: kind.properties.dtype for name, kind in found.items() if name.startswith(head)}
 
 
 def _run(failure: str, operation: Callable[[], None]) -> None:
-    """Runs an operation over the ranks. Raises RuntimeError, the same sentence on all ranks, where it fails."""
+    """Runs an operation over the ranks. Raises RuntimeError, with the same message on all ranks, if it fails."""
     try:
         operation()
     except Exception as error:

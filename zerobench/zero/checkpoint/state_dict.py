@@ -31,13 +31,15 @@ class StateFace:
         return full_state_dict(self, rank0_only)
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state; for one N and stage."""
+        """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage
+        only.
+        """
         self.writes.check()
         with self.placement.in_memory(write_back=False):
             return state_dict(self)
 
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
-        """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit."""
+        """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
         with self.placement.in_memory(write_back=True):
             load_state_dict(self, saved)
 
@@ -61,10 +63,11 @@ class StateFace:
         self.writes.check()
 
     def sync_parameters(self: Any) -> None:
-        """The parameters of all ranks become the values in `optimizer.param_groups`; collective.
+        """Sets the parameters of all ranks to the values in `optimizer.param_groups`; collective.
 
-        For writes to these tensors outside of a step, each rank to its own part: an optimizer's `eval()` and `train()`,
-        decay by hand. Raises RuntimeError while a delayed update runs, and where masters lie in files.
+        Needed after writes to these tensors outside of a step, in which each rank writes its own part: an optimizer's
+        `eval()` and `train()`, manual decay. Raises RuntimeError while a delayed update runs, and if masters are in
+        files.
         """
         sync_parameters(self)
 
@@ -73,7 +76,7 @@ class StateFace:
     ) -> SaveHandle | None:
         """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
 
-        `user_state`: JSON values that `load` returns; those of rank 0 are saved. `asynchronous`: returns once this
+        `user_state`: JSON values that `load` returns; rank 0's are saved. `asynchronous`: returns once this
         rank's part is copied to the CPU; an error is raised by the handle's `wait`, or by the next save or load. An
         existing checkpoint is replaced only when the new one is complete. Raises ValueError for state that cannot be
         saved, RuntimeError if writing failed, on all ranks.
@@ -86,8 +89,8 @@ class StateFace:
     def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
         """Loads a checkpoint that `save` wrote at any stage and N, and returns its `user_state`; collective.
 
-        `weights_only`: loads parameters and buffers only, as `load_weights` does. Raises ValueError, on all ranks and
-        before anything is changed, for a checkpoint that is damaged or of another model or optimizer.
+        `weights_only`: loads only parameters and buffers, as `load_weights` does. Raises ValueError, on all ranks and
+        before anything is changed, for a checkpoint that is damaged or for another model or optimizer.
         """
         if weights_only:
             return self._load_weights(path, strict=True)[1]
@@ -97,9 +100,9 @@ class StateFace:
     def load_weights(self: Any, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
         """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
 
-        Collective; each rank reads only the elements that it keeps. Masters are filled with the file's values in their
-        full precision; optimizer states are unchanged. One name of a tied parameter is enough. Returns the names that
-        the file lacks, `missing_keys`, and those that the module lacks, `unexpected_keys`. Raises ValueError, on all
+        Collective; each rank reads only its own elements. Masters are filled with the file's values in their full
+        precision; optimizer states are unchanged. One name of a tied parameter is enough. Returns the names that the
+        file lacks, `missing_keys`, and the names that the module lacks, `unexpected_keys`. Raises ValueError, on all
         ranks and before anything is changed, for damaged files, for other shapes and, if `strict`, for missing and
         unexpected names. Nothing is unpickled.
         """
@@ -110,7 +113,7 @@ class StateFace:
             return _checkpoints().load_weights(self, path, strict)
 
     def export_safetensors(self: Any, path: str | PathLike[str]) -> None:
-        """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
+        """Writes the plain module's state, as `full_state_dict` returns it, into one file; collective, unit by unit."""
         self.writes.check()
         _checkpoints().export_safetensors(self, path)
 
@@ -127,7 +130,7 @@ class StateFace:
 
 
 def sync_parameters(engine: Strategy) -> None:
-    """Rounds the masters, and has everyone get the parameters."""
+    """Rounds the masters and updates the parameters of all ranks from them."""
     engine.schedule.check_writable("sync_parameters")
     if not all(one.is_present for one in engine.placement.all_ranges()):
         engine.placement.restore_absent()
@@ -163,7 +166,7 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 
 
 def state_dict(engine: Strategy) -> dict[str, Any]:
-    """Returns this rank's part, copied, with the stage, world size and rank that it belongs to."""
+    """Returns a copy of this rank's part, with the stage, world size and rank that it belongs to."""
     engine.settle()
     engine.schedule.check_saveable()
     pending = dict(engine.schedule.pending_gradients())
@@ -223,7 +226,7 @@ def _checkpoints() -> ModuleType:
 
 
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
-    """Returns this rank's tensors that training continues from, by name, live; sharded frozen ones are in units."""
+    """Returns this rank's live tensors that training continues from, by name; sharded frozen ones are in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
     shards |= {_name_of(one): one.master for one in engine.placement.all_ranges()}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
@@ -231,11 +234,11 @@ def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
 
 
 def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
-    """Returns the dimensions, slowest first, of each parameter that is not stored in row-major order."""
+    """Returns the dimensions, slowest first, of each parameter that is not row-major."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}
 
 
 def _name_of(one: ShardRange) -> str:
-    """Names a run's master; the first run has the unit's name, since parameter shards are its rounded values."""
+    """Names a range's master; the first range has the unit's name, since parameter shards are its rounded values."""
     return f"unit {one.unit.name}" + (f" from {one.start}" if one.start else "")

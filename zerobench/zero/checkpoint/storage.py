@@ -1,8 +1,8 @@
-"""The files of a checkpoint: a folder of safetensors files and one JSON index, read and written for DCP.
+"""The files of a checkpoint: a folder of safetensors files and one JSON index, read and written through DCP.
 
 [Note: the folder of a checkpoint]
     checkpoint.json             the index: each chunk's parameter, file and byte offset
-    rank0-1f2e3d4c.safetensors  the chunks that rank 0 saved; the number is that of the save
+    rank0-1f2e3d4c.safetensors  the chunks that rank 0 saved; the number identifies the save
     rank1-1f2e3d4c.safetensors  ...
 
 The index holds the size and the SHA-256 of every file, and its own. The folder holds no code, and nothing in it is
@@ -11,12 +11,12 @@ unpickled, whereas torch's own file reader unpickles its metadata.
 [Note: all or nothing]
 A save becomes visible at one rename:
 
-    1. write     every rank writes into `<folder>.partial-<number>`, beside the folder, and waits for the disk (fsync)
-    2. finish    DCP calls `finish` on rank 0 once all ranks have written, and only then; it writes the index there
-    3. rename    a new checkpoint: the partial folder gets its name. An existing one: the new files move in beside the
+    1. write     every rank writes into `<folder>.partial-<number>`, next to the folder, and waits for the disk (fsync)
+    2. finish    DCP calls `finish` on rank 0 only after all ranks have written; it writes the index there
+    3. rename    a new checkpoint: the partial folder is renamed. An existing one: the new files are moved next to the
                  old ones, then the rename of the index replaces the checkpoint, and the old files are deleted
 
-So the last good checkpoint is complete at every instant, and the next save deletes what an interrupted one left.
+So the last good checkpoint is always complete, and the next save deletes the remains of an interrupted one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .safetensors import buffer_of, bytes_of, layout, sync
 
 
 class FolderWriter(StorageWriter):
-    """Writes one file per rank and, once all are there, the index."""
+    """Writes one file per rank and, once all are written, the index."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,7 +131,7 @@ class FolderWriter(StorageWriter):
 
 
 class FolderReader(StorageReader):
-    """Reads chunks, or parts of them, from the files that `metadata` (of `read_index`) names."""
+    """Reads chunks, or parts of them, from the files that `metadata` (from `read_index`) names."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class FolderReader(StorageReader):
         """Does nothing."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns the index, which was read and checked before."""
+        """Returns the index, which has been read and checked already."""
         return self.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -185,6 +185,6 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _name(index: MetadataIndex) -> str:
-    """Returns a chunk's name in its file; it has the offset, since a rank may hold several chunks of one tensor."""
+    """Returns a chunk's name in its file; with its offset, since a rank may hold several chunks of one tensor."""
     assert index.offset is not None
     return f"{index.fqn}[{index.offset[0]}:]"

@@ -1,13 +1,13 @@
 """Loads weights alone, such as pretrained ones, from safetensors or a checkpoint into an existing engine.
 
-Each rank reads the elements that it keeps, in the file's dtype, into its masters and its parts of frozen parameters;
-then parameters are refreshed from the masters, as after `load`. Optimizer states, options and loss scale are unchanged;
-a delayed update (optim/delayed_update.py) is dropped, since it belongs to the replaced weights.
+Each rank reads its own elements, in the file's dtype, into its masters and its parts of frozen parameters; then
+parameters are refreshed from the masters, as after `load`. Optimizer states, options and loss scale are unchanged; a
+delayed update (optim/delayed_update.py) is dropped, since it belongs to the replaced weights.
 
-Weights on the disk, from any program: tensors by name, whose elements are read range by range.
+Weights on disk, from any program: tensors by name, whose elements are read range by range.
 
     model.safetensors                 one file
-    model.safetensors.index.json      an index of several files beside it, as transformers writes them
+    model.safetensors.index.json      an index of several files next to it, as transformers writes them
     a folder                          of either, or our own checkpoint: its masters, frozen parameters and buffers
 
 Nothing is unpickled or executed; files of torch.save are refused. Raises ValueError with a message that names the path,
@@ -77,7 +77,7 @@ class StoredTensor:
     def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
         """Reads elements [start, stop), counted in `order`: (stop - start,) on the CPU.
 
-        Where the file has another order, the whole tensor is in memory for a moment.
+        If the file has another order, the whole tensor is briefly in memory.
         """
         if order.agrees(self.order):
             return self._read(start, stop)
@@ -99,7 +99,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """`tensors` by name; `user_state`: the user's values of a checkpoint."""
+    """`tensors` by name; `user_state`: a checkpoint's user state."""
 
     path: Path
     tensors: dict[str, StoredTensor]
@@ -238,7 +238,7 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
 
 
 def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
-    """Chooses the file's tensor for each of the module's. Raises ValueError if they do not fit."""
+    """Chooses a tensor of the file for each tensor of the module. Raises ValueError if they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in state.items():

@@ -1,1 +1,1 @@
-"""Every byte between ranks: one seam, and the ways collectives travel."""
+"""All communication between ranks goes through this package: one interface, and its implementations."""

@@ -23,11 +23,11 @@ scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatt
 
 
 FAKE = "fake"
-"""torch's name for a process group that moves nothing (torch-private, tested): a simulated world."""
+"""torch's name for a process group that sends nothing (torch-private, tested): a simulated world."""
 
 
 class GroupComm(Comm):
-    """The part of a backend that all process groups have in common."""
+    """The part of a backend that is common to all process groups."""
 
     exchange_into: Callable[..., Any] = staticmethod(dist.all_to_all_single)
     group: dist.ProcessGroup
@@ -83,7 +83,7 @@ class GroupComm(Comm):
         return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
 
     def _check_of_sum(self, full: torch.Tensor, stamp: Stamp | None) -> CheckEnd | None:
-        """Returns the check of a summed stamp, or None if `full`'s dtype cannot hold the sum of digits exactly."""
+        """Returns the check of a summed stamp, or None if `full`'s dtype cannot hold the digits' sum exactly."""
         exact = stamp is not None and sums_are_exact(full.dtype, self.size)
         return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
 
@@ -91,9 +91,9 @@ class GroupComm(Comm):
         self, stream: Threads | CommStream, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
         read: torch.Tensor, check: CheckEnd | None, operation: int,
     ) -> Handle:  # fmt: skip
-        """Launches `carry`; the stamp is first written to the end of `written`, `check` later reads the end of `read`.
+        """Launches `carry`. The stamp is first written to the end of `written`; `check` later reads the end of `read`.
 
-        On a stream both happen on that stream: the next hop of the same buffer may be queued there, behind this one.
+        On a stream both happen on that stream: the next hop of the same buffer may already be queued behind this one.
         """
         end = read
 
@@ -136,13 +136,13 @@ def slices_of(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tenso
 
 
 def slice_of(full: torch.Tensor, rank: int, ranks: int, sizes: Sizes) -> torch.Tensor:
-    """Returns a rank's slice of `full`, and makes no other."""
+    """Returns a rank's slice of `full`, without splitting the whole."""
     numel = full.numel() // ranks if sizes is None else sizes[rank]
     return full.narrow(0, rank * numel if sizes is None else sum(sizes[:rank]), numel)
 
 
 class OwnersWork:
-    """One collective per owner, in flight together. `place`: where the sum of `own` belongs, if elsewhere."""
+    """One collective per owner, in flight together. `place`: the destination of the sum in `own`."""
 
     def __init__(
         self, works: list[Waitable], own: torch.Tensor | None = None, place: torch.Tensor | None = None
@@ -150,7 +150,7 @@ class OwnersWork:
         self._works, self._own, self._place = works, own, place
 
     def wait(self) -> None:
-        """Waits for all of them."""
+        """Waits for all collectives."""
         for work in self._works:
             work.wait()
         if self._own is not None and self._place is not None and self._own.data_ptr() != self._place.data_ptr():
@@ -160,7 +160,7 @@ class OwnersWork:
 def reduce_to_owners(
     place: torch.Tensor, full: torch.Tensor, sizes: Sequence[int], rank: int, group: dist.ProcessGroup, async_op: bool
 ) -> OwnersWork:
-    """Sums each slice of `full` on its owner, the own one into `place`: a reduction per owner, of different sizes."""
+    """Sums each slice of `full` on its owner, this rank's into `place`: one reduction per owner, of unequal size."""
     parts = full.split([*sizes])
     works = [
         dist.reduce(part, group=group, group_dst=owner, async_op=async_op)
@@ -173,7 +173,7 @@ def reduce_to_owners(
 def broadcast_from_owners(
     full: torch.Tensor, sizes: Sequence[int], group: dist.ProcessGroup, async_op: bool
 ) -> OwnersWork:
-    """Fills each slice of `full` from its owner: a broadcast per owner, of different sizes."""
+    """Fills each slice of `full` from its owner: one broadcast per owner, of unequal size."""
     works = [
         dist.broadcast(part, group=group, group_src=owner, async_op=async_op)
         for owner, part in enumerate(full.split([*sizes]))
@@ -183,14 +183,14 @@ def broadcast_from_owners(
 
 
 def _together(work: OwnersWork, async_op: bool) -> OwnersWork:
-    """Completes on its stream what is not asynchronous."""
+    """Returns `work`; if it is not asynchronous, completes it first, on its stream."""
     if not async_op:
         work.wait()
     return work
 
 
 class StagedComm(GroupComm):
-    """The backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through host memory.
+    """The backend's own in-place collectives: gloo's for tensors on a GPU, which it stages through host memory.
 
     Stamps are checked one step later, when their asynchronous copies to the host have completed.
     """

@@ -1,7 +1,7 @@
-"""The interface through which all communication between ranks goes: a stage asks for a collective, a backend runs it.
+"""The interface for all communication between ranks: a stage asks for a collective, a backend runs it.
 
 A full buffer has `N · shard_numel` elements; slice j belongs to rank j. With `sizes` slice j has sizes[j] elements,
-maybe none. The collectives work in place:
+possibly none. The collectives work in place:
 
     reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: unchanged; with `into` the sum
                            goes there, and the content of the own slice is undefined)
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Sizes = Sequence[int] | None
-"""Elements of each rank's slice of a full buffer, where these differ (layout.py [Note: owned]); None: all are equal."""
+"""Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
 
 
 class Comm:
-    """Collectives of a world of one rank, which move nothing; the base class of the backends.
+    """Collectives of a world of one rank, which send nothing; the base class of the backends.
 
-    `full`: (N · shard_numel,); where a `stamp` is given, its last STAMP_NUMEL elements are padding. `unit`: the unit's
+    `full`: (N · shard_numel,); if a `stamp` is given, its last STAMP_NUMEL elements are padding. `unit`: the unit's
     name, for instruments.
     """
 
@@ -45,7 +45,7 @@ class Comm:
     size = 1
     """Ranks of the shard group, over which a buffer is partitioned; this one owns slice number `rank`."""
     ranks = 1
-    """Ranks that gradients are averaged over: more than `size` where shard groups are replicas of one another."""
+    """Ranks that gradients are averaged over: more than `size` if shard groups are replicas of each other."""
     replica = 0
     """Number of the replica that this rank's slices belong to."""
     group: dist.ProcessGroup | None = None
@@ -55,13 +55,13 @@ class Comm:
     stamps = True
     """False in a simulated world, which has no other rank to be out of step with: collectives are not stamped."""
     on_streams = False
-    """True if collectives run on CUDA streams of their own, beside the compute stream: comm/streams.py."""
+    """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/streams.py."""
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
         sizes: Sizes = None,
     ) -> Handle:  # fmt: skip
-        """Sums `full` over the ranks into the own slice, or `into` another tensor of its shape and dtype."""
+        """Sums `full` over the ranks into this rank's slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
@@ -75,7 +75,7 @@ class Comm:
     def all_to_all(
         self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
     ) -> Handle:
-        """Sends slice j of `to` to rank j and receives rank j's into slice j of `here`, both (N · m,), except the own.
+        """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except the own slice.
 
         `name`: the logical collective. With a stamp the last STAMP_NUMEL elements of every slice are padding.
         """
@@ -92,7 +92,7 @@ class Comm:
         return self
 
     def new_source(self, sizes: Sizes = None) -> Source:
-        """Returns the source from which a unit of stage 3, with slices of such `sizes`, fills its full parameters."""
+        """Returns the source from which a unit of stage 3, with slices of these `sizes`, fills its full parameters."""
         return ShardAllGather(self, sizes)
 
     def serves(self, engine: Strategy) -> None:
@@ -109,11 +109,11 @@ class Comm:
         return flags
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
-        """Builds the error for ranks whose checksums differ in `unseal`: this one at `what`, after `asked`."""
+        """Builds the error for ranks whose checksums differ in `unseal`: this rank is at `what`, after `asked`."""
         return RuntimeError(f"{what}: the ranks launched different collectives before it; this rank launched {asked}")
 
     def forget(self) -> None:
-        """Drops what is kept of earlier exchanges: other weights are loaded."""
+        """Drops the state of earlier exchanges, because other weights are loaded."""
 
     def meet(self, what: str) -> None:
         """Returns when all ranks have called it: a barrier before a small collective that could pair with another."""
@@ -136,7 +136,7 @@ class Comm:
 
 
 class WrappedComm(Comm):
-    """Forwards every collective to the Comm below; subclasses override those that they change, or `start`."""
+    """Forwards every collective to the Comm below; subclasses override the collectives that they change, or `start`."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below
@@ -162,7 +162,7 @@ class WrappedComm(Comm):
         return self.start("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit, stamp))
 
     def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        """Runs `launch`, which starts a collective of that kind below, which moves `sent`."""
+        """Runs `launch`, which starts a collective of kind `kind` below that sends `sent`."""
         return launch()
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
@@ -197,13 +197,13 @@ class Source(Protocol):
     """The source of one unit's full parameters: the shards of all ranks, or a nearer copy (hpZ's secondary shards).
 
     launch     starts filling the unit's full parameters
-    released   they are about to be freed: a source that keeps a copy takes it now
+    released   the parameters are about to be freed: a source that keeps a copy takes it now
     updated    an update has changed the parameters
-    stale      they have changed in another way: a kept copy is invalid
+    stale      the parameters have changed in another way: a kept copy is invalid
     """
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """Starts filling `full`, (N · shard_numel,), whose own slice is filled already."""
+        """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """`full` is about to lose its memory."""

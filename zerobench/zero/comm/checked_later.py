@@ -2,9 +2,9 @@
 
 `seal` writes the checksum into bits of the agreement's flags that would be zero, and `unseal` compares it over the
 ranks. So collectives of equal size that belong to different units on different ranks never lead to an update, on any
-backend; and a rank that clips while another one steps gets an error at once.
+backend; and a rank that clips while another one steps gets an error immediately.
 
-The collectives that the stages ask for are counted, not the hops that they become.
+The collectives that the stages ask for are counted, not the hops into which they are divided.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MASK = 2**SEAL_BITS - 1
 
 
 class Sealed(WrappedComm):
-    """Counts collectives. `asked`: number by kind and unit, launched by the stages since the last agreement."""
+    """Counts collectives. `asked`: "kind of unit" -> number launched by the stages since the last agreement."""
 
     def __init__(self, below: Comm, asked: dict[str, int]) -> None:
         super().__init__(below)
         self.asked = asked
 
     def count(self, kind: str, unit: str) -> None:
-        """Counts one more collective, which is about to be launched."""
+        """Counts a collective that is about to be launched."""
         key = f"{kind} of {unit}"
         self.asked[key] = self.asked.get(key, 0) + 1
 
@@ -51,7 +51,7 @@ class Sealed(WrappedComm):
     def seal(self, flags: torch.Tensor, what: str) -> None:
         if len(flags) > 1:
             # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
-            # code of all ranks, which are equal exactly where all codes are. Bit 0 stays the flag's own.
+            # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.
             code = zlib.crc32(f"{what} after {sorted(self.asked.items())}".encode()) & MASK
             flags[0] += code << 1
             flags[-1] += (code ^ MASK) << 1

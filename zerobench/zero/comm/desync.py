@@ -1,6 +1,6 @@
-"""The desync check: unit and step travel in the padding of a collective's buffer, and the receiving rank checks them.
+"""The desync check: unit and step are sent in the padding of a collective's buffer, and the receiving rank checks them.
 
-Ranks whose control flow differs (one skips a layer that another runs) would otherwise silently match collectives of
+Otherwise ranks whose control flow differs (one skips a layer that another runs) would silently match collectives of
 equal size, and train on each other's layers. The last STAMP_NUMEL elements of a full buffer hold the stamp::
 
     | ... parameters ... | padding | unit: 4 digits | step: 4 digits |       of base 16, the highest first
@@ -19,20 +19,20 @@ import torch
 from .. import labels
 
 STAMP_NUMEL = 8
-"""Elements of padding that a full buffer must end with where its collectives are stamped."""
+"""Elements of padding at the end of a full buffer whose collectives are stamped."""
 
 CheckEnd = Callable[[torch.Tensor], None]
 """Takes the end of a buffer and raises DesyncError if it holds another stamp."""
 
 MOST_UNSENT = 4096
-"""Limit of stamps that wait on a device for the end of a step: an evaluation may be long, and has no such end."""
+"""Limit of stamps that wait on a device for the end of a step: an evaluation may be long, and ends no step."""
 
 _BASE, _DIGITS = 16, STAMP_NUMEL // 2
 _MODULUS = _BASE**_DIGITS
 
 
 class DesyncError(RuntimeError):
-    """Raised if another rank is at another unit or step."""
+    """Raised if another rank is at a different unit or step."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Stamp:
 
     def write(self, full: torch.Tensor) -> None:
         """Writes the digits into the last elements of `full`, (numel,) of a floating dtype."""
-        # Pinned, so that the copy is asynchronous: a copy from pageable memory would make the host wait for the GPU.
+        # Pinned, so that the copy is asynchronous: copying from pageable memory would make the host wait for the GPU.
         digits = torch.tensor(self.digits(), dtype=full.dtype, pin_memory=full.is_cuda)
         full[-STAMP_NUMEL:].copy_(digits, non_blocking=True)
 
@@ -69,7 +69,7 @@ class Stamp:
         return f"{here}: all ranks must run the same modules in the same order"
 
     def _read(self, rank: int, digits: Sequence[float]) -> str:
-        """Decodes another rank's digits into words; the step is modulo 65536, so the value nearest to ours is meant."""
+        """Formats another rank's digits; the step is modulo 65536, so the value nearest to ours is meant."""
         if not all(digit in range(_BASE) for digit in digits):
             return f"rank {rank} sent no stamp"
         unit, step = (int("".join(f"{int(d):x}" for d in part), _BASE) for part in (digits[:_DIGITS], digits[_DIGITS:]))
@@ -83,9 +83,8 @@ def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
 
 
 class DeferredStamps:
-    """Stamps on a device, checked without a synchronization.
-
-    They are copied to the host asynchronously and checked once the copy has completed, usually one step later.
+    """Stamps on a device, checked without a synchronization: they are copied to the host asynchronously and checked
+    once the copy has completed, usually one step later.
     """
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class DeferredStamps:
             self.check()
 
     def check(self) -> None:
-        """Raises RuntimeError if a stamp that has reached the host differs; starts the copy of the newest ones."""
+        """Raises RuntimeError if a stamp that has reached the host differs; starts copying the newest ones."""
         self._send()
         while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
             checks, ends, _ = self._sent.popleft()

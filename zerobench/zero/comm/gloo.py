@@ -1,21 +1,21 @@
 """Reduce-scatter and all-gather on gloo, by pairwise sends and receives.
 
-A full buffer has N slices of `shard_numel` elements, slice j is rank j's. Slices are sent and received in pieces, all
-asynchronously, so that both directions are busy. gloo pairs the nth send of a tag with the nth receive of that tag, so
-a tag stands for one kind of collective, unit and size: transfers that do not belong together never match (where their
-sizes differed gloo would abort the process), and comm/hang_watch.py reports the ranks that then wait for each other.
+A full buffer has N slices of `shard_numel` elements; slice j belongs to rank j. Slices are sent and received in pieces,
+all asynchronously, so that both directions are busy. gloo pairs the nth send of a tag with the nth receive of that tag.
+So each kind of collective, unit and size has its own tag: transfers that do not belong together never match (if their
+sizes differed, gloo would abort the process), and comm/hang_watch.py reports the ranks that then wait for each other.
 
 [Note: true reduce-scatter on gloo]
-gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice what is needed and leaves the order
-of the sum to the ring. Here the ranks exchange slices and each sums its own: (N-1)/N of the buffer on the wire, and
+gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice the necessary bytes and leaves the
+order of the sum to the ring. Here the ranks exchange slices and each sums its own: (N-1)/N of the buffer is sent, and
 
     sum := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
 
-The sum is written to its destination directly, the own slice or another tensor, so that no copy is needed.
+The sum is written directly to its destination, the rank's own slice or another tensor, so that no copy is needed.
 
-Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer. A slot is
-reused only after its piece has been summed, so a thread sends, receives and sums while backward runs. (Doing it in
-`wait` instead costs nothing if the ranks' own cores move the bytes, and 8 % of a step on a link of 2 Gbit/s.)
+Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer is. A slot
+is reused only after its piece has been summed. A thread sends, receives and sums while backward runs. (Doing this in
+`wait` instead costs nothing if the ranks' own cores transfer the bytes, and 8 % of a step on a link of 2 Gbit/s.)
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .desync import Stamp
 from .streams import Handle, Waitable
 
 GATHER_PIECE_BYTES = 16 * 2**20
-"""Gathers need no memory beside their buffer, and each message costs a wake-up of both ranks."""
+"""Large, because gathers need no memory besides their buffer, and each message costs a wake-up of both ranks."""
 
 REDUCE_PIECE_BYTES = 2**20
 SLOTS = 2
 
 MOST_TAGS = 2**16
-"""Size of the cache of tags: more than most models have units."""
+"""Size of the cache of tags: larger than most models' number of units."""
 
 Pieces = tuple[torch.Tensor, ...]
 
 CheckRow = Callable[[int, torch.Tensor], None]
-"""Takes a peer's rank and the end of a slice that it sent; raises if its stamp differs from this rank's."""
+"""Called with a peer's rank and the end of a slice that it sent; raises if its stamp differs from this rank's."""
 
 
 @lru_cache(MOST_TAGS)
@@ -60,7 +60,7 @@ def tag_of(kind: str, unit: str, size_bytes: int) -> int:
 
 
 def send(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
-    """Starts sending to a rank of the group; skips dist.isend, whose overhead is measurable with many small pieces."""
+    """Starts sending to a rank of the group, without dist.isend, which has a measurable overhead with small pieces."""
     return group.send([piece], peer, tag)
 
 
@@ -86,7 +86,7 @@ def gather_slices(
 def exchange_slices(
     to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = ""
 ) -> list[Any]:
-    """Launches the all-to-all of `to` into `here`, (N · m,) each, except the own slices. Returns the works."""
+    """Launches the all-to-all of `to` into `here`, (N · m,) each, except this rank's own slices. Returns the works."""
     going, coming = ([pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
     others = [(rank + distance) % size for distance in range(1, size)]
     tag = tag_of("exchange", unit, to.nbytes)
@@ -121,7 +121,7 @@ class GlooComm(GroupComm):
         return Handle(works, self._gathered_to_check(full, stamp), operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        """Runs gloo's own, after a barrier that makes sure they match: gloo pairs all-reduces by launch order alone."""
+        """Runs gloo's all-reduce after a barrier that makes all ranks match: gloo pairs all-reduces by launch order."""
         self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
         return super().all_reduce(full, unit, stamp)
 
@@ -140,10 +140,10 @@ class GlooComm(GroupComm):
     def _reduce(
         self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None, sizes: Sizes
     ) -> PairwiseReduction:
-        """Queues sending the other slices of `full`, (N · shard_numel,), to their ranks, and the sum of the own one.
+        """Queues the sends of the other slices of `full`, (N · shard_numel,), and the sum of this rank's slice.
 
-        `into`: (shard_numel,) for the sum, by default the own slice. A thread runs the reductions, one at a time, in
-        launch order.
+        `into`: (shard_numel,) for the sum, by default this rank's slice. A thread runs the reductions, one at a time,
+        in launch order.
         """
         slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in slices_of(full, self.size, sizes)]
         own = slices[self.rank]
@@ -204,7 +204,7 @@ class PairwiseReduction:
             raise
 
     def wait(self) -> None:
-        """Blocks until the sum is there, and raises an error of the thread here."""
+        """Blocks until the sum is complete. Raises the thread's error, if any."""
         self.wait_until(self._done)
         self._slots = None  # freed here, not in the thread, so that the peak is the same in every run
         if self._error is not None:
@@ -277,7 +277,7 @@ class PairwiseReduction:
 
 
 def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
-    """Splits a slice into the parts in which it is sent, of at most so many bytes each: none of an empty one."""
+    """Splits a slice into the parts in which it is sent, of at most `most_bytes` each; an empty slice has none."""
     return () if not part.numel() else part.split(max(1, most_bytes // part.element_size()))
 
 

@@ -1,23 +1,23 @@
-"""Deadlock detection: ranks that wait for each other raise one sentence within seconds, not the group's timeout.
+"""Deadlock detection: ranks that wait for each other raise one message within seconds, before the group's timeout.
 
     1. note       each wait is noted in memory; one shorter than PATIENCE_S costs no message
     2. publish    a longer one is published in the process group's store
     3. compare    the thread reads the other ranks' waits; a slow rank is waited for until the group's timeout
-    4. settle     in a circle of waits the ranks agree on one sentence, break the connection, and all raise it
+    4. settle     in a circle of waits the ranks agree on one message, break the connection, and all raise it
 
 A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
 
 [Note: a circle of waiting ranks]
 A rank *lacks* a collective that another rank waits for if it has launched that channel fewer times. A rank that lacks
-it while it computes, or writes a file for minutes, is slow, which is no fault. Where it waits itself, for a collective
-that the other rank lacks, neither can ever proceed. So
+it while it computes, or writes a file for minutes, is only slow. But if it is itself waiting for a collective that the
+other rank lacks, neither can ever proceed. So
 
-    a fault := a set of ranks that all wait, each of them for a collective that another one of the set lacks
+    a fault := a set of ranks that all wait, each for a collective that another rank of the set lacks
 
 Counts only grow, and a waiting rank launches nothing. Positions that were published at different times, or are out of
-date, therefore show no false circle: the first rank to leave it would have needed another one to leave before.
+date, therefore show no false circle: for the first rank to leave it, another rank would have had to leave before.
 
-`WatchedComm` registers the waits of one process group's collectives with its watch.
+`WatchedComm` registers the waits for one process group's collectives with its watch.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ RULE = (
 )
 
 MOST_NAMED = 4
-"""Most ranks that a sentence names where many are at one position."""
+"""Maximum number of ranks that a message names, if many are at one position."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """A rank's position: the collective that it waits for, and the counts of those that it has launched.
+    """A rank's position: the collective that it waits for, and how many collectives it has launched.
 
-    `channel`  the collective that it waits for, with all that must be equal on the ranks; None: it waits for none
+    `channel`  the collective that it waits for, with all that must be equal on the ranks; None: it is not waiting
     `number`   its number in that channel, from 1
     `peers`    the ranks that must launch it
     `words`    a description for messages, with the program's line
@@ -102,7 +102,7 @@ def out_of_step(positions: Sequence[Position]) -> str:
 
 
 def difference(positions: Sequence[Position]) -> str:
-    """Names the first channel of which the ranks have launched different numbers."""
+    """Names the first channel whose number of launches differs between the ranks."""
     channels = dict.fromkeys(channel for one in positions for channel in one.launched)
     for channel in channels:
         counts = {one.rank: one.launched.get(channel, 0) for one in positions}
@@ -112,7 +112,7 @@ def difference(positions: Sequence[Position]) -> str:
 
 
 def places(positions: Iterable[Position]) -> str:
-    """Says which rank is where; ranks at one position are named together."""
+    """Describes where each rank is; ranks at one position are named together."""
     ranks: dict[str, list[int]] = {}
     for one in sorted(positions, key=lambda one: one.rank):
         ranks.setdefault(one.words, []).append(one.rank)
@@ -120,7 +120,7 @@ def places(positions: Iterable[Position]) -> str:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Lists rank numbers in words; of many, the first MOST_NAMED."""
+    """Formats a list of rank numbers; names at most the first MOST_NAMED."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > MOST_NAMED:
@@ -129,26 +129,26 @@ def named(ranks: Sequence[int]) -> str:
 
 
 PATIENCE_S = 2.0
-"""Length of a wait, in seconds, from which it is published."""
+"""Duration of a wait, in seconds, after which it is published."""
 
 RANKS_A_SECOND = 32
-"""Ranks per additional second of patience: each waiting rank reads the positions of all, which loads the store."""
+"""Ranks per additional second of patience: each waiting rank reads all positions, which loads the store."""
 
 LOOK_S = 0.5
-"""Interval, in seconds, at which the thread looks for a long wait."""
+"""Interval, in seconds, at which the thread checks for a long wait."""
 
 ANSWER_S = 3.0
-"""Time, in seconds, that the other ranks have to publish their positions once the connection has broken."""
+"""Time, in seconds, for the other ranks to publish their positions once the connection has broken."""
 
 BREAK_TAG = 0x7FFFFFFF
 """Tag of a message that is never sent."""
 
 MOST_PARAMETERS_NAMED = 2
-"""Number of a unit's parameters that a message names."""
+"""Maximum number of a unit's parameters that a message names."""
 
 HERE = str(Path(__file__).parent.parent)
 NOT_THE_CALLER = (str(Path(torch.__file__ or "").parent), contextlib.__file__)
-"""Files of the frames between the engine's and its caller's."""
+"""Files of the frames between the engine's frames and the caller's."""
 
 T = TypeVar("T")
 
@@ -168,8 +168,8 @@ class HangWatch:
     """The launches and the current wait of one process group's engines on this rank.
 
     `launched`  number of collectives by channel
-    `before`    number of them before the current step
-    `settled`   the sentence that all ranks raise from now on
+    `before`    the same, at the start of the current step
+    `settled`   the message that all ranks raise from now on
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -187,20 +187,20 @@ class HangWatch:
         labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
 
     def launch(self, channel: str) -> int:
-        """Counts one more collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
+        """Counts a collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
         if self.settled is not None:
             raise RuntimeError(self.settled)
         number = self.launched[channel] = self.launched.get(channel, 0) + 1
         return number
 
     def begin_step(self) -> None:
-        """Starts another step, in which messages count collectives from 1 again."""
+        """Starts a new step, in which messages count collectives from 1 again."""
         self.before = dict(self.launched)
 
     def wait(self, channel: str, number: int, peers: list[int], words: Callable[[], str], call: Callable[[], T]) -> T:
         """Runs `call`, which may block until all `peers` have launched that collective, and returns its result.
 
-        Raises RuntimeError, with the same sentence on all ranks, where they never will.
+        Raises RuntimeError, with the same message on all ranks, if they never will.
         """
         self._wait = Wait(channel, number, peers, words, threading.get_ident(), time.monotonic())
         try:
@@ -211,11 +211,11 @@ class HangWatch:
             self._wait = None
 
     def differ(self, words: str, launched: dict[str, int]) -> RuntimeError:
-        """Returns the error for ranks that have all found a desync: it says where each of them is."""
+        """Returns the error for ranks that have all found a desync; it names each rank's position."""
         mine = Position(self.rank, None, 0, words, launched)
         return RuntimeError(self._settle(out_of_step(self._positions.exchange("differs", mine))))
 
-    # -- for words ------------------------------------------------------------------------------------------------
+    # -- for messages ---------------------------------------------------------------------------------------------
 
     def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives."""
@@ -239,7 +239,7 @@ class HangWatch:
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Publishes a long wait, once, and settles the sentence of a circle that it closes."""
+        """Publishes a long wait, once, and settles the message if that wait closes a circle."""
         wait = self._wait
         patience = PATIENCE_S + self.size / RANKS_A_SECOND
         if wait is None or self.settled is not None or time.monotonic() - wait.since < patience:
@@ -282,15 +282,15 @@ class HangWatch:
         return self.settled
 
     def _break(self) -> None:
-        """Ends every wait of this rank and of the ranks that wait for it; the groups are unusable afterwards."""
+        """Ends all waits of this rank and for this rank; the groups are unusable afterwards."""
         for group in list(self.groups):
             break_connections(group)
 
 
 class PositionStore:
-    """Positions of a group's ranks, exchanged through the group's store, apart from its collectives.
+    """Positions of a group's ranks, exchanged through the group's store, not through its collectives.
 
-    Where the store does not answer, as when its owner has ended, a rank knows its own position alone.
+    If the store does not answer, for example because its owner has ended, a rank knows only its own position.
     """
 
     _is_open = True
@@ -312,7 +312,7 @@ class PositionStore:
         )
 
     def exchange(self, topic: str, mine: Position) -> list[Position]:
-        """Publishes this rank's position and returns those of all ranks that publish theirs within ANSWER_S."""
+        """Publishes this rank's position and returns the positions that all ranks publish within ANSWER_S."""
         self.publish(topic, mine)
         end = time.monotonic() + ANSWER_S
         while len(there := self.read(topic)) < self._size and self._is_open and time.monotonic() < end:
@@ -326,7 +326,7 @@ class PositionStore:
         return self._try(lambda: self._store.get("sentence").decode() if self._store.check(["sentence"]) else None)
 
     def settle(self, sentence: str) -> str:
-        """Returns the sentence of the first rank that called it: all ranks raise that one."""
+        """Returns the message of the first rank that called this method: all ranks raise that message."""
         if self._try(lambda: self._store.add("settled", 1)) == 1:  # atomic: exactly one rank is the first
             self._try(lambda: self._store.set("sentence", sentence))
             return sentence
@@ -358,7 +358,7 @@ def whereabouts(thread: int) -> str:
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
-    """Makes all pending communication of `group` raise, on this rank and on its others.
+    """Makes all pending communication of `group` raise, on this rank and on the others.
 
     gloo closes all connections of a context when one wait in it times out; it has no other way to end a wait.
     """
@@ -396,7 +396,7 @@ def watch_of(group: dist.ProcessGroup) -> HangWatch:
 
 
 AGREEMENT = "agreement"
-"""The channel of all small all-reduces: gloo pairs them in the order of their launch."""
+"""The channel of all small all-reduces: gloo pairs them by launch order."""
 
 
 class WatchedComm(WrappedComm):
@@ -435,7 +435,7 @@ class WatchedComm(WrappedComm):
         return self.watch.differ(f"calling {what}(){self.watch.step()}", asked)
 
     def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        """The launch is watched like its wait, since a launch can block too."""
+        """Launches under the watch, since a launch can block too, not only its wait."""
         channel = f"{kind} of {unit}{self._among}, {sent.nbytes} bytes"
         number = self.watch.launch(channel)
 
@@ -448,9 +448,9 @@ class WatchedComm(WrappedComm):
 
 
 def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
-    """Returns `comm` under the watch of `whole`, a process group that contains its ranks, by default its own.
+    """Returns `comm` under the watch of `whole`, a process group that contains its ranks; default: its own group.
 
-    Returns `comm` itself in a world of one rank, and in a simulated world, where no rank can wait.
+    Returns `comm` itself in a world of one rank, and in a simulated world, in which no rank can wait.
     """
     group = comm.group
     if group is None or str(dist.get_backend(group)) == FAKE:

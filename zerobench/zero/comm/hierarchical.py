@@ -11,18 +11,18 @@ Z slices in place, without a permutation::
     reduce_scatter    within a node   own block := sum over the node
                       between nodes   own slice := sum over the nodes
 
-A node thus sends (Z-1)/Z of the buffer to the others, the lower bound; a flat collective sends more.
+A node thus sends (Z-1)/Z of the buffer to the other nodes, the lower bound; a flat collective sends more.
 
 [Note: replicas]
 k consecutive ranks form a shard group, and the N/k groups are replicas (MiCS, arXiv 2205.00119; hybrid sharding,
 arXiv 2304.11277, section 3.2.2)::
 
     all_gather        within the group
-    reduce_scatter    within the group; then the own slices are summed over the replicas: all-reduce of 1/k
+    reduce_scatter    within the group; then each rank's slice is summed over the replicas: all-reduce of 1/k
 
-Every replica receives the same bits of a sum, so that all compute the same update.
+Every replica receives a sum with the same bits, so that all compute the same update.
 
-`connect` chooses the Comm class of a process group by its backend and device.
+`connect` chooses the Comm class for a process group by its backend and device.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ KINDS: dict[tuple[str, str], type[GroupComm]] = {
 
 
 def kinds() -> dict[tuple[str, str], type[GroupComm]]:
-    """Returns the classes by (backend, device type), with those of simulated worlds."""
+    """Returns the classes by (backend, device type), including the classes for simulated worlds."""
     return KINDS | {(FAKE, device): kind for device, kind in simulated.KINDS.items()}
 
 
 def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
-    """Returns the Comm of `group`, by default torch's default group; without one, that of a world of one rank.
+    """Returns the Comm of `group`, by default of torch's default group; without one, the Comm of a world of one rank.
 
-    Raises ValueError for a backend that the engine does not know.
+    Raises ValueError for an unsupported backend.
     """
     if group is None:
         if not dist.is_initialized():
@@ -83,18 +83,18 @@ Hop = Callable[[], Handle]
 
 @dataclass(frozen=True)
 class Nodes:
-    """A rank's two groups. `within`: the ranks of its node. `between`: one rank per node, of its own local rank."""
+    """A rank's two groups. `within`: the ranks of its node. `between`: one rank per node, with its local rank."""
 
     within: Comm
     between: Comm
 
 
 class Hops:
-    """Collectives of several hops in flight, in the order of their launch, which is the same on all ranks.
+    """Collectives of several hops in flight, in launch order, which is the same on all ranks.
 
-    A later hop is launched once the one before it is done and the program waits for this collective or for one that was
-    launched later. So hops, too, are launched in one order on all ranks, and a rank that waits for a collective has
-    launched every hop of those before it: no circle of waits can form.
+    A later hop is launched once the hop before it is done and the program waits for this collective or for a later one.
+    So the hops are launched in the same order on all ranks too, and a rank that waits for a collective has launched all
+    hops of the collectives before it: no circle of waits can form.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Hops:
 
 @dataclass(eq=False)
 class _Chain:
-    """One collective's hops. `handle`: of the hop in flight. `to_come`: the hops after it."""
+    """One collective's hops. `handle`: the hop in flight. `to_come`: the hops after it."""
 
     handle: Handle
     to_come: deque[Hop]
@@ -147,7 +147,7 @@ class Hierarchical(WrappedComm):
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
         sizes: Sizes = None,
     ) -> Handle:  # fmt: skip
-        """Reduces within the node, then between nodes; the other slices of the own block then hold the node's sums."""
+        """Reduces within the node, then between nodes; the block's other slices then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
             lambda: within.reduce_scatter(full, unit, stamp),
@@ -170,12 +170,12 @@ class Hierarchical(WrappedComm):
         return full.narrow(0, self.nodes.within.rank * numel, numel)
 
     def _launch(self, first: Hop, second: Hop) -> Handle:
-        """Queues both hops at once on streams, which keep their order; elsewhere the second waits for the first."""
+        """Queues both hops immediately on streams, which keep their order; otherwise the second waits for the first."""
         return Handle([first(), second()]) if self.on_streams else self.hops.launch(first, second)
 
 
 class ShardGroup(WrappedComm):
-    """Shard groups. `shards`: ranks of one partition; `replicas`: ranks that hold the same slice. [Note: replicas]"""
+    """Shard groups. `shards`: ranks of one partition; `replicas`: ranks with the same slice. [Note: replicas]"""
 
     def __init__(self, all_ranks: Comm, shards: Comm, replicas: Comm) -> None:
         super().__init__(all_ranks)
@@ -211,9 +211,9 @@ class ShardGroup(WrappedComm):
 def connect_groups(
     group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None
 ) -> Comm:
-    """Returns the Comm over `group`, in nodes of `node_size` ranks or shard groups of `shard_group`, if less than all.
+    """Returns the Comm over `group`, in nodes of `node_size` ranks or shard groups of `shard_group`, if not all ranks.
 
-    Collective. Raises ValueError if the ranks cannot be divided so.
+    Collective. Raises ValueError if the ranks cannot be divided in this way.
     """
     all_ranks = watched(connect(group, device))
     check_groups(all_ranks.size, node_size, shard_group)
@@ -237,7 +237,7 @@ def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> 
 
 
 def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
-    """Creates this rank's groups: its node of `node_size` consecutive ranks, and one rank of each node. Collective."""
+    """Creates this rank's groups: a node of `node_size` consecutive ranks, and one rank per node. Collective."""
     if all_ranks.group is None or node_size == all_ranks.size:
         return Nodes(all_ranks, Comm())
     if all_ranks.group is not dist.group.WORLD:
@@ -256,7 +256,7 @@ _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGr
 
 
 def _mine(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:
-    """Returns this rank's group among `parts`; each group is created once in the life of `group`."""
+    """Returns this rank's group among `parts`; each group is created only once per `group`."""
     known = _made.setdefault(group, {})
     for ranks in map(tuple, parts):
         if ranks not in known:

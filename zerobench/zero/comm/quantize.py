@@ -1,4 +1,4 @@
-"""Block quantization: slices as whole numbers of 8 or 4 bits and a scale for every block of elements.
+"""Block quantization: slices as integers of 8 or 4 bits, with a scale per block of elements.
 
 A slice of n elements is quantized into a payload of bytes (`payload_bytes`, a multiple of 64)::
 
@@ -7,15 +7,15 @@ A slice of n elements is quantized into a payload of bytes (`payload_bytes`, a m
     padding
     stamp     STAMP_NUMEL bytes for the sender's desync stamp (comm/desync.py)
 
-LEVELS is 127 for 8 bits and 7 for 4. An element x of a block is quantized to round(x / scale), to the nearest, ties to
-even, and dequantized to that times the scale.
+LEVELS is 127 for 8 bits and 7 for 4. An element x of a block is quantized to q = round(x / scale), to the nearest, ties
+to even, and dequantized to q · scale.
 
 [Note: the bound]
 For every element of a block whose max|x| = m is finite
 
     |decoded - x|  <=  scale / 2 · (1 + 2^-14)  =  m / (2 · LEVELS) · (1 + 2^-14)       m/254, or m/14
 
-in fp32; the term 2^-14 covers the roundings of the scale, of the quotient and of the product. Decoding to a half dtype
+in fp32; the term 2^-14 covers the rounding of the scale, the quotient and the product. Decoding to a half dtype
 rounds once more. Blocks with m below 2^-119 decode to 0. A block with a NaN or an infinity decodes to NaN.
 """
 
@@ -33,11 +33,11 @@ LEVELS = {8: 127, 4: 7}
 """Bits -> largest quantized magnitude."""
 
 LEAST = 2.0**-119
-"""Blocks whose largest magnitude is below this decode to 0: their scale would be no normal fp32 number."""
+"""Blocks whose largest magnitude is below this decode to 0: their scale would not be a normal fp32 number."""
 
 CHUNKS = {"cpu": 2**18}
-"""Device type -> elements that are quantized at once, which bounds the fp32 temporaries. A GPU quantizes whole slices,
-since its kernels take long to launch.
+"""Device type -> elements quantized at a time, which bounds the fp32 temporaries. A GPU quantizes whole slices, since
+its kernels take long to launch.
 """
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -57,7 +57,7 @@ class Codec:
         return -(-used // ALIGN_BYTES) * ALIGN_BYTES
 
     def encode(self, slices: torch.Tensor, payloads: torch.Tensor) -> None:
-        """Quantizes `slices`, (rows, numel) of one of DTYPES, into `payloads`, (rows, payload_bytes) uint8."""
+        """Quantizes `slices`, (rows, numel) in one of DTYPES, into `payloads`, (rows, payload_bytes) uint8."""
         values, scales = self._parts(payloads, slices.shape[1])
         whole = torch.empty(slices.shape, dtype=torch.int8, device=slices.device)
         for part, place, into in _blocks(self.block, slices, whole, scales):
@@ -69,14 +69,14 @@ class Codec:
         payloads[:, self._values_bytes(slices.shape[1]) + 4 * scales.shape[1] :].zero_()
 
     def decode(self, payloads: torch.Tensor, slices: torch.Tensor) -> None:
-        """Fills `slices`, (rows, numel) of one of DTYPES, from `payloads`, (rows, payload_bytes) uint8."""
+        """Fills `slices`, (rows, numel) in one of DTYPES, from `payloads`, (rows, payload_bytes) uint8."""
         values, scales = self._parts(payloads, slices.shape[1])
         whole = values.view(torch.int8) if self.bits == 8 else _unpack(values, slices.shape[1])
         for place, part, scale in _blocks(self.block, slices, whole, scales):
             place.copy_(part.float().mul_(scale))  # not part * scale: mixed dtypes would make another temporary
 
     def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
-        """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8 of that shape; scales: (rows, blocks, 1)."""
+        """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8; scales into `into`, (rows, blocks, 1)."""
         largest = x.abs().amax(2, keepdim=True)
         levels = largest.new_full((), LEVELS[self.bits])  # a tensor: dividing by a number, CUDA uses the reciprocal
         scale = torch.where(largest < LEAST, 0.0, largest / levels)
@@ -86,7 +86,7 @@ class Codec:
         place.copy_(levels.round_())
 
     def _values_bytes(self, numel: int) -> int:
-        """Returns the bytes of the values, padded to a multiple of 4 if the fp32 scales must begin."""
+        """Returns the bytes of the values, padded to a multiple of 4, at which the fp32 scales begin."""
         used = numel if self.bits == 8 else -(-numel // 2)
         return -(-used // 4) * 4
 

@@ -1,14 +1,14 @@
-"""A simulated world: one process runs one rank of N over torch's fake process group, which moves nothing.
+"""A simulated world: one process runs one rank of N over torch's fake process group, which sends nothing.
 
-The engine runs as it does in a real world: layouts, buffers and operations are equal, so memory and traffic are those
-of this rank. Data from the other ranks is zero, so that numbers stay finite and runs repeat:
+The engine runs as in a real world, with the same layouts, buffers and operations, so memory and traffic equal a real
+rank's. Data from the other ranks is zero, so that numbers stay finite and runs repeat:
 
     reduce_scatter              own slice := this rank's own part of the mean
     all_gather                  the others' slices := 0
     all_to_all                  the others' slices := 0
     all_reduce and the rest     as in a world of one rank
 
-Losses, weights and times mean nothing. Nothing is stamped: there is no other rank to be out of step with.
+Losses, weights and times mean nothing. Nothing is stamped: no other rank exists to be out of step with.
 The fake group is private to torch; a test compares a simulated run with real ones.
 """
 
@@ -29,15 +29,15 @@ from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Handle, Waitable
 
 TAG = 7000
-"""An arbitrary tag: the fake group pairs nothing."""
+"""An arbitrary tag: the fake group does not match sends with receives."""
 
 
 class SimulatedGloo(GlooComm):
-    """The pairwise exchange of gloo at constant cost: of equal pieces one is sent, and accounted once per piece and
-    other rank.
+    """The pairwise exchange of gloo at constant cost: one of several equal pieces is sent, and accounted once per piece
+    and other rank.
 
-    Nothing is received and nothing summed, so that a world of 1 024 ranks costs no more than one of 8, and a shard of
-    1 GB no more than one of 1 MB.
+    Nothing is received or summed, so that a world of 1,024 ranks costs no more than one of 8, and a shard of 1 GB no
+    more than one of 1 MB.
     """
 
     stamps = False
@@ -67,7 +67,7 @@ class SimulatedGloo(GlooComm):
         return Handle([], operation=operation)
 
     def meet(self, what: str) -> None:
-        """Returns at once: there is no other rank."""
+        """Does nothing: there is no other rank."""
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         self._zero_others(here)
@@ -94,7 +94,7 @@ class SimulatedGloo(GlooComm):
 
 @dataclass(frozen=True)
 class Pieces:
-    """The parts in which gloo's ranks exchange a slice: `count` of `largest` elements, and one of the rest."""
+    """The parts in which gloo's ranks exchange a slice: `count` pieces of `largest` elements, and one with the rest."""
 
     slice: torch.Tensor
     largest: int
@@ -102,7 +102,7 @@ class Pieces:
 
     @classmethod
     def of(cls, part: torch.Tensor, most_bytes: int) -> Self:
-        """Splits `part`, (numel,), into pieces of at most so many bytes each."""
+        """Splits `part`, (numel,), into pieces of at most `most_bytes` each."""
         largest = max(1, min(part.numel(), most_bytes // part.element_size()))
         return cls(part, largest, part.numel() // largest)
 
@@ -110,7 +110,7 @@ class Pieces:
         return self.count + (self.count * self.largest < self.slice.numel())
 
     def different(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yields a piece of each size, and how many there are."""
+        """Yields a piece of each size, and the number of such pieces."""
         if self.count:
             yield self.slice[: self.largest], self.count
         if len(self) > self.count:
@@ -118,7 +118,7 @@ class Pieces:
 
 
 class _Held:
-    """A reduction in flight: keeps its receive slots allocated until `wait`, as a real one does."""
+    """A reduction in flight, which keeps its receive slots allocated until `wait`, like a real one."""
 
     def __init__(self, slots: torch.Tensor) -> None:
         self._slots: torch.Tensor | None = slots
@@ -150,7 +150,7 @@ def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGro
 
 
 class SimulatedNccl(NcclComm):
-    """NCCL's collectives, on streams. Outputs are overwritten: the fake group's differ between versions of torch."""
+    """NCCL's collectives, on streams. Outputs are overwritten: the fake group's depend on torch's version."""
 
     stamps = False
     scatter_into = staticmethod(_scatter_alone)

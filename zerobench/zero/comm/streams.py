@@ -7,11 +7,11 @@ Each kind of collective (gathers, reductions) has a stream. A collective on it h
     2. wait     the current stream waits for the event at the collective's end; the host does not wait
     3. free     send and receive buffers are freed in the current stream's order, after `wait`
 
-Every buffer belongs to the compute stream: allocated there before `launch`, freed there after `wait`. The caching
-allocator can therefore reuse its memory at once, in stream order, without record_stream, which would hold memory until
-the host polls that the other stream has finished.
+Every buffer belongs to the compute stream: allocated there before `launch`, freed there after `wait`. So the caching
+allocator can reuse its memory immediately, in stream order, without record_stream, which would keep memory until the
+host sees, by polling, that the other stream has finished.
 
-torch runs a synchronous collective on the current stream, here the communication stream, and keeps no tensor of it.
+torch runs a synchronous collective on the current stream, here the communication stream, and keeps none of its tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Waitable(Protocol):
 
 class Handle:
     """A collective in flight. `wait` completes it and releases every tensor that it kept alive. `operation`: its number
-    among the logical collectives (labels.collective); None for what waits for other handles.
+    among the logical collectives (labels.collective); None for a handle that waits for other handles.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Handle:
 
 
 class Threads:
-    """A process group whose own threads move the bytes, as gloo's do: no stream is needed."""
+    """A process group whose own threads transfer the bytes, as in gloo: no stream is needed."""
 
     def launch(self, collective: Collective) -> Waitable:
         """Starts `collective`."""
@@ -72,14 +72,14 @@ class Threads:
 
 
 class CommStream:
-    """A CUDA stream for one kind of collective (see the note). `cuda`: torch.cuda, or a model of it in tests."""
+    """A CUDA stream for one kind of collective (see the note). `cuda`: torch.cuda, or a test double."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
         self._stream = cuda.Stream(priority=HIGH)
 
     def launch(self, collective: Collective) -> Waitable:
-        """Queues `collective` on this stream, behind all work queued so far on the current one."""
+        """Queues `collective` on this stream, behind all work queued so far on the current stream."""
         self._stream.wait_stream(self._cuda.current_stream())  # what is sent must have been written: step 1 of the note
         with self._cuda.stream(self._stream):
             collective(async_op=False)
@@ -89,7 +89,7 @@ class CommStream:
 class StreamWork:
     """A collective on a communication stream.
 
-    Its deletion waits too: an exception may drop it unwaited, and its buffers' memory would be reused while in use.
+    Deleting it waits too: an exception may drop it unwaited, and its buffers would be reused while still in use.
     """
 
     def __init__(self, cuda: Any, end: Any) -> None:

@@ -1,36 +1,36 @@
-"""ZeRO++ (arXiv 2306.10209) on stage 3: ways to send less between nodes, each a Comm or a source of its own.
+"""ZeRO++ (arXiv 2306.10209) on stage 3: ways to send fewer bytes between nodes, each a Comm or a source.
 
     qwZ    parameters are gathered in int8                 every rank computes with the decoded values, the owner too
     hpZ    secondary shards: once a unit has been gathered, each rank of a node keeps 1/L of it, in the parameters'
            dtype, and later gathers stay within the node, until the parameters change
     qgZ    gradients are exchanged in int4                 each rank decodes the slices that it receives, sums in fp32
 
-With bf16 parameters and gradients and Z nodes, a node sends to others (Z-1)/Z times so many bytes per parameter::
+With bf16 parameters and gradients and Z nodes, a node sends to the others (Z-1)/Z times these bytes per parameter::
 
                 forward   backward   gradients            a block of B elements adds its fp32 scale, 4/B per element:
     zero3       2         2          2                    int8 1 + 4/B, int4 1/2 + 4/B
     ZeRO++      1         0          1/2
 
-Masters, optimizer states and state dicts are never quantized: `Comm.exact` gathers those.
+Masters, optimizer states and state dicts are never quantized: they are gathered with `Comm.exact`.
 
 Options that reduce the error at the same or fewer bytes between nodes:
 
     bits_within   qgZ's hop within a node in 8 bits instead of 4 (SDP4Bit, arXiv 2410.15526)
-    differences   hpZ's secondary shards stay; after an update each rank sends other nodes its slice less the slice that
-                  they have, in int4 (SDP4Bit's weight differences), in place of qwZ
+    differences   hpZ's secondary shards stay; after an update each rank sends the other nodes its slice minus their
+                  copy of it, in int4 (SDP4Bit's weight differences), in place of qwZ
 
 The kept shards are not part of a checkpoint: a load drops them, and the next gather is exact. Error feedback as in LoCo
-(arXiv 2407.04480) and Hadamard rotations as in SDP4Bit were tried and brought nothing: docs/how-to/topology.md.
+(arXiv 2407.04480) and Hadamard rotations as in SDP4Bit were tried without benefit: docs/how-to/topology.md.
 
 [Note: two hops]
 With several nodes qgZ's first hop is within the node. Rank (z, l) quantizes block m of its gradients (blocks as in
 comm/hierarchical.py's note) for local rank m, dequantizes the L-1 blocks that it receives and adds its own, exact one:
-the node's sum of block l, in fp32. It quantizes slice y of this for node y, and sums slice z in the same way. Gradients
-are divided by the number of ranks beforehand, so that the sum is the mean. Its error per element is at most
+the node's sum of block l, in fp32. It quantizes slice y of this sum for node y, and sums slice z in the same way.
+Gradients are divided by the number of ranks beforehand, so that the sum is the mean. Its error per element is at most
 
-    sum over the L-1 ranks of the node of (their block's bound)  summed over the nodes, + that of Z-1 sums
+    sum over all nodes, and over L-1 ranks of each node, of (their block's bound)  +  the bounds of Z-1 sums
 
-where a block's bound is half a step (comm/quantize.py), m/14 with m the largest of the block.
+where a block's bound is half a step (comm/quantize.py), m/14 with m the block's largest magnitude.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from .streams import Handle
 
 @dataclass(frozen=True)
 class Zeropp:
-    """The parts of ZeRO++ in use, elements per scale, and options. Raises ValueError for what cannot be."""
+    """The parts of ZeRO++ in use, elements per scale, and options. Raises ValueError for invalid options."""
 
     quantize_weights: bool = False
     secondary_shards: bool = False
@@ -78,7 +78,7 @@ class Zeropp:
 
 
 class ZeroppComm(WrappedComm):
-    """Quantizing collectives over exact ones (`below`, Hierarchical where there are several nodes)."""
+    """Quantizing collectives over exact ones (`below`, Hierarchical if there are several nodes)."""
 
     def __init__(self, below: Comm, nodes: Nodes, policy: Zeropp) -> None:
         super().__init__(below)
@@ -106,7 +106,7 @@ class ZeroppComm(WrappedComm):
             source.stale()
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
-        """Gathers quantized slices; every rank decodes all of them, its own too, so that all hold equal parameters."""
+        """Gathers quantized slices; every rank decodes all slices, its own too, so that all have equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
             return super().all_gather(full, unit, stamp)
         slices = full.view(self.size, -1)
@@ -129,7 +129,7 @@ class ZeroppComm(WrappedComm):
 class QuantizedReduction:
     """qgZ's reduce-scatter of `full`, hop by hop. [Note: two hops]
 
-    `rows`   the input of the current hop, (n, m): row j goes to rank j of the hop, quantized, the own row stays
+    `rows`   the input of the current hop, (n, m): row j is sent to rank j of the hop, quantized; the own row stays
     `here`   received payloads, (n, payload_bytes)
     """
 
@@ -186,18 +186,18 @@ class SecondaryShard:
         self._shard: torch.Tensor | None = None
 
     def updated(self) -> None:
-        """Drops the copy, as for any other change."""
+        """Drops the copy, as after any other change."""
         self.stale()
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """Gathers from the node's secondary shards where they exist, else from all ranks."""
+        """Gathers from the node's secondary shards if they exist, otherwise from all ranks."""
         if self._shard is None:
             return self._comm.all_gather(full, unit, stamp)
         self._block(full).copy_(self._shard)
         return self._within.all_gather(full, unit, stamp)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
-        """Keeps a copy of the own block, unless there is one."""
+        """Keeps a copy of this rank's block, unless one exists."""
         if self._shard is None:
             with torch.inference_mode(False), torch.no_grad():
                 block = self._block(full).clone()
@@ -212,10 +212,10 @@ class SecondaryShard:
 
 
 class DifferenceShard(SecondaryShard):
-    """Secondary shards that stay for good: after an update, differences from them go to other nodes, in int4.
+    """Secondary shards that are kept for good: after an update, differences from them are sent to other nodes, in int4.
 
-    All ranks that hold a block add the same decoded differences to it, the owner of a slice too, so that they stay
-    equal, and the next difference contains the error of this one.
+    All ranks with a copy of a block add the same decoded differences to it, including the owner of a slice, so that the
+    copies stay equal, and the next difference contains the error of this one.
     """
 
     def __init__(self, comm: Comm, nodes: Nodes, hops: Hops, codec: Codec) -> None:
@@ -224,7 +224,7 @@ class DifferenceShard(SecondaryShard):
         self._is_behind = False
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """Brings the secondary shards up to date, if they exist, and gathers from them; else from all ranks."""
+        """Brings the secondary shards up to date, if they exist, and gathers from them; otherwise from all ranks."""
         is_behind, self._is_behind = self._is_behind, False
         if self._shard is None or not is_behind:
             return super().launch(full, unit, stamp)
@@ -245,7 +245,7 @@ class DifferenceShard(SecondaryShard):
         return self._hops.launch(lambda: between.all_gather(payloads.view(-1), unit, stamp), gather_within)
 
     def updated(self) -> None:
-        """Keeps the copy: the next gather brings what has changed. A dtype that is not quantized has none to keep."""
+        """Keeps the copy: the next gather sends the difference. In a dtype that cannot be quantized, drops the copy."""
         self._is_behind = True
         if self._shard is not None and self._shard.dtype not in DTYPES:
             self.stale()
@@ -258,14 +258,14 @@ def new_payloads(codec: Codec, slices: torch.Tensor, unit: str) -> torch.Tensor:
 
 
 def _decode_all(codec: Codec, payloads: torch.Tensor, slices: torch.Tensor) -> None:
-    """Decodes slice by slice, so that temporaries are of one slice, and frees the payloads."""
+    """Decodes slice by slice, so that temporaries have the size of one slice, and frees the payloads."""
     for row in range(len(slices)):
         codec.decode(payloads[row : row + 1], slices[row : row + 1])
     drop(payloads)
 
 
 def drop(payloads: torch.Tensor) -> None:
-    """Frees payloads that were read or sent: at once, though gloo's threads may hold references a moment longer."""
+    """Frees payloads that were read or sent, even though gloo's threads may keep references a moment longer."""
     payloads.untyped_storage().resize_(0)
 
 

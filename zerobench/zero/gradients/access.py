@@ -1,13 +1,13 @@
-"""Gradients as users read and change them, between backward and step: the part of `Strategy`'s face about them.
+"""Gradients as users read and change them, between backward and step: the part of `Strategy`'s interface for them.
 
 [Note: the gradient that is read]
-The engine holds the mean over all ranks, each rank its own segments of it, in the gradients' dtype. Where losses are
-scaled, so are these segments; `full_gradient`, `set_full_gradient` and `gradient_norms` take the scale out, and
-clipping in: they speak of what the optimizer gets. Segments say their `scale`. Gradients kept back by no_sync are not
-means yet: that is refused. DeepSpeed has safe_get_full_grad and safe_set_full_grad, FSDP2 has `.grad`, a DTensor:
-docs/how-to/gradients.md.
+The engine stores the mean over all ranks, each rank its own segments, in the gradients' dtype. With loss scaling these
+segments are scaled too; `full_gradient`, `set_full_gradient` and `gradient_norms` remove the loss scale and apply
+clipping: they show the gradients that the optimizer gets. Segments have their factor in `scale`. Gradients kept back by
+no_sync are not means yet: reading them raises an error. The counterparts are DeepSpeed's safe_get_full_grad and
+safe_set_full_grad, and FSDP2's `.grad`, a DTensor: docs/how-to/gradients.md.
 
-`reduced_gradients` are the same where they lie, to be looked at without a collective.
+`reduced_gradients` yields the same gradients in place, without a collective.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
-    """(numel,) each, in their own dtype and tier, still multiplied by the loss scale: this rank's part of the means
-    over the ranks. A tensor is to be read before the next is asked for. No collective, and nothing is changed.
+    """Yields this rank's part of the means over the ranks: (numel,) each, in the stored dtype and tier, still
+    multiplied by the loss scale. Read a tensor before asking for the next. No collective, and nothing is changed.
 
-    Of the ranks that share a shard each yields another part; replicas yield the same (`gradient_holders`).
+    Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
     """
     for bucket in engine.gradients.buckets:
         bucket.settle()
@@ -55,7 +55,7 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
 
 
 def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
-    """Reduced; or, on one rank alone, where nothing is sent, written."""
+    """Returns True if the gradient is reduced or, on a single rank, which sends nothing, written."""
     if segment.bucket.is_alone:
         return segment.segment.parameter in engine.update.used
     return segment.bucket.is_reduced
@@ -65,8 +65,8 @@ def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
 class GradientSegment:
     """This rank's gradient of elements [start, stop) of a parameter, counted in the order of its memory.
 
-    `gradient`  (stop - start,) view, in the gradients' dtype: what is written to it in place counts at the step
-    `scale`     what it is multiplied by on its way to the optimizer: unscaling, clipping; 0-dim or a float
+    `gradient`  (stop - start,) view, in the gradients' dtype: in-place writes to it take effect at the step
+    `scale`     the factor by which it is multiplied on its way to the optimizer (unscaling, clipping); 0-dim or float
     """
 
     name: str
@@ -78,21 +78,21 @@ class GradientSegment:
     _order: MemoryOrder = field(repr=False)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """These elements, (stop - start,), of a tensor of the parameter's shape, such as a mask."""
+        """Returns these elements, (stop - start,), of a tensor of the parameter's shape, such as a mask."""
         return self._order.flatten(whole)[self.start : self.stop]
 
 
 class GradientFace:
-    """The part of an engine's face that is about its gradients."""
+    """The part of an engine's interface for its gradients."""
 
     def clip_grad_norm_(
         self: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`.
 
-        As torch.nn.utils.clip_grad_norm_ on the whole model, between `backward` and `step`. Returns the norm before,
-        0-dim fp32, of the true gradients where losses are scaled: NaN if any gradient has one. With
-        `error_if_nonfinite` a norm that is not finite raises RuntimeError, and the gradients stay as they are.
+        Like torch.nn.utils.clip_grad_norm_ on the whole model, between `backward` and `step`. Returns the previous
+        norm, 0-dim fp32, without the loss scale: NaN if any gradient has one. With `error_if_nonfinite` a norm that is
+        not finite raises RuntimeError, and the gradients stay unchanged.
         """
         self.gradients.check_reduced("clip_grad_norm_")
         with torch.no_grad():
@@ -100,20 +100,20 @@ class GradientFace:
         return norm
 
     def gradient_segments(self: Any) -> Iterator[GradientSegment]:
-        """This rank's segments of every gradient that there is, to be read and changed in place; collective.
+        """Yields this rank's segments of all existing gradients, to be read and changed in place; collective.
 
-        Not every rank has a segment of every parameter; each element is one rank's (of those that share shards). A
-        segment may be read and written until the next one is asked for. Change gradients before `clip_grad_norm_`,
-        which goes by those that it finds. Raises RuntimeError for gradients that were never reduced.
+        Not every rank has a segment of every parameter; each element belongs to one rank (per shard group). A segment
+        may be read and written until the next one is asked for. Change gradients before `clip_grad_norm_`, which uses
+        the current values. Raises RuntimeError for gradients that were never reduced.
         """
         _begin(self, "gradient_segments")
         return _segments(self)
 
     def full_gradient(self: Any, name: str) -> torch.Tensor | None:
-        """The whole gradient of a parameter, on every rank, as the optimizer will get it; collective.
+        """Returns a parameter's whole gradient, on every rank, as the optimizer will get it; collective.
 
-        Of the parameter's shape and in its master's dtype; None if no rank has one. `name`: as in
-        `module.named_parameters()`. Raises ValueError for a name that no trainable parameter has.
+        It has the parameter's shape and its master's dtype; None if no rank has a gradient. `name`: as in
+        `module.named_parameters()`. Raises ValueError if `name` is not a trainable parameter.
         """
         number = _number_of(self, name)
         _begin(self, "full_gradient", self.names[number])
@@ -121,10 +121,10 @@ class GradientFace:
             return _full_gradient(self, number)
 
     def set_full_gradient(self: Any, name: str, value: torch.Tensor) -> None:
-        """The gradient of a parameter becomes `value`, of its shape; collective, every rank gives the same.
+        """Sets a parameter's gradient to `value`, of the same shape; collective, with equal values on all ranks.
 
-        As the optimizer is to get it: the engine rounds it to the gradients' dtype and puts the loss scale in. Raises
-        ValueError for a wrong name or shape, RuntimeError if there is no gradient to be replaced.
+        `value` is the gradient that the optimizer is to get: the engine rounds it to the gradients' dtype and applies
+        the loss scale. Raises ValueError for a wrong name or shape, RuntimeError if there is no gradient to replace.
         """
         number = _number_of(self, name)
         if value.shape != self.trainable[number].shape:
@@ -140,19 +140,20 @@ class GradientFace:
                 one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
 
     def reduced_gradients(self: Any) -> Iterator[torch.Tensor]:
-        """This rank's part of the means, where they lie: see access.py."""
+        """Yields this rank's part of the means, in place: see access.py."""
         return reduced_gradients(self)
 
     @property
     def gradient_holders(self: Any) -> int:
-        """Ranks that hold the same part of the gradients: replicas."""
+        """Number of ranks with the same part of the gradients: replicas."""
         holders: int = self.comm.ranks // self.comm.size
         return holders
 
     def gradient_norms(self: Any, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
-        """The norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.
+        """Returns the norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.
 
-        Of the gradients as the optimizer will get them; parameters without one are left out. One small all-reduce.
+        The norms are of the gradients as the optimizer will get them; parameters without one are left out. Costs one
+        small all-reduce.
         """
         _begin(self, "gradient_norms", f"norm_type {float(norm_type)}")
         with torch.no_grad():
@@ -160,7 +161,7 @@ class GradientFace:
 
 
 def _begin(engine: Strategy, what: str, sums: str = "") -> None:
-    """Gradients are there and agreed upon. `sums` names what is summed next: gloo ends a process where sizes differ."""
+    """Checks that gradients are reduced, and agrees on them. `sums` names the next sum: gloo aborts if sizes differ."""
     engine.gradients.check_reduced(what)
     if sums:
         engine.comm.meet(f"{what}, {sums}")
@@ -182,7 +183,7 @@ Wanted = Callable[["OptimizerSegment"], bool]
 
 
 def _visited(engine: Strategy, wanted: Wanted, edits: bool = False) -> Iterator[OptimizerSegment]:
-    """Yields the wanted segments, while their gradients are there to be read, or with `edits` to be changed."""
+    """Yields the wanted segments while their gradients can be read, or with `edits` changed."""
     for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
         found = [one for one in mine if wanted(one)]
         if found:
@@ -191,7 +192,7 @@ def _visited(engine: Strategy, wanted: Wanted, edits: bool = False) -> Iterator[
 
 
 def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
-    """Yields the gradients of one parameter, or of all; a write to one is kept when the next is asked for."""
+    """Yields the gradients of one parameter, or of all; a write is kept when the next gradient is asked for."""
     scale = engine.update.scaling.pending
     for one in _visited(engine, lambda one: one.used and number in (None, one.segment.parameter), edits=True):
         yield _segment(engine, one, scale)
@@ -208,12 +209,12 @@ def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | floa
 
 
 def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
-    """This rank has no gradients of these parameters any more."""
+    """Drops this rank's gradients of these parameters."""
     engine.gradients.wait_all()
     for number in numbers:
         for unit, piece in engine.gradients.pieces[number]:
             unit.gradients.filled.discard(piece)
-    # not yet reduced ones are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
+    # those not yet reduced are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
     dropped = {one for one in engine.update.segments if one.segment.parameter in numbers and one.bucket.is_reduced}
     for one in dropped:
         one.used = True

@@ -1,19 +1,19 @@
-"""The gradients of one unit on this rank, from autograd to the optimizer: one object with a life.
+"""The gradients of one unit on this rank, from autograd to the optimizer.
 
 [Note: the life of a gradient bucket]
 
     open       `full` has memory: before the first gradient of a round
-    fill       a gradient, divided by N, is written into its piece of `full`, or added to what waits there
-    launch     all have come: zeros for those that did not, a cast to the wire's dtype, and the reduction starts
-    wait       the mean over the ranks of the own slice is there, and is kept in `shard`, or in the sink of a tier
-    release    the optimizer has had it, or it is dropped: back to no gradients and no memory
+    fill       a gradient, divided by N, is written into its piece of `full`, or added to a gradient that waits there
+    launch     all have come: zeros for missing ones, a cast to the wire's dtype, and the reduction starts
+    wait       this rank's slice of the mean is complete, and is kept in `shard`, or in the sink of a tier
+    release    the optimizer has used it, or it is dropped: back to no gradients and no memory
 
-A round is open to wait; micro-batches make several rounds before a release. When memory comes and goes is what a stage
-is: stage1.py has buckets that stay whole until the update, stage2.py buckets that go as soon as they are reduced.
+A round lasts from open to wait; micro-batches make several rounds before a release. The stages differ in when memory is
+allocated and freed: stage1.py has buckets that stay whole until the update, stage2.py frees buckets once reduced.
 
     full     (padded_numel,)   this rank's gradients divided by N
     wire     (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
-    shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments, without the sink's part
+    shard    (shard_numel,)    the mean over the ranks, whose segments the optimizer sees, without the sink's part
 
 At N = 1, without a sink, `full` and `shard` are one tensor in which gradients stay until the update.
 """
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 class GradientBucket:
-    """One unit's gradients. The subclasses of stages say when memory comes and goes: `open`, `wait` and `release`.
+    """One unit's gradients. Subclasses decide when memory is allocated and freed: `open`, `wait` and `release`.
 
     `expected`    parameters, by number, whose gradients come in a backward
-    `arrived`     those whose gradients have all come in the present one
-    `filled`      pieces whose elements of `full` hold something not yet reduced
-    `is_reduced`  the shard holds a mean that `step` has not consumed
-    `all_reduces` the whole sum is made on every rank, not the own slice alone
-    `sink`        where the first `offloaded_numel` elements of the shard go, if they leave the device
+    `arrived`     parameters whose gradients have all come in the current backward
+    `filled`      pieces whose elements of `full` are not yet reduced
+    `is_reduced`  True if the shard holds a mean that `step` has not consumed
+    `all_reduces` True if every rank gets the whole sum, not only its own slice
+    `sink`        the destination of the shard's first `offloaded_numel` elements, if they leave the device
     """
 
     shard: torch.Tensor
     full: torch.Tensor | None = None
     wire: torch.Tensor | None = None
     check: Callable[[], None] | None = None
-    """Raises RuntimeError if a gradient comes for which the unit's parameters had to be there, and are not."""
+    """Raises RuntimeError if a gradient comes while the unit's parameters, which it needs, are absent."""
     stays = False
-    """True if its memory is there in any case, so that its reduction need wait for no other."""
+    """True if its memory is always allocated, so that its reduction need not wait for another."""
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None = None) -> None:
         self.unit = unit
@@ -69,10 +69,10 @@ class GradientBucket:
         self.filled: set[Piece] = set()
         self.is_reduced = False
 
-    # -- what a stage is ------------------------------------------------------------------------------------
+    # -- defined by a stage ---------------------------------------------------------------------------------
 
     def open(self, sends: bool) -> None:
-        """released, or reduced -> open. `sends`: what comes is reduced in this backward, not kept by no_sync."""
+        """released, or reduced -> open. `sends`: gradients are reduced in this backward, not kept by no_sync."""
         raise NotImplementedError
 
     def wait(self) -> None:
@@ -80,36 +80,36 @@ class GradientBucket:
         raise NotImplementedError
 
     def release(self) -> None:
-        """-> released: the optimizer has had the gradients, or they are dropped."""
+        """-> released: the optimizer has used the gradients, or they are dropped."""
         self.filled.clear()
         self.arrived.clear()
         self.is_reduced = False
         self.wire = self._handle = self._target = None  # a reduction that was interrupted
 
     def target(self) -> torch.Tensor | None:
-        """Where the reduction may write the mean, (shard_numel,), at once; None: into the own slice of what travels."""
+        """The tensor to which the reduction writes the mean, (shard_numel,); None: this rank's slice of `wire`."""
         return None
 
     # -- fill -----------------------------------------------------------------------------------------------
 
     @property
     def is_alone(self) -> bool:
-        """Nothing is reduced: full gradients and shard are one tensor."""
+        """True if nothing is reduced: full gradients and shard are one tensor."""
         return self._comm.size == 1 and self.sink is None
 
     @property
     def is_full(self) -> bool:
-        """Every gradient that can come has come."""
+        """True if every expected gradient has come."""
         return self.arrived >= self.expected
 
     @property
     def is_half_full(self) -> bool:
-        """The present backward is done with parameters that make up half of the unit."""
+        """True if the current backward is done with parameters that make up half of the unit."""
         layout = self.unit.layout
         return 2 * sum(piece.numel for piece in layout.pieces if piece.parameter in self.arrived) >= layout.numel
 
     def fill(self, piece: Piece, gradient: torch.Tensor, sends: bool) -> None:
-        """Puts gradient / N, (piece.numel,), into its piece; adds where one waits (tied, micro-batches)."""
+        """Writes gradient / N, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
         if self.check is not None:
             self.check()
         if not self.filled:
@@ -128,18 +128,18 @@ class GradientBucket:
 
     @property
     def is_in_flight(self) -> bool:
-        """Its reduction was launched and not waited for."""
+        """True if its reduction was launched and not waited for."""
         return self._handle is not None
 
     def launch(self, stamp: Stamp | None) -> None:
-        """open -> in flight. A bucket to which nothing came travels as zeros: all ranks send the same buckets."""
+        """open -> in flight. A bucket without gradients is sent as zeros: all ranks send the same buckets."""
         if not self.filled:
             self.open(sends=True)
-        # 1 padding and unused parameters are sent, too: what lies there must not be what the memory held before
+        # 1 padding and unused parameters are sent, too: they must not hold the memory's previous content
         self._zero_missing()
-        # 2 before there is memory for the mean: what was cast from may go first
+        # 2 before memory for the mean is allocated, since the tensor that was cast may be freed first
         self.wire = self.cast()
-        # 3 straight into the shard where the collective can write there, which saves a copy
+        # 3 straight into the shard if the collective can write there, which saves a copy
         self._target = self.target()
         if self.all_reduces:  # as other systems do: every slice is summed, at twice the volume
             self._handle = self._comm.all_reduce(self.wire, self.unit.name, stamp)
@@ -149,7 +149,7 @@ class GradientBucket:
             )
 
     def cast(self) -> torch.Tensor:
-        """The full gradients as they travel: a copy only where the wire has another dtype."""
+        """The full gradients as they are sent: a copy only if the wire has another dtype."""
         assert self.full is not None
         if self.full.dtype == self.unit.dtypes.wire:
             return self.full
@@ -164,14 +164,14 @@ class GradientBucket:
             self.full.narrow(0, offset, numel).zero_()
 
     def take_memory(self, dtype: torch.dtype, category: str) -> torch.Tensor:
-        """(padded_numel,) from the heap, not filled: `category` says whether it travels or is kept."""
+        """Allocates (padded_numel,) from the heap, not filled. `category`: its label, by whether it is sent or kept."""
         made = self.unit.heap.take(self.unit.layout.padded_numel, dtype, self.unit.device)
         return labels.label(made, category, self.unit.name)
 
     # -- wait -----------------------------------------------------------------------------------------------
 
     def reduced_slice(self) -> torch.Tensor:
-        """Waits for the reduction. The mean over the ranks, (shard_numel,): in its target, or where it traveled."""
+        """Waits for the reduction and returns the mean, (shard_numel,): its target, or this rank's slice of `wire`."""
         assert self._handle is not None
         assert self.wire is not None
         self._handle.wait()
@@ -180,18 +180,18 @@ class GradientBucket:
         return mean
 
     def end_round(self) -> None:
-        """reduced: the next gradient opens a further round."""
+        """-> reduced: the next gradient opens another round."""
         self.wire = None
         self.filled.clear()
         self.is_reduced = True
 
     @property
     def travels_apart(self) -> bool:
-        """A reduction runs beside what computes, and needs no memory but that of `full`."""
+        """True if a reduction runs concurrently with compute, and needs no memory except `full`."""
         return self._comm.on_streams and self.unit.dtypes.wire == self.unit.dtypes.gradients
 
     def keep(self, mean: torch.Tensor) -> None:
-        """Puts the mean, (shard_numel,), where the optimizer will look, or adds it to that of a round before: its first
+        """Stores the mean, (shard_numel,), for the optimizer, or adds it to the mean of the round before: its first
         elements in the sink, if there is one, the others in `shard`.
         """
         if self.sink is not None:
@@ -204,7 +204,7 @@ class GradientBucket:
             self.shard.copy_(mean)
 
     def release_full(self) -> None:
-        """The memory of the full gradients goes now, whatever thread of gloo's still holds them."""
+        """Frees the memory of the full gradients now, even if a gloo thread still references them."""
         full, self.full = self.full, None
         if full is None:
             return
@@ -217,20 +217,20 @@ class GradientBucket:
 
     @property
     def kept_numel(self) -> int:
-        """Elements of `shard`: the rank's, less those that go to the sink."""
+        """Elements of `shard`: the rank's, minus the sink's."""
         return self.unit.shard_numel - self.offloaded_numel
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
-        """The mean of elements [offset, offset + numel) of the rank's shard, where it lies."""
+        """A view of the mean of elements [offset, offset + numel) of the rank's shard."""
         if self.sink is not None and offset < self.offloaded_numel:
             return self.sink.view(offset, numel)
         return self.shard.narrow(0, offset - self.offloaded_numel, numel)
 
     def tier_of(self, offset: int) -> str:
-        """The tier in which the gradient of element `offset` of the shard lies."""
+        """The tier of the gradient of element `offset` of the shard."""
         return self.sink.tier if self.sink is not None and offset < self.offloaded_numel else labels.DEVICE
 
     def settle(self) -> None:
-        """All that was reduced is where `segment` says, copies to other tiers included."""
+        """Waits until all reduced gradients are where `segment` looks, including copies to other tiers."""
         if self.sink is not None:
             self.sink.settle()

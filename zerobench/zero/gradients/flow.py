@@ -1,10 +1,10 @@
-"""How gradients come from autograd into buckets, and which of these are in flight.
+"""How gradients get from autograd into buckets, and which buckets are in flight.
 
-    arrive    autograd has made a gradient: it is written into the buckets that hold a piece of it, and dropped
-    reduce    the buckets that the stage says are due are sent; the next one fills meanwhile
+    arrive    autograd has computed a gradient: it is written into the buckets that hold a piece of it, and dropped
+    reduce    the buckets that the stage calls due are sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
-What a bucket does then is said in bucket_base.py, and when its memory comes and goes in the stages.
+bucket_base.py describes the steps of a bucket; the stages define when its memory is allocated and freed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from ..units.unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1
-"""Reductions that may run while the next unit fills, where what they send lives for them alone."""
+"""Reductions that may run while the next unit fills, if their send buffers exist only for them."""
 
 
 class GradientFlow:
     """The gradients of one engine on this rank.
 
-    `pieces`         of each trainable parameter: the units that hold it, with their pieces
-    `synchronizing`  whether backwards reduce, or keep their gradients here (no_sync)
-    `in_backward`    whether this engine's backward runs, not another engine's or torch.autograd.grad's
+    `pieces`         for each trainable parameter: the units that hold it, with their pieces
+    `synchronizing`  True if backwards reduce, False if they keep their gradients here (no_sync)
+    `in_backward`    True while this engine's backward runs, not another engine's or torch.autograd.grad
     """
 
     def __init__(self, engine: Strategy) -> None:
@@ -65,7 +65,7 @@ class GradientFlow:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Inside, autograd may hand over gradients."""
+        """Accepts gradients from autograd inside."""
         for hook in self._hooks:
             hook.go_last()
         self.in_backward = True
@@ -75,7 +75,7 @@ class GradientFlow:
             self.in_backward = False
 
     def _arrive(self, i: int, leaf: torch.Tensor) -> None:
-        """Autograd is done with a parameter: with None if all its gradients were taken, or a Function has none."""
+        """Autograd is done with a parameter; `.grad` is None if all gradients were taken, or none computed."""
         gradient, leaf.grad = leaf.grad, None
         flat = None if gradient is None else self._accept(i, gradient)
         for unit, piece in self.pieces[i]:
@@ -86,7 +86,7 @@ class GradientFlow:
                 self.reduce(self._engine.due(unit))
 
     def _take_use(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of one use of a tied parameter; it goes on to the parameter where that is owed the sum."""
+        """Takes the gradient of one use of a tied parameter, or returns it for autograd to add to the sum."""
         if not (self.in_backward and self._hooks[i].is_alone and self._engine.trainable[i].requires_grad):
             return gradient
         flat = self._accept(i, gradient)
@@ -95,7 +95,7 @@ class GradientFlow:
         return None
 
     def _accept(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
-        """`gradient`, of parameter `i`, flat; it counts from now on. Raises an error if it cannot."""
+        """Returns the gradient of parameter `i`, flat, and marks it as used. Raises an error if it is not accepted."""
         engine = self._engine
         name = engine.names[i]
         labels.label(gradient, labels.GRADIENTS, name)
@@ -117,7 +117,7 @@ class GradientFlow:
     # -- launch and wait --------------------------------------------------------------------------------------
 
     def reduce(self, units: Iterable[Unit]) -> None:
-        """Starts the reductions of `units`, in their order; waits for the oldest if too many are in flight."""
+        """Starts the reductions of `units`, in this order; waits for the oldest if too many are in flight."""
         for unit in units:
             if not unit.gradients.is_alone:
                 self._launch(unit.gradients, self._engine.stamp(unit))
@@ -134,25 +134,25 @@ class GradientFlow:
         return bool(self._in_flight)
 
     def wait_all(self) -> None:
-        """No reduction is in flight afterwards, nor a copy of a mean to another tier."""
+        """Waits for all reductions, and for copies of means to other tiers."""
         while self._in_flight:
             self._wait_oldest()
         self._engine.release_copied()
 
     def _wait_oldest(self) -> None:
-        """In the order of their launch, which is that of all ranks."""
+        """Waits in launch order, which is equal on all ranks."""
         self._in_flight.popleft().wait()
 
     # -- around a backward and a step -------------------------------------------------------------------------
 
     def end_backward(self) -> None:
-        """Forgets arrivals, which say nothing of the next backward; `.grad` says where gradients are."""
+        """Clears arrivals, which do not apply to the next backward; `.grad` shows which gradients exist."""
         for bucket in self.buckets:
             bucket.arrived.clear()
         self.stand_ins.put()
 
     def release(self) -> None:
-        """The optimizer has had the gradients, or they are dropped."""
+        """Releases all buckets: the optimizer has used the gradients, or they are dropped."""
         for bucket in self.buckets:
             bucket.release()
 
@@ -164,8 +164,10 @@ class GradientFlow:
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls a method as long as its object lives; gives back its last argument afterwards. These hooks are out of the
-    garbage collector's sight: an engine that they held would stay for good, with its files and threads.
+    """Returns a function that calls a method as long as its object lives, and afterwards returns its last argument.
+
+    The garbage collector cannot see these hooks: an engine that they reference would never be freed, nor its files and
+    threads.
     """
     found = weakref.WeakMethod(method)
 

@@ -1,11 +1,11 @@
 """Stand-ins for a parameter's `.grad` while the engine holds its gradient, from backward to step.
 
-    dropped     `module.zero_grad()`, of a part too, or `p.grad = None`: the engine drops that gradient
-    used        clip_grad_norm_, GradScaler.unscale_, p.grad.norm(), ...: a sentence, for nothing is there to be used
-    replaced    `p.grad = ...`: a sentence at the next backward or step
+    dropped     `module.zero_grad()`, also of a submodule, or `p.grad = None`: the engine drops that gradient
+    used        clip_grad_norm_, GradScaler.unscale_, p.grad.norm(), ...: an error, since there are no values
+    replaced    `p.grad = ...`: an error at the next backward or step
 
 A stand-in has its parameter's shape and dtype, and no memory. The optimizer's first tensor has one, too, for callers
-that ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; tested.)
+that look for gradients in the optimizer. (`_make_wrapper_subclass` is torch-private; tested.)
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ WORDS = {
         "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
     ),
 }
-"""Operators that show a caller's intention -> the sentence that says what to do instead."""
+"""Operators that show a caller's intention -> the message that says what to do instead."""
 
 
 class StandIn(torch.Tensor):
-    """The facts about the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero."""
+    """A stand-in for the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero."""
 
     parameter_name: str
     zeroed: set[str]
 
     @staticmethod
     def of(tensor: torch.Tensor, name: str, zeroed: set[str]) -> StandIn:
-        """A new one for the gradient of `tensor`."""
+        """Returns a new stand-in for the gradient of `tensor`."""
         made: StandIn = torch.Tensor._make_wrapper_subclass(
             StandIn, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )
@@ -66,7 +66,7 @@ class StandIn(torch.Tensor):
         raise RuntimeError(f"{found[0].parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
-        """No tensors are in it: instruments that count memory find none."""
+        """Returns no inner tensors, so that instruments that count memory find none."""
         return [], self.parameter_name
 
     @staticmethod
@@ -81,9 +81,9 @@ class StandIn(torch.Tensor):
 class StandIns:
     """The placeholders of one engine.
 
-    `_made`    by parameter number, for life
-    `_put`     numbers of the parameters that have theirs now; `_pairs`: those parameters with theirs
-    `_zeroed`  names of those that have been set to zero
+    `_made`    by parameter number, created once
+    `_put`     numbers of the parameters that have theirs now; `_pairs`: these parameters with their stand-ins
+    `_zeroed`  names of the gradients that have been set to zero
     """
 
     def __init__(self, engine: Strategy) -> None:
@@ -95,7 +95,7 @@ class StandIns:
         self._of_optimizer: StandIn | None = None
 
     def put(self) -> None:
-        """A backward is over: where a gradient came, something stands for it."""
+        """Puts a stand-in into `.grad` for each gradient of a finished backward."""
         engine = self._engine
         for i in engine.update.used - self._made.keys():
             self._made[i] = StandIn.of(engine.trainable[i], engine.names[i], self._zeroed)
@@ -112,7 +112,7 @@ class StandIns:
                 segment.tensor.grad = self._of_optimizer
 
     def take_away(self) -> None:
-        """A backward, or the optimizer, is to find nothing."""
+        """Removes the stand-ins before a backward or the optimizer would find them."""
         with as_they_are():
             for parameter, _ in self._pairs:
                 parameter.grad = None
@@ -124,7 +124,7 @@ class StandIns:
                 segment.tensor.grad = None
 
     def heed(self) -> None:
-        """Gradients whose stand-ins were dropped are. Raises RuntimeError for one that was replaced."""
+        """Drops gradients whose stand-ins were dropped. Raises RuntimeError for a stand-in that was replaced."""
         parameters = self._engine.trainable
         complete = len(self._pairs) == len(parameters) or not self._pairs
         with as_they_are():

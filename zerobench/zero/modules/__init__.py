@@ -1,1 +1,1 @@
-"""Modules as the engine handles them: units, tied parameters, tiled layers, construction on the meta device."""
+"""The engine's handling of modules: units, tied parameters, tiled layers, construction on the meta device."""

@@ -1,10 +1,10 @@
-"""Error messages for modules that cannot be put under an engine, before anything of them is changed.
+"""Checks for modules that cannot be put under an engine, before the modules are changed.
 
-Tensors that share memory with a parameter before `initialize`, which moves parameters.
+They include tensors that share memory with a parameter before `initialize`, which moves parameters.
 
 Weights that are tied by `.data`, a buffer that is `weight.data`, a view kept in an attribute: torch trains them as one
-tensor. Under an engine the parameter gets other memory, and the rest would keep the old values. A parameter that stands
-in several modules is one tensor, and is tied.
+tensor. Under an engine the parameter gets other memory, and the rest would keep the old values. A parameter that is
+registered in several modules is one tensor, and is tied.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..precision import HALF
 
 _ENGINE_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Parameter -> the strategy of its engine, and whether that moves frozen parameters, too. Copies are not among them."""
+"""Parameter -> its engine's strategy, and whether that also moves frozen parameters. Copies are not in it."""
 
 
 def mark(model: nn.Module, strategy: str, moves_frozen: bool) -> None:
-    """Notes that the parameters of `model` are under an engine."""
+    """Records that the parameters of `model` are under an engine."""
     for parameter in model.parameters():
         _ENGINE_OF[parameter] = strategy, moves_frozen
 
 
 def check_module(model: nn.Module, moves_frozen: bool) -> None:
-    """Raises ValueError for a module that an engine cannot take. `moves_frozen`: it partitions frozen parameters."""
+    """Raises ValueError for a module that an engine cannot handle. `moves_frozen`: it partitions frozen parameters."""
     for name, module in model.named_modules():
         _check_submodule(name or "model", module)
     for name, parameter in model.named_parameters():
@@ -41,7 +41,7 @@ def check_module(model: nn.Module, moves_frozen: bool) -> None:
 
 
 def check_gradients(model: nn.Module) -> None:
-    """Raises ValueError for gradients that exist already."""
+    """Raises ValueError for existing gradients."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.grad is not None:
             raise ValueError(
@@ -51,7 +51,7 @@ def check_gradients(model: nn.Module) -> None:
 
 
 def check_units(model: nn.Module) -> None:
-    """Raises ValueError for a module that zero3 cannot take."""
+    """Raises ValueError for a module that zero3 cannot handle."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise ValueError(f"{name}: max_norm writes to the weight in forward, which zero3 would lose; use zero2")
@@ -95,11 +95,11 @@ def _check_memory(name: str, buffer: torch.Tensor) -> None:
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 Extent = tuple[int, int, int]
-"""Storage, first byte, and the byte behind the last one."""
+"""Storage, first byte, and the byte after the last one."""
 
 
 def check_memory(model: nn.Module, moves_frozen: bool) -> None:
-    """Raises ValueError for the first parameter that is moved and whose memory another tensor of the model shares."""
+    """Raises ValueError for the first parameter to be moved that shares memory with another tensor of the model."""
     parameters = {p: name for name, p in model.named_parameters() if has_memory(p)}
     held = [(extent_of(p), name, moves_frozen or p.requires_grad) for p, name in parameters.items()]
     storages = {extent[0] for extent, *_ in held}
@@ -120,7 +120,7 @@ def check_memory(model: nn.Module, moves_frozen: bool) -> None:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Returns True for a plain tensor with elements in memory, which meta and fake ones have not."""
+    """Returns True for a plain tensor with elements in memory, unlike meta and fake tensors."""
     return type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.numel() > 0 and tensor.data_ptr() != 0
 
 
@@ -132,9 +132,9 @@ def extent_of(tensor: torch.Tensor) -> Extent:
 
 
 def _others(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers, and tensors in the modules' attributes, by name."""
+    """Yields buffers, and tensors in the modules' attributes, by name."""
     for path, module in model.named_modules():
-        # a weight that torch's spectral_norm computes from weight_orig is made again before each forward
+        # a weight that torch's spectral_norm computes from weight_orig is recomputed before each forward
         attributes = {n: value for n, value in vars(module).items() if f"{n}_orig" not in module._parameters}
         values: dict[str, Any] = {**attributes, "_parameters": (), "_modules": (), "_buffers": (), **module._buffers}
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Gives a model on the meta device its values, while no rank ever holds more of it than its stage does.
+"""Gives a model on the meta device its values; no rank ever holds more of the model than its stage does.
 
     placeholders   every parameter is a NaN of its shape on the real device, without memory
     adopted        the stage has divided them into units, still without values
@@ -8,9 +8,9 @@
 Construction on meta draws no random numbers. The replay draws them in the order of a plain construction: first those
 of each module's constructor (`reset_parameters`, children before parents), then those of the model's own steps, which
 it must declare: `model.initializers()` yields (module, function of the module) in order. All ranks draw with rank 0's
-generator, of the CPU unless told otherwise, so that the values equal those of a plain construction there.
+generator, the CPU's by default, so that the values equal those of a plain construction there.
 
-A tied parameter takes the values of its first place; those drawn for other places are discarded.
+A tied parameter takes the values of its first place; values drawn for other places are discarded.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_replay(model: nn.Module) -> None:
 
 
 def use_placeholders(model: nn.Module, device: torch.device) -> None:
-    """Replaces meta parameters by placeholders on `device`, in place: an optimizer may hold the parameter objects."""
+    """Replaces meta parameters by placeholders on `device`, in place: an optimizer may reference the parameters."""
     if hasattr(model, _PLACEHOLDERS):
         return
     orders = {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
@@ -79,15 +79,15 @@ def use_placeholders(model: nn.Module, device: torch.device) -> None:
 
 
 def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
-    """Returns each parameter's memory order; of a placeholder, that of the meta parameter."""
+    """Returns each parameter's memory order; for a placeholder, the order of the meta parameter."""
     found: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _PLACEHOLDERS, None)
     return found or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
 
 
 def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None) -> None:
     """Fills a model of placeholders that a stage has adopted. `store(parameter, values)` keeps this rank's part of
-    `values`, which are of `dtype` and drawn on `device`, by default the CPU. Raises ValueError for values that no step
-    restores.
+    `values`, which have dtype `dtype` and are drawn on `device`, by default the CPU. Raises ValueError for values that
+    no step restores.
     """
     device = device or torch.device("cpu")
     versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
@@ -133,7 +133,7 @@ def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:
 
 
 def _own_initializers(model: nn.Module) -> Callable[[], Iterable[tuple[nn.Module, Initializer]]] | None:
-    # Models for older releases have the British name; to miss it would silently change their initial values.
+    # Models for older releases use the British spelling; missing it would silently change their initial values.
     return getattr(model, "initializers", None) or getattr(model, "initialisers", None)
 
 

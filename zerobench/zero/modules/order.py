@@ -1,7 +1,7 @@
 """The execution order of units, recorded in one forward and used for prefetch in the next.
 
-A *use* is one run of a unit's module; its number is its index in the list. Backward passes the uses in reverse. Every
-rank must run its units in the same order, so that all ranks launch gathers and reductions in the same order.
+A *use* is one run of a unit's module; its number is its index in the list. Backward traverses the uses in reverse.
+Every rank must run its units in the same order, so that all ranks launch gathers and reductions in the same order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ U = TypeVar("U")
 
 
 class UnitOrder(Generic[U]):
-    """Uses of the forwards that are *open*, and of the last complete forward, from which prefetch looks ahead.
+    """Uses in the *open* forwards, and in the last complete forward, which predicts the next one for prefetch.
 
-    A forward is open until a backward that has reached it ends, or the parameters change: several may be open at once,
-    for one backward through a sum or for one backward each. `forward` is the current one's number.
+    A forward is open until a backward that has reached it ends, or the parameters change: several may be open at the
+    same time, for one backward through a sum or for one backward each. `forward` is the number of the current one.
     """
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class UnitOrder(Generic[U]):
         return self._forwards[use]
 
     def come_to(self, forward: int) -> bool:
-        """Records that backward has reached a forward; returns True if that is open."""
+        """Records that backward has reached a forward; returns True if it is open."""
         self._come_to.add(forward)
         return forward in self._open
 
     def end_backward(self, closes_all: bool) -> None:
-        """Ends the backward: closes the forwards that it reached, or all; the last one is the next prefetch's model."""
+        """Ends the backward: closes the forwards that it reached, or all; the last one predicts the next."""
         latest = [unit for unit in self._uses[self._start :] if unit is not None]
         self._previous = latest or self._previous
         self._open -= self._open if closes_all else self._come_to
@@ -94,23 +94,23 @@ class UnitOrder(Generic[U]):
         return [unit for unit in back if unit is not None]
 
     def passed(self, use: int) -> list[U]:
-        """Returns units all of whose uses come after this one, last first: backward has finished with them here."""
+        """Returns units whose uses all come after this one, last first: backward has finished with them."""
         still_to_come = {None, *self._uses[: use + 1]}
         later = dict.fromkeys(reversed(self._uses[use + 1 :]))
         return [unit for unit in later if unit is not None and unit not in still_to_come]
 
     def only_use(self, unit: U) -> int | None:
-        """Returns the number of the unit's use if it has exactly one, else None."""
+        """Returns the number of the unit's use if it has exactly one, otherwise None."""
         places = [number for number, used in enumerate(self._uses) if used is unit]
         return places[0] if len(places) == 1 else None
 
 
 class GathersAhead:
-    """The gathers ahead of backward, delayed until there is room.
+    """Gathers ahead of backward, delayed until memory is available.
 
-    While backward runs a unit, its gradients fill a buffer of the unit's size while those of the previous unit are
-    still being reduced from another. A gathered unit beside both would be stage 3's peak: it is gathered once half of
-    this unit's gradients have been written and the reduction has completed, for which `make_room` waits.
+    While backward runs a unit, its gradients fill a buffer of the unit's size while the previous unit's gradients are
+    still being reduced from another. A gathered unit in addition to both would be stage 3's peak: it is gathered once
+    half of this unit's gradients have been written and the reduction has completed, for which `make_room` waits.
     """
 
     def __init__(self, make_room: Callable[[], None]) -> None:
@@ -119,19 +119,19 @@ class GathersAhead:
         self._waiting: Sequence[GatheredUnit] = ()
 
     def enter(self, units: Sequence[GatheredUnit], following: Sequence[GatheredUnit], must_wait: bool) -> None:
-        """Enters `units` in backward, with `following` next; gathers these now unless it must wait."""
+        """Enters `units` in backward, with `following` next; gathers the following units now unless it must wait."""
         self._entered, self._waiting = units, following
         if not (must_wait and any(unit.trainable for unit in units)):
             self.launch()
 
     def written(self, unit: Unit) -> None:
-        """A gradient of `unit` has come."""
+        """Called when a gradient of `unit` has come."""
         if self._waiting and unit in self._entered and unit.gradients.is_half_full:
             self._make_room()
             self.launch()
 
     def launch(self) -> None:
-        """Gathers the waiting units: at the latest when backward reaches them, in the same order on all ranks."""
+        """Gathers the waiting units, at the latest when backward reaches them, in the same order on all ranks."""
         waiting, self._waiting = self._waiting, ()
         for unit in waiting:
             unit.launch_unshard()

@@ -1,4 +1,4 @@
-"""The uses of a tied parameter, each with a gradient of its own.
+"""The uses of a tied parameter, each with its own gradient.
 
 Autograd sums the gradients of one leaf before it delivers them: for a head tied to its embedding it keeps the head's
 gradient through the whole backward, and at the end holds three tensors of that size. Here each use in a module is an
@@ -6,11 +6,11 @@ gradient through the whole backward, and at the end holds three tensors of that 
 engine and none to the parameter. The sum is computed, in the same order, where gradients are accumulated anyway; when
 autograd reaches the parameter itself, all its uses have been handled.
 
-An alias replaces the parameter in its module only while that runs, is a Parameter of the same class, and has the
-parameter's own attributes. Where the parameter itself needs the summed gradient, gradients take autograd's way: for
-torch.autograd.grad, for another engine's backward, and for hooks on it, which may be registered at any time.
+An alias replaces the parameter in its module only while that module runs, is a Parameter of the same class, and has the
+parameter's own attributes. If the parameter itself needs the summed gradient, autograd sums as usual: for
+torch.autograd.grad, for another engine's backward, and for hooks on the parameter, which may be registered at any time.
 
-Inside of a forward `first.weight is second.weight` does not hold, nor is an alias a leaf; outside both hold.
+Inside of a forward `first.weight is second.weight` is False, and an alias is not a leaf; outside both are as usual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import nn
 from .wrapping import Hook
 
 Take = Callable[[torch.Tensor], torch.Tensor | None]
-"""Takes the gradient of one use and returns the part that goes on to the parameter."""
+"""Takes the gradient of one use and returns the part that is passed on to the parameter."""
 
 
 class TiedPlace:
@@ -90,11 +90,11 @@ class ArrivalHook:
 
     @property
     def is_alone(self) -> bool:
-        """True if nothing but the engine uses the parameter's gradient."""
+        """True if only the engine uses the parameter's gradient."""
         return not self._parameter._backward_hooks and len(self._registered) == 1
 
     def go_last(self) -> None:
-        """Moves the engine's hook behind hooks that were registered since, so that they receive the gradient too."""
+        """Moves the engine's hook behind hooks that were registered later, so that they receive the gradient too."""
         if next(reversed(self._registered)) != self._handle.id:
             self._registered[self._handle.id] = self._registered.pop(self._handle.id)
 
@@ -104,7 +104,7 @@ class ArrivalHook:
 
 
 def tied_places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Finds (module, name) of every place of each trainable parameter that has more than one."""
+    """Returns trainable parameter -> (module, name) of all its places, for parameters with more than one."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -7,12 +7,12 @@ A Linear of (out, in) is divided into out_splits × in_splits *tiles*, as evenly
 
     y_o  =  ((x_0 W_o0ᵀ + b_o) + x_1 W_o1ᵀ) + ...        rows of tiles compute parts of the output, concatenated
 
-Under stage 3 each tile is a unit, gathered before and freed after it runs: full at once are that tile and the
-prefetched ones, not the layer. The output equals the whole Linear's but for rounding: in_splits sum in another order,
-and so do gradients of the input, over the rows of tiles; with out_splits alone matrix kernels may, since some
-processors' kernels are chosen by the width.
+Under stage 3 each tile is a unit, gathered before and freed after it runs: that tile and the prefetched ones are whole
+in memory, not the layer. The output equals the whole Linear's except for rounding: in_splits sum in another order, and
+so do gradients of the input, over the rows of tiles; with out_splits alone matrix kernels may round differently, since
+some processors choose kernels by the width.
 
-Initial values are drawn for the whole Linear and then divided, so that a seed gives one model however it is tiled.
+Initial values are drawn for the whole Linear and then divided, so that a seed gives the same model for every tiling.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ class Tile(nn.Module):
 
 
 class Drawn:
-    """A whole Linear, drawn for its first tile and released by its last; each tile in between takes
-    its part, in order.
-    """
+    """A whole Linear, drawn for its first tile and released by its last; tiles in between take their part in order."""
 
     def __init__(self, like: nn.Linear) -> None:
         self._shape = like.in_features, like.out_features, like.bias is not None
@@ -140,7 +138,7 @@ class Drawn:
 
 
 def draw_weight(module: nn.Module, draw: Draw) -> None:
-    """Has `draw` fill the weight of a module, or of the whole Linear that a tile belongs to."""
+    """Fills the weight of a module, or of the whole Linear that a tile belongs to, with `draw`."""
     if isinstance(module, Tile):
         module.draw_weight(draw)
     else:
@@ -148,13 +146,13 @@ def draw_weight(module: nn.Module, draw: Draw) -> None:
 
 
 def parts_of(linear: nn.Module) -> Sequence[nn.Module]:
-    """Returns the tiles of a TiledLinear; of another module, the module itself."""
+    """Returns the tiles of a TiledLinear; for another module, the module itself."""
     return linear.tiles if isinstance(linear, TiledLinear) else [linear]
 
 
 def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts `state` of a model with TiledLinears to that of its equivalent with Linears; joined
-    tensors are copies.
+    """Converts `state` of a model with TiledLinears to the state of its equivalent with Linears; joined tensors are
+    copies.
     """
     found = dict(state)
     for path, tiled in _tiled(model):
@@ -172,7 +170,7 @@ def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str
 
 
 def tiled_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts `state` of a model with Linears to that of `model`, which has TiledLinears in their places; views."""
+    """Converts `state` of a model with Linears to the state of `model`, with TiledLinears in their places; views."""
     found = dict(state)
     for path, tiled in _tiled(model):
         weight, bias = found.pop(f"{path}weight"), found.pop(f"{path}bias", None)
@@ -190,6 +188,6 @@ def _tiled(model: nn.Module) -> list[tuple[str, TiledLinear]]:
 
 
 def _slices(size: int, splits: int) -> list[slice]:
-    """Divides `size` into `splits` parts, the first ones larger by one where it does not divide."""
+    """Divides `size` into `splits` parts, the first ones larger by one if it is not divisible."""
     edges = [size // splits * part + min(part, size % splits) for part in range(splits + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -18,10 +18,10 @@ ROOT = ""
 
 
 class Hook:
-    """A hook of the engine on a module. In a copy of the module, which is plain, it does nothing.
+    """A hook of the engine on a module. In a copy of the module, it does nothing.
 
     torch.compile leaves hooks out of its graphs: they replace the memory of parameters and start collectives. The class
-    asks for that when a hook is traced for the first time; at import it would load torch's compiler, for seconds.
+    requests this when a hook is first traced; doing it at import would load torch's compiler, which takes seconds.
     """
 
     def __init__(self, run: Callable[..., None] | None = None) -> None:
@@ -44,7 +44,7 @@ class Hook:
 
 def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Returns the elements of every outermost nn.ModuleList, by convention a transformer's blocks; in a model without
-    one, those of every outermost nn.Sequential. A list inside a list is not a block: its elements are.
+    one, the elements of every outermost nn.Sequential. A list inside a list is not a block: its elements are.
     """
     return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
 
@@ -78,7 +78,7 @@ def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[st
 
 
 def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> dict[nn.Parameter, str]:
-    """Maps each unique parameter to its innermost unit; to ROOT where it is in none, or in several."""
+    """Maps each unique parameter to its innermost unit, or to ROOT if it is in none or in several."""
     names = {module: name for name, module in units}
     found: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
 
@@ -93,7 +93,7 @@ def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> d
 
 
 def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a module's output that backward will pass; searches containers and dataclasses."""
+    """Yields the tensors in a module's output that backward will pass through; searches containers and dataclasses."""
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad:
@@ -104,7 +104,7 @@ def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
 
 
 def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
-    """Returns computed tensors in the modules' attributes: auxiliary losses, which the model collects afterwards."""
+    """Returns computed tensors in the modules' attributes, such as auxiliary losses that the model collects later."""
     values = (value for module in modules for value in vars(module).values())
     return [value for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
 
@@ -112,7 +112,7 @@ def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
 def check_visible(name: str, output: Any) -> None:
     """Raises ValueError for the output of unit `name` if it may hide tensors that require a gradient.
 
-    That is where it contains no tensors, or objects of unknown kinds. Tensors without a gradient are accepted.
+    This is the case if it contains no tensors, or objects of unknown types. Tensors without a gradient are accepted.
     """
     leaves = pytree.tree_leaves(output)
     plain = (torch.Tensor, type(None), str, bytes, int, float, complex, torch.dtype, torch.device)
@@ -125,7 +125,7 @@ def check_visible(name: str, output: Any) -> None:
 
 
 def warn_of_modules_not_called(names: list[str]) -> None:
-    """Warns, once, of units that forward did not call: one that runs by another method would read NaN."""
+    """Warns once about units that forward did not call: a unit that runs through another method would read NaN."""
     if names:
         warnings.warn(
             f"zero3: the first forward did not call {', '.join(names)}; parameters that are read in another way than by"

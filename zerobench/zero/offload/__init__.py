@@ -1,6 +1,6 @@
-"""Tiers: where a shard's states live and gradients go: device, host memory (ZeRO-Offload), files (ZeRO-Infinity).
+"""Tiers: where a shard's states and gradients are stored: device, host memory (ZeRO-Offload), files (ZeRO-Infinity).
 
-`placement_for` goes from a policy to the mechanism that carries it out.
+`placement_for` returns the mechanism that implements a policy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .policy import NvmeOffload, Offload
 
 
 def placement_for(policy: Offload | None, device: torch.device) -> Placement:
-    """Where an engine on `device` keeps its part of the model states."""
+    """Returns the placement of the model states of an engine on `device`."""
     if policy is None:
         return Placement()
     if isinstance(policy, NvmeOffload):

@@ -1,13 +1,13 @@
-"""Host memory as a tier (ZeRO-Offload, arXiv 2101.06840): gradients go down as they are reduced, the update runs there.
+"""Host memory as a tier (ZeRO-Offload, arXiv 2101.06840): gradients go down as they are reduced; the update runs there.
 
-    gradients   down, a unit's part as its reduction lands, in a stream of its own, into pinned memory
+    gradients   down, a unit's part when its reduction completes, in its own stream, into pinned memory
     update      torch's fused kernels on all cores, a tile at a time
-    parameters  up, a tile's while the next one is being updated, in a stream of its own, through pinned memory
+    parameters  up, a tile's while the next one is being updated, in their own stream, through pinned memory
 
-Over a step and all ranks, in half precision: 2ψ bytes down for each reduction, 2ψ up. In host memory, a rank: 12ψ/N
-masters and states, 2ψ/N gradients, and a tile of gradients in fp32 and one of parameters on their way up.
+Per step, over all ranks, in half precision: 2ψ bytes down for each reduction, 2ψ up. Host memory per rank: 12ψ/N
+masters and states, 2ψ/N gradients, one tile of gradients in fp32, and one of parameters on their way up.
 
-On a machine without a GPU both are one memory; labels tell the tiers apart, and every byte moves all the same.
+On a machine without a GPU both tiers are the same memory; labels distinguish them, and every byte is still copied.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
-    """(numel,) in host memory, pinned where `device` is a GPU, not filled."""
+    """Allocates (numel,) in host memory, pinned if `device` is a GPU, not filled."""
     made = torch.empty(numel, dtype=dtype, pin_memory=device.type == "cuda")
     return labels.label(made, category, name, tier=labels.HOST)
 
 
 STREAMS: dict[str, Any] = {"cuda": torch.cuda}
-"""Device -> what has streams for it."""
+"""Device type -> the torch module that has its streams."""
 
 
 class CopyStreams:
-    """Copies between a device and host memory. On CUDA each direction has a stream of its own: a copy is launched
-    behind all that the current stream has been given, and waited for where its result is needed.
+    """Copies between a device and host memory. On CUDA each direction has its own stream: a copy is queued behind all
+    work on the current stream, and waited for before its result is used.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,11 +52,11 @@ class CopyStreams:
         self._leaving: deque[tuple[Any, Callable[[], None]]] = deque()
 
     def down(self, place: torch.Tensor, source: torch.Tensor) -> Any:
-        """place := source, of one dtype; returns the event of its end, None if it has ended."""
+        """place := source, of the same dtype; returns the event at its end, or None if it has ended."""
         return self._copy(place, source, "_down")
 
     def up(self, place: torch.Tensor, source: torch.Tensor) -> Any:
-        """The other way."""
+        """The same, from the host to the device."""
         return self._copy(place, source, "_up")
 
     def _copy(self, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
@@ -70,44 +70,44 @@ class CopyStreams:
         return stream.record_event()
 
     def release(self, end: Any, give_back: Callable[[], None]) -> None:
-        """Memory that is read until the event `end` is given back by the time of the next such call: what computes need
-        not wait for this copy, and has one before it to wait for at most.
+        """Gives memory back that is read until the event `end`, at the latest at the next such call: compute need not
+        wait for this copy, but at most for the one before it.
         """
         self.release_all()
         self._leaving.append((end, give_back))
 
     def release_all(self) -> None:
-        """All of it is given back, in the order of what computes, which is then behind the copies."""
+        """Gives all such memory back, in the order of the compute stream, which then waits for the copies."""
         while self._leaving:
             end, give_back = self._leaving.popleft()
             end.wait()
             give_back()
 
     def fetch(self, place: torch.Tensor, source: torch.Tensor) -> None:
-        """place := source, of the host's, in the current stream, before whatever comes next there."""
+        """place := source (in host memory), in the current stream, before any later work there."""
         place.copy_(source, non_blocking=True)
         if self._cuda is not None:
             self._fetched = self._cuda.current_stream().record_event()
 
     def wait_for_fetches(self) -> None:
-        """The host goes on when it may write to what was fetched: an evaluation may still be reading it."""
+        """Makes the host wait until it may write to fetched memory, which an evaluation may still be reading."""
         end, self._fetched = self._fetched, None
         wait_for(end)
 
     def join(self) -> None:
-        """The current stream goes on when all that went up is there."""
+        """Makes the current stream wait for all copies up."""
         if self._cuda is not None:
             self._cuda.current_stream().wait_stream(self._up)
 
     def wait(self) -> None:
-        """The host does."""
+        """Makes the host wait for all copies up and for fetches."""
         if self._cuda is not None:
             self._up.synchronize()
         self.wait_for_fetches()
 
 
 class HostGradients(GradientSink):
-    """(numel,) gradients in host memory. `spare`: what a delayed update works on while these are filled."""
+    """(numel,) gradients in host memory. `_spare`: the gradients of a delayed update, while these are filled."""
 
     tier = labels.HOST
 
@@ -150,7 +150,7 @@ class HostGradients(GradientSink):
         wait_for(end)
 
     def put_aside(self) -> None:
-        """See HostPlacement.put_gradients_aside. Two places take turns, so that a step allocates nothing."""
+        """See HostPlacement.put_gradients_aside. Two tensors alternate, so that a step allocates nothing."""
         self.settle()
         kept = self._kept
         self._kept = self._spare if self._spare is not None else self._new(kept.numel(), kept.dtype)
@@ -158,7 +158,7 @@ class HostGradients(GradientSink):
 
 
 class Upload:
-    """Parameters on their way up: rounded in host memory, in one of two pinned places, and copied from there."""
+    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there."""
 
     PLACES = 2
 
@@ -170,7 +170,7 @@ class Upload:
         self._most = 2**20
 
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
-        """place := master, rounded. Returns the event after which `master` may change, None if that is now."""
+        """place := master, rounded. Returns the event after which `master` may change, or None if it may change now."""
         if place.dtype == master.dtype:
             return self._streams.up(place, master)
         for start in range(0, place.numel(), self._most):
@@ -190,7 +190,7 @@ class Upload:
 
 
 class NoUpload:
-    """Instead of an upload where the shards of parameters are in host memory, too: nothing need go up."""
+    """Replaces an upload if the parameter shards are in host memory too, so that nothing is copied up."""
 
     def __init__(self, streams: CopyStreams) -> None:
         self._streams = streams
@@ -224,7 +224,7 @@ class HostRange(ShardRange):
 
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
-        """As the tile is done, its parameters go up."""
+        """Sends the tile's parameters up when it is done."""
         with labels.on_tier(labels.HOST):
             yield
         for one in tile:  # of several units
@@ -233,7 +233,7 @@ class HostRange(ShardRange):
 
 
 class TieredPlacement(Placement):
-    """A placement by a policy: the first elements of every shard leave the device, the rest of it stays."""
+    """A placement by a policy: the first elements of every shard leave the device, the others stay."""
 
     tiles_always = True
     is_tiered = True
@@ -260,7 +260,7 @@ class TieredPlacement(Placement):
 
 
 class HostPlacement(TieredPlacement):
-    """Host memory for what a policy lets leave."""
+    """Host memory for the states that a policy moves off the device."""
 
     def __init__(self, policy: Offload, device: torch.device) -> None:
         super().__init__(policy, device)
@@ -277,12 +277,12 @@ class HostPlacement(TieredPlacement):
         return self._sinks[-1]
 
     def settle_gradients(self) -> None:
-        """All gradients that were sent here are here."""
+        """Waits until all gradients that were sent here have arrived."""
         for sink in self._sinks:
             sink.settle()
 
     def put_gradients_aside(self) -> None:
-        """Puts the gradients that are here aside for a later update; new ones are stored elsewhere."""
+        """Puts the current gradients aside for a later update; new ones are stored elsewhere."""
         for sink in self._sinks:
             sink.put_aside()
 
@@ -313,6 +313,6 @@ class HostPlacement(TieredPlacement):
 
 
 def wait_for(end: Any) -> None:
-    """The host goes on when a copy has ended."""
+    """Makes the host wait for the end of a copy."""
     if end is not None:
         end.synchronize()

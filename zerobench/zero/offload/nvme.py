@@ -1,23 +1,22 @@
-"""Files as a tier (ZeRO-Infinity, arXiv 2104.07857): what leaves the device lies in a file of this rank's own.
+"""Files as a tier (ZeRO-Infinity, arXiv 2104.07857): states that leave the device are in this rank's own file.
 
-    chunk      what of a unit's shard is read, updated and written together: `block_bytes` of fp32 at most
+    chunk      the part of a unit's shard that is read, updated and written together: at most `block_bytes` of fp32
     paged      a tensor of the shard's elements in the file, chunk by chunk: parameters, gradients, master, a state
     visit      a chunk's master, states and gradients are in buffers of the pool while the optimizer updates them
 
 A step's update is a pipeline over chunks: chunk k + 1 is read, chunk k is updated, chunk k - 1 is written. Parameters
 of stage 3 are read for the gather after the next, in the order of the last step; gradients are written as they are
-reduced.
-Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1).
+reduced. Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1).
 
-In host memory there are the pool, `buffers` of `block_bytes`; a chunk's gradients in fp32, where they are kept in half;
-and 1 Mi parameters twice on their way up. Nothing else grows with the model but the optimizer's counts: 4 bytes for
-each parameter's part of a chunk.
+Host memory contains the pool, `buffers` of `block_bytes`; a chunk's gradients in fp32, if they are stored in half
+precision; and 1 Mi parameters twice on their way up. Nothing else grows with the model except the optimizer's step
+counts: 4 bytes for each parameter's part of a chunk.
 
 A visit by the optimizer:
 
-    fill       its tensors are views of the pool, into which the chunk has been read
-    update     torch's optimizer, over them alone; states that it makes move into the file
-    empty      they are NaN without memory again, so that misuse is loud, and the chunk is written back
+    fill       its tensors become views of the pool, into which the chunk has been read
+    update     torch's optimizer runs over these tensors; states that it makes are moved into the file
+    empty      the tensors become NaN without memory again, so that misuse is visible, and the chunk is written back
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
 
 
 MASTER = "master"
-"""The master's name beside those of the optimizer's states."""
+"""The master's name among the names of the optimizer's states."""
 
 
 class FileRange(ShardRange):
-    """Elements [start, stop) of a unit's shard, chunk number `chunk` of that, whose master and states are in the file.
+    """Elements [start, stop) of a unit's shard, its chunk number `chunk`, whose master and states are in the file.
 
-    `number`   among all chunks of this rank, in the order of their updates
+    `number`   its index among all chunks of this rank, in update order
     `kept`     the master and each state, by name
     """
 
@@ -117,13 +116,13 @@ class FileRange(ShardRange):
             yield
 
     def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
-        """Masters and states lie in memory of their own, until `put_in`."""
+        """Moves masters and states into their own memory, until `put_in`."""
         copies = {key: kept.copy(self.chunk) for key, kept in self.kept.items()}
         self.master = copies[MASTER]
         self._fill(segments, copies)
 
     def put_in(self, segments: Sequence[OptimizerSegment], write_back: bool) -> None:
-        """They lie in the file again; with `write_back` as they are now."""
+        """Moves them back into the file; with `write_back` with their current values."""
         if write_back:
             self.kept[MASTER].write(self.chunk, self.master)
         self._empty(segments, keep=write_back)
@@ -133,7 +132,7 @@ class FileRange(ShardRange):
         self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
 
     def _fill(self, tile: Sequence[OptimizerSegment], chunk: dict[str, torch.Tensor]) -> None:
-        """The optimizer's tensors are views of the chunk's: master and states, by name."""
+        """Makes the optimizer's tensors views of the chunk's tensors: master and states, by name."""
         for share in tile:
             at, numel, shape = share.segment.offset - self.start, share.segment.numel, share.tensor.shape
             share.tensor.data = chunk[MASTER].narrow(0, at, numel).view(shape)
@@ -141,7 +140,7 @@ class FileRange(ShardRange):
             state |= {key: chunk[key].narrow(0, at, numel).view(shape) for key in state.keys() & chunk.keys()}
 
     def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
-        """They are in the pool alone; with `keep` states that the optimizer has made elsewhere move there."""
+        """Makes the tensors absent; with `keep`, states that the optimizer made elsewhere first move to the pool."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
             state, shape = self._tier.optimizer.state.get(share.tensor, {}), share.tensor.shape
@@ -175,11 +174,11 @@ class FileGradients(GradientSink):
         return self.kept.view(offset, numel)
 
     def settle(self) -> None:
-        """A read waits for the writes before it."""
+        """Does nothing: a read waits for the writes before it."""
 
 
 class FilePlacement(TieredPlacement):
-    """Files for what a policy lets leave. `is_in_memory`: everything is in memory of its own, for a checkpoint."""
+    """Files for the states that a policy moves off the device. `is_in_memory`: all are in memory, for a checkpoint."""
 
     optimizer: optim.Optimizer
     is_in_memory = False
@@ -194,7 +193,7 @@ class FilePlacement(TieredPlacement):
         self._file_ranges: list[FileRange] = []
         self._segments: dict[FileRange, list[OptimizerSegment]] = {}
 
-    # -- what a unit asks ------------------------------------------------------------------------------------
+    # -- for units -------------------------------------------------------------------------------------------
 
     def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
         master = self.swapper.keep(stop, unit.dtypes.master, labels.MASTER, unit.name)
@@ -274,14 +273,14 @@ class FilePlacement(TieredPlacement):
             self.swapper.end_step()
 
     def settle(self) -> None:
-        """The update is over: all is written, or what went wrong is raised here."""
+        """Ends the update: waits until all is written. Raises its errors."""
         self._streams.join()
         self.swapper.end_step()
 
-    # -- what a chunk asks -------------------------------------------------------------------------------------
+    # -- for chunks --------------------------------------------------------------------------------------------
 
     def absent(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A NaN of that size, without memory: reads of swapped-out state yield NaN."""
+        """Returns NaNs of that size, without memory, so that reads of swapped-out state yield NaN."""
         if dtype not in self._absent:
             nan = torch.full((), float("nan"), dtype=dtype)
             self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, "in the file", tier=labels.HOST)
@@ -292,7 +291,7 @@ class FilePlacement(TieredPlacement):
             nan.fill_(float("nan"))
 
     def bring(self, one: FileRange) -> None:
-        """The range's chunk is in the pool; the reading of those that are updated next has begun."""
+        """Brings the range's chunk into the pool, and starts reading the chunks that are updated next."""
         here = self._kept_of(one)
         for kept in here:
             kept.launch(one.chunk)
@@ -305,16 +304,16 @@ class FilePlacement(TieredPlacement):
                 break  # in order: a later one's buffers would be missed
 
     def is_used(self, one: FileRange) -> bool:
-        """True if a gradient has come to something in it; else none need be in the file."""
+        """Returns True if any part of the range has a gradient; otherwise the file need not have one."""
         return any(segment.used for segment in self._segments[one])
 
     def _kept_of(self, one: FileRange) -> list[PagedTensor]:
-        """All that is read for the update of the range's chunk."""
+        """Returns all tensors that are read for the update of the range's chunk."""
         sink = self._sinks.get(one.unit)
         return [*one.kept.values(), *([] if sink is None else [sink.kept])]
 
     def give_back(self, one: FileRange, master: torch.Tensor) -> None:
-        """The parameters of the range become the rounded master."""
+        """Sets the parameters of the range to the rounded master."""
         kept = self._parameters.get(one.unit)
         if kept is not None and not self.is_in_memory:
             kept.put(one.start, master)
@@ -322,7 +321,7 @@ class FilePlacement(TieredPlacement):
             wait_for(self._upload.send(one.parameters, master))  # the pool's buffers go to others
 
     def state_of(self, one: FileRange, key: str, dtype: torch.dtype) -> torch.Tensor:
-        """Where a state of the range's chunk lies in the pool; made, of zeros, where the file does not have it yet."""
+        """Returns a state of the range's chunk in the pool; creates it with zeros if the file does not have it yet."""
         unit = one.unit
         if (unit, key) not in self._states:
             numel = self.offloaded_numel(unit)
@@ -334,7 +333,7 @@ class FilePlacement(TieredPlacement):
 
     @contextmanager
     def reading_gradients(self, one: FileRange, write_back: bool = False) -> Iterator[None]:
-        """Inside, the range's gradients are in the pool; with `write_back` what is made of them there is kept."""
+        """Brings the range's gradients into the pool inside; with `write_back`, changes to them are kept."""
         sink = self._sinks.get(one.unit)
         if sink is None or not self.is_used(one):
             yield
@@ -346,6 +345,6 @@ class FilePlacement(TieredPlacement):
             (sink.kept.write_back if write_back else sink.kept.drop)(one.chunk)
 
     def forget_gradients(self, one: FileRange) -> None:
-        """The optimizer has had the range's gradients."""
+        """Drops the range's gradients from the pool: the optimizer has used them."""
         if sink := self._sinks.get(one.unit):
             sink.kept.drop(one.chunk)

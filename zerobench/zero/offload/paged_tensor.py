@@ -1,8 +1,8 @@
 """Tensors in a file, chunk by chunk, and the pool that chunks are read into. [Note: a chunk's states]
 
-absent     the chunk is in the file alone
+absent     the chunk is only in the file
 launched   a buffer of the pool is being filled from the file
-present    the buffer holds it: `present` is a view of it
+present    the buffer contains it: `present` is a view of it
            then dropped, or written back and given back when that is done
 """
 
@@ -16,14 +16,14 @@ from .disk import Buffer, FileStore, IoHandle, Pool, Region, Scratch
 from .policy import LEAST_BUFFERS, NvmeOffload
 
 MOST_FETCHED = 2**16
-"""Fetches that are remembered of a step."""
+"""Maximum number of fetches remembered per step."""
 
 
 GIVING_BACK = 2
-"""Buffers that a chunk that is present, with its states, may still need: a part of the parameters, old and new."""
+"""Buffers that a present chunk, with its states, may still need: a part of the parameters, old and new."""
 
 AHEAD = 8
-"""Chunks that are read before they are wanted, as far as the pool has room: as many as are at the disk at once."""
+"""Chunks that are read ahead, as far as the pool has free buffers: as many as are at the disk concurrently."""
 
 
 class PagedTensor:
@@ -40,7 +40,7 @@ class PagedTensor:
         self._here: dict[int, tuple[Buffer, IoHandle | None]] = {}
 
     def open(self, chunk: int) -> torch.Tensor:
-        """absent -> present, whatever is in the buffer."""
+        """absent -> present, with arbitrary content."""
         self._here[chunk] = self._pool.take(), None
         return self.present(chunk)
 
@@ -50,8 +50,8 @@ class PagedTensor:
             self._launch(chunk, self._pool.take())
 
     def launch_if_free(self, chunk: int, spare: int = LEAST_BUFFERS) -> bool:
-        """absent -> launched, where the pool has more free buffers than `spare`, which the chunks that are wanted now
-        may need. Returns True if it is on its way, or there.
+        """absent -> launched, if the pool has more free buffers than `spare`, which the chunks that are needed now may
+        take. Returns True if it is launched or present.
         """
         if chunk not in self._here and self._pool.count - self._pool.taken > spare:
             self._launch(chunk, self._pool.take())
@@ -69,37 +69,37 @@ class PagedTensor:
             self._here[chunk] = buffer, None
 
     def copy(self, chunk: int) -> torch.Tensor:
-        """A chunk's values in host memory of their own, outside the pool."""
+        """Returns a copy of a chunk's values in host memory, outside the pool."""
         self.load(chunk)
         values = self.present(chunk).clone()
         self.drop(chunk)
         return values
 
     def is_present(self, chunk: int) -> bool:
-        """True if the chunk is in memory, and filled."""
+        """Returns True if the chunk is in memory, and filled."""
         return chunk in self._here and self._here[chunk][1] is None
 
     def present(self, chunk: int) -> torch.Tensor:
-        """The chunk in memory, (stop - start,)."""
+        """Returns the chunk in memory, (stop - start,)."""
         return self._view(chunk, self._here[chunk][0])
 
     def drop(self, chunk: int) -> None:
-        """-> absent, nothing having changed."""
+        """-> absent, without writing."""
         buffer, handle = self._here.pop(chunk)
         self._pool.give(buffer, after=handle)
 
     def forget_ahead(self) -> None:
-        """Drops all that was launched ahead of its use."""
+        """Drops all chunks that were read ahead."""
         for chunk in list(self._here):
             self.drop(chunk)
 
     def write_back(self, chunk: int) -> None:
-        """present -> absent, as it is in memory now."""
+        """present -> absent, with its current values."""
         buffer, _ = self._here.pop(chunk)
         self._pool.give(buffer, after=self._regions[chunk].write(self._view(chunk, buffer)))
 
     def write(self, chunk: int, values: torch.Tensor, adds: bool = False) -> None:
-        """The chunk := values of any dtype and device, or their sum with it."""
+        """chunk := values, of any dtype and device, or with `adds` chunk + values."""
         buffer = self._pool.take()
         place = self._view(chunk, buffer)
         place.copy_(values)
@@ -110,12 +110,12 @@ class PagedTensor:
         self._pool.give(buffer, after=self._regions[chunk].write(place))
 
     def write_all(self, values: torch.Tensor, adds: bool = False) -> None:
-        """All chunks := values, (numel,)."""
+        """All chunks := values, (numel,), or with `adds` their sum."""
         for chunk, (start, stop) in enumerate(self.chunks):
             self.write(chunk, values[start:stop], adds)
 
     def put(self, start: int, values: torch.Tensor) -> None:
-        """Elements from `start` on := values; the rest of their chunks stays."""
+        """Elements from `start` on := values; the rest of their chunks is unchanged."""
         for chunk, low, high in self._overlaps(start, values.numel()):
             part = values[low - start : high - start]
             if (low, high) == self.chunks[chunk]:
@@ -135,7 +135,7 @@ class PagedTensor:
             self.drop(chunk)
 
     def view(self, offset: int, numel: int) -> torch.Tensor:
-        """Elements of one chunk that is present."""
+        """Returns a view of elements of one present chunk."""
         chunk = offset // self._step
         return self.present(chunk).narrow(0, offset - self.chunks[chunk][0], numel)
 
@@ -151,7 +151,7 @@ class PagedTensor:
 
 
 class Swapper:
-    """One rank's file and pool, and the order in which tensors are read."""
+    """One rank's file and pool; records the order in which tensors are read."""
 
     def __init__(self, policy: NvmeOffload, pinned: bool) -> None:
         self._scratch = Scratch(policy.path)
@@ -167,12 +167,12 @@ class Swapper:
         return self._store.direct
 
     def keep(self, numel: int, dtype: torch.dtype, category: str, name: str) -> PagedTensor:
-        """A new tensor in the file; a chunk of it in fp32 fills a buffer."""
+        """Returns a new tensor in the file; one of its chunks in fp32 fills a buffer."""
         step = self._block_bytes // max(4, dtype.itemsize)
         return PagedTensor(self._store, self.pool, numel, step, dtype, category, name)
 
     def fetch(self, kept: PagedTensor, place: torch.Tensor) -> None:
-        """place := the whole tensor; the reading of what came after it in the last step begins."""
+        """place := the whole tensor; starts reading the tensor that followed it in the last step."""
         if len(self._fetched) >= MOST_FETCHED:  # an evaluation has no end of steps
             self._fetched.clear()
         number = len(self._fetched)
@@ -189,7 +189,7 @@ class Swapper:
                     ahead.launch_if_free(chunk)
 
     def end_step(self) -> None:
-        """All that was written is in the file; what was read ahead and not wanted is let go of."""
+        """Waits until all writes are in the file; drops chunks that were read ahead and not used."""
         for kept in {*self._last_step, *self._fetched}:
             kept.forget_ahead()
         self._last_step, self._fetched = self._fetched, []

@@ -1,4 +1,4 @@
-"""Where a rank keeps its part of the model states: on the device, or elsewhere.
+"""Where a rank keeps its part of the model states: on the device, or in another tier.
 
 [Note: shard ranges]
 The optimizer's side of a unit's shard consists of *ranges*, [start, stop) of its elements, each in one tier::
@@ -6,12 +6,12 @@ The optimizer's side of a unit's shard consists of *ranges*, [start, stop) of it
     shard      | in host memory or in files, `offloaded_numel` elements | on the device |
                0                                                        ^               ^shard_numel
 
-A range holds the master, which the optimizer updates, and where its states are made. Gradients of the elements that
-leave may leave as well, when they are reduced, or stay; the two choices are apart (ZeRO-Offload, arXiv 2101.06840,
-table 1: 16, 14, 4 and 2 bytes per parameter on the device).
+A range has the master, which the optimizer updates, and determines where the optimizer's states are. Gradients of
+offloaded elements may leave the device too, when they are reduced, or stay; the two choices are independent
+(ZeRO-Offload, arXiv 2101.06840, table 1: 16, 14, 4 and 2 bytes per parameter on the device).
 
 A `Placement` owns the ranges that an update visits and the sinks that gradients go to. Here everything is on the
-device: one range per unit, and no sink. cpu.py and nvme.py have the other tiers.
+device: one range per unit, and no sink. cpu.py and nvme.py implement the other tiers.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ if TYPE_CHECKING:
     from ..units.unit import Unit
 
 COMPARED = {"cpu": 2**16, "cuda": 2**24}
-"""Elements of a master that are compared with its parameters at once: few in a cache, many for a kernel's launch."""
+"""Elements of a master that are compared with its parameters at a time: few, for a CPU's cache, or many, since a GPU
+kernel is slow to launch.
+"""
 
 
 class GradientSink(Protocol):
-    """Where the gradients of a shard's first `numel` elements go when they are reduced: those that leave the device."""
+    """The destination, off the device, of the reduced gradients of a shard's first `numel` elements."""
 
     tier: str
     numel: int
 
     def take(self, mean: torch.Tensor, adds: bool) -> None:
-        """`mean`, (numel,), on the device: keeps it, or adds it to what is here."""
+        """Keeps `mean`, (numel,), from the device, or adds it to the gradients kept here."""
 
     def release(self, give_back: Callable[[], None]) -> None:
-        """Calls `give_back`, for the memory of what was taken last, once that has been read: now, or behind a copy."""
+        """Calls `give_back`, for the memory of the last `take`, once it has been read: now, or after a copy."""
 
     def view(self, offset: int, numel: int) -> torch.Tensor:
-        """The gradients of that range, where they are."""
+        """Returns a view of elements [offset, offset + numel) of the gradients."""
 
     def settle(self) -> None:
-        """Waits until all that was taken can be read."""
+        """Waits until all gradients that were taken can be read."""
 
 
 class ShardRange:
@@ -58,7 +60,7 @@ class ShardRange:
 
     tier = labels.DEVICE
     rounds_late = True
-    """True if the parameters become the rounded masters after the update, all at once; else as each tile is done."""
+    """True if all parameters become the rounded masters after the update; False if each tile's do when it is done."""
     master: torch.Tensor
     _left: torch.Tensor | None = None  # the fingerprint of the parameters as the engine left them
 
@@ -72,7 +74,7 @@ class ShardRange:
         return self.unit.parameter_shard.narrow(0, self.start, self.stop - self.start)
 
     def make_master(self) -> None:
-        """The master, from the parameters: these themselves where they are here, of its dtype."""
+        """Makes the master from the parameters, or shares them if they are on the device in its dtype."""
         if self.is_parameters:
             self.master = self.parameters
         else:
@@ -81,7 +83,7 @@ class ShardRange:
             self._placement.read(self.unit, self.start, self.master)
 
     def label_held(self) -> None:
-        """Labels the master again, for observers that have come since it was made."""
+        """Labels the master again, for observers that registered after it was made."""
         if not self.is_parameters and isinstance(getattr(self, "master", None), torch.Tensor):
             labels.label(self.master, labels.MASTER, self.unit.name, tier=self.tier)
 
@@ -92,19 +94,20 @@ class ShardRange:
         return is_here and dtypes.master == dtypes.parameters
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
-        """The master of elements [offset, offset + numel) of the unit's shard."""
+        """Returns the master of elements [offset, offset + numel) of the unit's shard."""
         return self.master.narrow(0, offset - self.start, numel)
 
     def round_master(self) -> None:
-        """The parameters become the rounded master."""
+        """Sets the parameters to the rounded master."""
         if not self.is_parameters:
             self._placement.put(self.unit, self.start, self.master)
 
     def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
-        """The master becomes the parameters: in `loaded`, [start, stop) of the shard, all of it, elsewhere where these
-        are not its rounded values any more. Bits that parameters do not hold so stay where nothing was written.
+        """Updates the master from the parameters: all elements in `loaded`, ranges [start, stop) of the shard; others
+        only if the parameters differ from the rounded master. So unwritten elements keep bits that parameters cannot
+        represent.
 
-        `asks`: the host may compare first, which is faster, and waits for a device.
+        `asks`: the host may compare first, which is faster, but waits for a device.
         """
         if not self.is_parameters:
             self._follow(self.master, loaded, asks)
@@ -121,7 +124,7 @@ class ShardRange:
                 part[here].copy_(written[here])
 
     def _written(self, start: int, part: torch.Tensor) -> torch.Tensor:
-        """The parameters of `part`, which is the master from element `start` of the range on, where the master is."""
+        """Returns the parameters for `part`, the master from element `start` of the range on, on its device."""
         if self.tier == labels.DEVICE and self._placement.has_parameters(self.unit):
             return self.parameters.narrow(0, start, part.numel())
         written = torch.empty(part.shape, dtype=self.unit.dtypes.parameters, device=part.device)
@@ -129,7 +132,7 @@ class ShardRange:
         return written
 
     def note_parameters(self) -> None:
-        """The parameters are as the engine left them: later writes to them are a user's."""
+        """Records the parameters as the engine leaves them: later writes are a user's."""
         compares = self._placement.is_tiered and self._placement.has_parameters(self.unit)
         self._left = fingerprint(self.parameters) if compares and not self.is_parameters else None
 
@@ -140,8 +143,8 @@ class ShardRange:
 
     @property
     def may_be_written(self) -> bool:
-        """True if the parameters may not be as the engine left them: without tiers, that is found by comparing them
-        with the master.
+        """True if the parameters may have been written to since `note_parameters`. Without tiers the writes are found
+        by comparing parameters with the master.
         """
         if self.is_parameters:
             return False
@@ -151,84 +154,84 @@ class ShardRange:
 
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
-        """Inside, masters, states and gradients of a tile of this range's are there to be updated."""
+        """Makes masters, states and gradients of a tile of this range available for an update inside."""
         yield
 
     @contextmanager
     def gradients(self, edits: bool = False) -> Iterator[None]:
-        """Inside, the gradients of this range are there to be read, and with `edits` to be changed."""
+        """Makes the gradients of this range readable inside, and with `edits` writable."""
         yield
 
     @property
     def group(self) -> object:
-        """Ranges of one group may be updated in one tile; one that is a group by itself always is."""
+        """Ranges of one group may be updated in one tile; a range that is its own group is always one tile."""
         return self.tier
 
 
 class Placement:
-    """Everything on the device. `ranges`: of each unit, in the order of its shard."""
+    """Everything on the device. `ranges`: unit -> its ranges, in the order of its shard."""
 
     tiles_always = False
-    """True if updates go in tiles even where the optimizer needs none."""
+    """True if updates are made in tiles even if the optimizer needs none."""
     keeps_parameters = True
     """True if the shards of parameters are on the device."""
     is_tiered = False
-    """True if masters may be elsewhere, so that to compare all of them with the parameters would cost a transfer."""
+    """True if masters may be in another tier, so that comparing them with the parameters would cost a transfer."""
 
     def __init__(self) -> None:
         self.ranges: dict[Unit, list[ShardRange]] = {}
 
-    # -- where gradients go ---------------------------------------------------------------------------------
+    # -- destinations of gradients --------------------------------------------------------------------------
 
     def offloaded_numel(self, unit: Unit) -> int:
-        """Elements of a shard, from its start, whose optimizer, and gradients if they do, leave the device."""
+        """Returns the number of leading elements of a shard whose optimizer states or gradients leave the device."""
         return 0
 
     def new_sink(self, unit: Unit) -> GradientSink | None:
-        """Where the gradients of a unit's offloaded elements go; None: they stay."""
+        """Returns the destination of the gradients of a unit's offloaded elements, or None if they stay."""
         return None
 
     def release_copied(self) -> None:
-        """The memory of all that sinks have taken is given back: their copies are waited for."""
+        """Waits for the sinks' copies, and gives the copied memory back."""
 
-    # -- what an update visits --------------------------------------------------------------------------------
+    # -- for an update ----------------------------------------------------------------------------------------
 
     def adopt(self, unit: Unit) -> None:
-        """Makes the masters of a unit, from its parameters."""
+        """Makes the masters of a unit from its parameters."""
         self.ranges[unit] = self.new_ranges(unit)
         for one in self.ranges[unit]:
             one.make_master()
 
     def new_ranges(self, unit: Unit) -> list[ShardRange]:
-        """The ranges of a unit's shard, without masters."""
+        """Returns the ranges of a unit's shard, without masters."""
         return [ShardRange(self, unit, 0, unit.shard_numel)]
 
     def all_ranges(self) -> list[ShardRange]:
-        """The shard ranges of all units, in order."""
+        """Returns the shard ranges of all units, in order."""
         return [one for ranges in self.ranges.values() for one in ranges]
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
-        """`optimizer` is the one whose states are to be kept, `segments` what it holds."""
+        """Registers the `optimizer` whose states are placed here, and its `segments`."""
 
     def visit(self, tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
-        """Inside, masters, states and gradients of a tile, of one range where that is a group, can be updated."""
+        """Makes masters, states and gradients of a tile available for an update inside."""
         return tile[0].shard_range.visit(tile) if tile else nullcontext()
 
     def finish_update(self) -> None:
-        """The parameters become the rounded masters, where they have not become so tile by tile."""
+        """Sets the parameters to the rounded masters, unless this was done tile by tile."""
         for one in self.all_ranges():
             if one.rounds_late:
                 one.round_master()
         self.settle()
 
     def round_masters(self) -> None:
-        """The parameters become the rounded masters."""
+        """Sets the parameters to the rounded masters."""
         for one in self.all_ranges():
             one.round_master()
 
     def follow(self, unit: Unit, loaded: Collection[int], asks: bool = False) -> None:
-        """The shard of parameters was written to: the masters follow. `loaded`: parameters, by number, whose values are
-        new even where they are the old ones rounded. `asks`: the host may wait for a comparison.
+        """Updates a unit's masters after its parameter shard was written to. `loaded`: parameters, by number, whose
+        masters are replaced even if their rounded values are equal. `asks`: the host may wait for a comparison.
         """
         self.wait()
         self.settle()  # what was read ahead is old
@@ -238,25 +241,25 @@ class Placement:
             one.follow_parameters(ranges, asks)
 
     def note_parameters(self, unit: Unit) -> None:
-        """The unit's shard of parameters is as the engine left it."""
+        """Records the unit's parameter shard as the engine leaves it."""
         for one in self.ranges.get(unit, []):
             one.note_parameters()
 
     def may_be_written(self, unit: Unit) -> bool:
-        """True if that may not be so any more."""
+        """Returns True if the unit's parameter shard may have been written to since."""
         return any(one.may_be_written for one in self.ranges.get(unit, []))
 
     def restore_absent(self) -> None:
         """Makes the tensors of absent masters read as NaN again, after a write to them."""
 
-    # -- where shards of parameters are -----------------------------------------------------------------------
+    # -- places of parameter shards ---------------------------------------------------------------------------
 
     def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
-        """A unit's shard of parameters, (shard_numel,), a copy of one on the device."""
+        """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""
         return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
 
     def has_parameters(self, unit: Unit) -> bool:
-        """True if the unit's shard of parameters is on the device."""
+        """Returns True if the unit's shard of parameters is on the device."""
         return True
 
     def fetch(self, unit: Unit, place: torch.Tensor) -> None:
@@ -275,11 +278,11 @@ class Placement:
 
     @contextmanager
     def in_memory(self, write_back: bool) -> Iterator[None]:
-        """Inside, everything can be read, and with `write_back` changed: checkpoints, a rank's state."""
+        """Makes all states readable inside, and with `write_back` writable: for checkpoints and state dicts."""
         yield
 
     def settle(self) -> None:
-        """Makes later work of the current stream wait for all that an update has sent to the device."""
+        """Makes later work of the current stream wait for everything that an update has sent to the device."""
 
     def wait(self) -> None:
-        """Blocks the host until all that an update has sent to the device is there: masters may change afterwards."""
+        """Blocks the host until everything that an update sent to the device has arrived: then masters may change."""

@@ -1,4 +1,4 @@
-"""Policies of what leaves the device, and whereto: a caller of `initialize` chooses, `placement_for` carries out."""
+"""Offload policies: chosen by the caller of `initialize`, implemented by `placement_for`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 LEAST_BUFFERS = 8
-"""Buffers that one chunk may need at once: its master, gradients and rounded parameters, and up to 5 states. Reading
-ahead leaves so many alone, so that what is wanted now never waits for what is wanted later.
+"""Buffers that one chunk may need at the same time: its master, gradients and rounded parameters, and up to 5 states.
+Reading ahead leaves this many free, so that current reads never wait for later ones.
 """
 
 
@@ -17,10 +17,10 @@ class Offload:
     """The model states that leave the device.
 
     `optimizer`      masters and states of `fraction` of every shard, with their update
-    `gradients`      of the same elements, from their reduction on
+    `gradients`      gradients of the same elements, after their reduction
     `parameters`     shards of stage 3
-    `delayed_after`  the step from which on updates are one step late (optim/delayed_update.py); None: never
-    `on_time`        the fraction of every gradient that is used on time nevertheless (optim/important.py)
+    `delayed_after`  the step after which updates are one step late (optim/delayed_update.py); None: never
+    `on_time`        the fraction of every gradient that is nevertheless used on time (optim/important.py)
     """
 
     optimizer: bool = True
@@ -31,7 +31,7 @@ class Offload:
     on_time: float = 0.0
 
     def check(self, strategy: str, leaves: Collection[str]) -> None:
-        """Raises ValueError for what makes no sense. `leaves`: states that may under `strategy`."""
+        """Raises ValueError for invalid options. `leaves`: states that may leave the device under `strategy`."""
         if not 0 < self.fraction <= 1:
             raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
         if not 0 <= self.on_time <= 1:
@@ -53,21 +53,21 @@ class Offload:
             )
 
     def part_of(self, shard_numel: int, align: int) -> int:
-        """Elements of a shard that leave."""
+        """Returns the number of elements of a shard that leave the device."""
         part = math.ceil(shard_numel * self.fraction)
         return min(shard_numel, -(-part // align) * align)
 
 
 @dataclass(frozen=True)
 class NvmeOffload(Offload):
-    """The model states that leave for files below the folder `path`.
+    """The model states that are moved to files below the folder `path`.
 
-    `block_bytes`  of one buffer
-    `buffers`      their number: Adam's pipeline wants 12, for one chunk is updated, one read, one written; with
-                   8 it is one after the other
-    `depth`        requests that are at the disk at once
-    `direct`       past the page cache, where the file system can
-    `checksums`    each block is checked as it is read
+    `block_bytes`  size of one buffer
+    `buffers`      their number: Adam's pipeline needs 12, since one chunk is updated, one read, one written; with
+                   8 these run one after the other
+    `depth`        requests that are at the disk concurrently
+    `direct`       past the page cache, if the file system supports it
+    `checksums`    each block is checked when it is read
     """
 
     path: str = ""

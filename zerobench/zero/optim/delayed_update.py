@@ -1,16 +1,17 @@
 """Delayed parameter update (ZeRO-Offload, arXiv 2101.06840, section 5.2): the host updates while the device computes.
 
-    step i       the update by the gradients of step i - 1 is waited for, its parameters go up and are gathered;
+    step i       the update by the gradients of step i - 1 is waited for, its parameters are copied up and gathered;
                  the gradients of step i, which are on the host, become *pending*
-    forward      the update by the pending gradients begins, in a thread, over the masters
-    backward     gradients arrive in host memory beside the pending ones: 2ψ/N bytes more
+    forward      the update by the pending gradients starts, in a thread, on the masters
+    backward     gradients arrive in host memory next to the pending ones: 2ψ/N bytes more
 
-So a forward's parameters are one update older than without delay. The first `delayed_after` steps are not delayed, for
-early training takes staleness badly. Learning rate and other options are those of the step that gave the gradients.
+So a forward's parameters are one update older than without delay. The first `delayed_after` steps are not delayed,
+because staleness harms early training. Learning rate and other options are those of the step that produced the
+gradients.
 
-Between a step and the next forward the update has not begun: a checkpoint holds masters, states and pending gradients.
+Between a step and the next forward the update has not started: a checkpoint has masters, states and pending gradients.
 
-With `on_time` this fraction of each gradient, the important one, is updated in its own step (optim/important.py).
+With `on_time` this fraction of each gradient, the important part, is applied in its own step (optim/important.py).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from .step_by_tiles import stand_in, step_without_update, update_silently
 from .update import Update
 
 Thread = labels.EngineThread
-"""In which an update runs behind the next step's forward."""
+"""The class of the thread in which an update runs during the next step's forward."""
 
 
 class PendingShare(Share):
-    """A segment with the gradient that its next update is to take, in host memory."""
+    """A segment with the gradient for its next update, in host memory."""
 
     def __init__(self, segment: OptimizerSegment, gradient: torch.Tensor | None) -> None:
         self.tensor, self.tier = segment.tensor, segment.tier
@@ -57,8 +58,8 @@ class PendingShare(Share):
 
 @dataclass
 class Pending:
-    """An update that is still to be made. `optimizer`: one that has the options of then; `before`: its facts then;
-    `is_marked`: gradients that are NaN are of elements that have been updated.
+    """An update that is still to be made. `optimizer`: one with the options of its step; `before`: its facts at that
+    time; `is_marked`: NaN gradients mark elements that have already been updated.
     """
 
     tiles: Sequence[Sequence[PendingShare]]
@@ -70,7 +71,7 @@ class Pending:
     error: BaseException | None = None
 
     def run(self, begin: Callable[[], None]) -> None:
-        """Updates the masters after `begin`; an error is kept, and raised where the update is waited for."""
+        """Updates the masters after `begin`; an error is kept, and raised when the update is waited for."""
         try:
             with torch.no_grad():
                 begin()
@@ -83,13 +84,13 @@ class Pending:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """Returns the options of each parameter group, as they were."""
+        """The options of each parameter group at the time of its step."""
         return [_options(group) for group in self.optimizer.param_groups]
 
 
 class UpdateSchedule:
-    """When an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None: never late.
-    `on_time`: the fraction that is not late even then.
+    """Decides when an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None:
+    never late. `on_time`: the fraction that is never late.
 
     `pending`   the update that is still to be made; None if there is none
     """
@@ -109,16 +110,16 @@ class UpdateSchedule:
         self.pending: Pending | None = None
 
     def run(self) -> bool:
-        """The update of a step; or that of the step before, and the present gradients become pending. Returns False
-        if no master has changed.
+        """Makes the update of a step; or, if delayed, makes that of the step before, and the current gradients become
+        pending. Returns False if no master has changed.
         """
         self._steps += 1
         if self._delayed_after is None or self._steps <= self._delayed_after:
             return self._update.run()
         self._update.prepare()
-        # 1 the masters are to be those of the step before, as checkpoints and hooks of this step will see them
+        # 1 the masters become those of the step before, which checkpoints and hooks of this step will see
         finished = self._complete()
-        # 2 in the place of the update, so that the caller's hooks run in their step and schedulers see its options
+        # 2 in place of the update, so that the caller's hooks run in their step and schedulers see its options
         with self._update.running():
             step_without_update(self._update.optimizer, self._put_aside)
         # 3 the parameters follow
@@ -127,7 +128,7 @@ class UpdateSchedule:
         return finished or self._on_time > 0
 
     def launch(self) -> None:
-        """A training forward begins, and with it the pending update."""
+        """Starts the pending update when a training forward starts."""
         pending = self.pending
         if pending is not None and pending.thread is None:
             pending.thread = Thread(target=pending.run, args=(self._begin,), name="delayed update")
@@ -135,14 +136,14 @@ class UpdateSchedule:
             pending.thread.start()
 
     def finish(self) -> bool:
-        """No update is pending: masters and parameters are as if there were no delay. Returns whether one was."""
+        """Makes the pending update, if any, and updates the parameters. Returns True if one was pending."""
         finished = self._complete()
         if finished:
             self._placement.round_masters()
         return finished
 
     def _complete(self) -> bool:
-        """Makes the pending update, if there is one, or waits for it; parameters are still to follow the masters."""
+        """Makes or awaits the pending update, without updating parameters. Returns True if one was pending."""
         pending, self.pending = self.pending, None
         if pending is None:
             return False
@@ -156,7 +157,7 @@ class UpdateSchedule:
         return True
 
     def forget(self) -> None:
-        """The gradients are gone; those that an update in the background is at are not these."""
+        """Drops the gradients, except those that an update in the background is using."""
         if self.is_at_work:
             self._update.forget_use()
         else:
@@ -164,7 +165,7 @@ class UpdateSchedule:
 
     @property
     def is_at_work(self) -> bool:
-        """True while the pending update is being made."""
+        """True while the pending update is running."""
         return self.pending is not None and self.pending.thread is not None
 
     def _join(self, thread: threading.Thread) -> None:
@@ -172,11 +173,11 @@ class UpdateSchedule:
         self._update.is_running = False
 
     def _begin(self) -> None:
-        """Waits for all that the last update has sent up: the masters may change."""
+        """Waits for everything that the last update sent up: then the masters may change."""
         self._placement.wait()
 
     def _put_aside(self) -> None:
-        """The present gradients become pending, less the important part, which is used now."""
+        """Makes the current gradients pending, except the important part, which is used now."""
         assert isinstance(self._placement, HostPlacement)
         self._placement.settle_gradients()
         tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self._update.tiles]
@@ -196,7 +197,7 @@ class UpdateSchedule:
         self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]],
         is_marked: bool,
     ) -> Pending:  # fmt: skip
-        """With the options of then, on the optimizer's states: what a scheduler does from now on is for the next."""
+        """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
         optimizer = self._update.optimizer
         groups = [{**group, **one} for group, one in zip(optimizer.param_groups, options, strict=True)]
         then = stand_in(optimizer, groups)
@@ -205,12 +206,12 @@ class UpdateSchedule:
     # -- writes and checkpoints ----------------------------------------------------------------------------------
 
     def check_saveable(self) -> None:
-        """Raises ValueError while the pending update is being made."""
+        """Raises ValueError while the pending update is running."""
         if self.is_at_work:
             raise ValueError("save: a delayed update is running since the last forward; save between step and forward")
 
     def check_writable(self, name: str) -> None:
-        """Raises RuntimeError while the pending update is being made: masters cannot follow writes to `name`."""
+        """Raises RuntimeError while the pending update is running: masters cannot follow writes to `name`."""
         if self.is_at_work:
             raise RuntimeError(
                 f"{name}: it was written to while a delayed update runs, which would undo that; write between step and"
@@ -218,13 +219,13 @@ class UpdateSchedule:
             )
 
     def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
-        """Gradients whose update is still to come, by segment."""
+        """Returns gradients whose update is still to be made, by segment."""
         shares = [share for tile in self.pending.tiles for share in tile] if self.pending else []
         return [(share.segment, g) for share in shares if (g := share.gradient()) is not None]
 
     def describe_pending(self) -> dict[str, Any]:
-        """Facts that a checkpoint keeps beside the gradients, as JSON: steps so far, and of the pending update; none
-        if updates are never late.
+        """Returns the facts that a checkpoint keeps next to the gradients, as JSON: steps so far, and the pending
+        update's facts; empty if updates are never late.
         """
         if self._delayed_after is None:
             return {}
@@ -236,14 +237,14 @@ class UpdateSchedule:
         return {"steps": self._steps, "pending": pending}
 
     def restart(self, steps: int) -> None:
-        """Discards the pending update: it belongs to weights that go. `steps` have been taken so far."""
+        """Discards the pending update, which belongs to replaced weights. `steps`: taken so far."""
         pending, self.pending = self.pending, None
         if pending is not None and pending.thread is not None:
             self._join(pending.thread)
         self._steps = steps
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
-        """An update of these gradients is pending; where updates are never late it is made now."""
+        """Makes an update by these gradients pending; if updates are never late, it is made now."""
         is_marked = bool(described.get("is_marked"))
         if self._delayed_after is None:
             self._make(gradients, described["coefficient"], is_marked)

@@ -1,14 +1,14 @@
 """Important gradients are updated on time, the rest one step late (ZenFlow, arXiv 2505.12242).
 
-The largest elements of each segment's gradient, a fraction of them, are important. (ZenFlow takes columns of matrices;
-blocks of 8 to 64 elements of flat shards brought little more than as many elements by chance.)::
+The largest elements of each segment's gradient, a given fraction, are important. (ZenFlow selects columns of matrices;
+blocks of 8 to 64 elements of flat shards were little better than as many random elements.)::
 
-    step i       important elements: master and states are updated by the gradient of step i, which becomes NaN there: a
-                 mark that they are done
+    step i       important elements: master and states are updated by the gradient of step i, which becomes NaN there
+                 to mark them as done
     later        the pending update of step i changes all other elements (optim/delayed_update.py)
 
-Each element thus takes every gradient once, in order. A gradient that is NaN is important, so that it is not mistaken
-for a mark in silence. A segment whose optimizer states an update would have to make is late as a whole.
+So each element uses every gradient once, in order. A gradient that is NaN is important, so that it is not silently
+mistaken for a mark. A segment whose optimizer states do not exist yet is late as a whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .step_by_tiles import raw_step, stand_in
 
 
 def important(gradient: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Returns the numbers of the important elements of a gradient, (numel,)."""
+    """Returns the indices of the important elements of a gradient, (numel,)."""
     size = gradient.detach().abs().float()
     return torch.topk(size, math.ceil(len(size) * fraction), sorted=False).indices
 
@@ -35,7 +35,7 @@ def important(gradient: torch.Tensor, fraction: float) -> torch.Tensor:
 def update_important(
     optimizer: optim.Optimizer, tile: Sequence[Share], coefficient: float | None, fraction: float
 ) -> None:
-    """Updates the important elements of a tile, in copies of them, and marks them."""
+    """Updates the important elements of a tile, using copies, and marks them."""
     number = {id(p): n for n, group in enumerate(optimizer.param_groups) for p in group["params"]}
     groups: list[dict[str, Any]] = [{**group, "params": []} for group in optimizer.param_groups]
     states: defaultdict[torch.Tensor, Any] = defaultdict(dict)
@@ -69,7 +69,7 @@ def update_important(
 
 @contextmanager
 def others_alone(optimizer: optim.Optimizer, tile: Sequence[Share]) -> Iterator[None]:
-    """Inside, an update of a tile changes nothing of the elements whose gradients are marked."""
+    """Prevents an update of a tile inside from changing elements whose gradients are marked."""
     kept = []
     for share in tile:
         gradient = share.tensor.grad
@@ -85,7 +85,7 @@ def others_alone(optimizer: optim.Optimizer, tile: Sequence[Share]) -> Iterator[
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a view whose writes are not counted, as those of fused updates are not."""
+    """Returns a view whose writes do not increment the version counter, like those of fused updates."""
     view: torch.Tensor = torch.Tensor.data.__get__(tensor)  # type: ignore[attr-defined]
     return view
 

@@ -1,11 +1,11 @@
 """torch's Muon, or Adafactor, over hidden matrices and AdamW over the rest, as one optimizer.
 
-    split               which parameters AdamW takes, by a list that is written down; Muon has the other matrices
-    MuonWithAdamW       one update: each matrix is orthogonalized once, the rest goes elementwise
+    split               selects the parameters for AdamW by an explicit list; Muon gets the other matrices
+    MuonWithAdamW       one update: each matrix is orthogonalized once, the rest is updated elementwise
     AdafactorWithAdamW  the same with Adafactor in place of Muon
 
 Muon: Keller Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024. torch.optim.Muon does the update,
-one call of its Newton-Schulz per matrix; the momentum is the only state, 4 bytes a parameter less than Adam has.
+with one Newton-Schulz call per matrix; the momentum is the only state, 4 bytes per parameter less than Adam has.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .owned import OWNED
 from .step_by_tiles import raw_step
 
 REST = ("not_2d", "embeddings", "head")
-"""Words of a list of what AdamW takes, besides patterns of names: what is no matrix; weights of nn.Embedding; the last
-nn.Linear.
+"""Words of a list of AdamW's parameters, besides name patterns: parameters that are not matrices; weights of
+nn.Embedding; the last nn.Linear.
 """
 
 
 class MuonWithAdamW(optim.Optimizer):
-    """torch.optim.Muon over the groups with `owned=True`, torch.optim.AdamW over those with `owned=False`.
+    """torch.optim.Muon for the groups with `owned=True`, torch.optim.AdamW for those with `owned=False`.
 
-    A group's other options are theirs. States: `momentum_buffer` of a matrix; `step`, `exp_avg` and `exp_avg_sq` of the
-    rest. Raises ValueError for a group that does not say which it is.
+    A group's other options are passed to its optimizer. States: `momentum_buffer` of a matrix; `step`, `exp_avg` and
+    `exp_avg_sq` of the rest. Raises ValueError for a group without `owned`.
     """
 
     parts: ClassVar[dict[bool, Any]] = {True: optim.Muon, False: optim.AdamW}
@@ -47,7 +47,7 @@ class MuonWithAdamW(optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of what has a gradient: a matrix by one orthogonalization."""
+        """Updates all parameters that have a gradient, a matrix with one orthogonalization."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -60,19 +60,19 @@ class MuonWithAdamW(optim.Optimizer):
 
 
 class AdafactorWithAdamW(MuonWithAdamW):
-    """The same with torch.optim.Adafactor, whose means over rows and columns are those of whole matrices: m + n values
-    of states for an (m, n) matrix. Checkpoints do not hold them.
+    """The same with torch.optim.Adafactor, whose means over rows and columns are those of whole matrices: m + n state
+    values for an (m, n) matrix. Checkpoints do not contain them.
     """
 
     parts: ClassVar = {True: optim.Adafactor, False: optim.AdamW}
 
 
 def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Returns the trainable parameters that Muon takes, and those that AdamW takes: all that an entry of `rest` means.
+    """Returns the trainable parameters for Muon, and those for AdamW: all that match an entry of `rest`.
 
-    An entry is a word of REST, or a pattern of names as a shell has them ("blocks.*.attention_in.weight"). Raises
-    ValueError for an empty list, an entry that means nothing, a parameter that is no matrix and in no entry, and where
-    no matrix is left.
+    An entry is a word of REST, or a shell-style pattern of names ("blocks.*.attention_in.weight"). Raises ValueError
+    for an empty list, an entry that matches nothing, a parameter that is not a matrix and in no entry, and if no matrix
+    is left.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not rest:

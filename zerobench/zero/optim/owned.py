@@ -1,16 +1,16 @@
-"""Optimizers that update a whole matrix at once: which rank owns which matrix.
+"""Optimizers that update a whole matrix at a time: which rank owns which matrix.
 
 [Note: Owned]
-Newton-Schulz, or another function of a whole matrix, needs all of it on one rank. A parameter group says so by
-`owned=True`: each of its matrices then is *owned*: its gradient is reduced to its owner alone, who updates it and sends
-the new values to all. That is one reduction and one gather per matrix, as long as those of an elementwise optimizer: 2ψ
-under stages 1 and 2, 3ψ under stage 3. The owner's states are whole, and nobody else has any.
+Newton-Schulz, or another function of a whole matrix, needs all of it on one rank. With `owned=True` in a parameter
+group, each of its matrices is *owned*: its gradient is reduced only to its owner, which updates it and sends the new
+values to all. That is one reduction and one gather per matrix, with the volume of an elementwise optimizer: 2ψ under
+stages 1 and 2, 3ψ under stage 3. Only the owner has the states, whole.
 
-    owners    of all matrices, the costliest first, each to the rank that has least to compute so far (LPT; Graham 1969)
-    segments  of an owned parameter: the parameter, in its own shape, on its owner, and none elsewhere
+    owners    of all matrices, the costliest first, each to the rank with the least load so far (LPT; Graham 1969)
+    segments  of an owned parameter: the whole parameter, in its own shape, on its owner, and none elsewhere
 
-Groups with `owned=False` stay elementwise, cut anywhere. An optimizer of a user's own, Shampoo or SOAP say, has its
-matrices owned by the same two words.
+Groups with `owned=False` stay elementwise, cut anywhere. A user's own optimizer, such as Shampoo or SOAP, has its
+matrices owned by the same key.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from collections.abc import Iterable, Sequence
 from torch import nn, optim
 
 OWNED = "owned"
-"""The key of a parameter group."""
+"""The key in a parameter group."""
 
 
 def says_who_owns(optimizer: optim.Optimizer) -> bool:
-    """Returns True if every group says whether its parameters are owned."""
+    """Returns True if every group specifies whether its parameters are owned."""
     return all(isinstance(group.get(OWNED), bool) for group in optimizer.param_groups)
 
 
 def cost_of(shape: Sequence[int]) -> int:
-    """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
-    square, and the product with X: 4m²n + 2m³.
+    """Returns the multiply-adds of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its square, and the
+    product with X: 4m²n + 2m³.
     """
     m, n = sorted(shape)
     return 4 * m * m * n + 2 * m**3
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:
-    """Returns the owner of each matrix: the costliest first, each to the rank with least so far, the lowest of several;
-    of equal costs the first.
+    """Returns the owner of each matrix: the costliest first, each to the rank with the least load so far. Ties go to
+    the lowest rank, and to the first matrix.
     """
     loads, owner = [0] * ranks, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
@@ -48,7 +48,7 @@ def assign(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def owners_of(optimizer: optim.Optimizer, trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Returns the owner of every trainable parameter that is owned. Raises ValueError for one that is no matrix."""
+    """Returns the owner of every owned trainable parameter. Raises ValueError for one that is not a matrix."""
     held = {p for group in optimizer.param_groups if group.get(OWNED) for p in group["params"]}
     mine = [p for p in trainable if p in held and p.numel()]
     if any(p.dim() != 2 for p in mine):

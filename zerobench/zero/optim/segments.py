@@ -1,16 +1,16 @@
-"""The optimizer's view of the shards: one segment (parameter ∩ shard) a parameter.
+"""The optimizer's view of the shards: one segment (parameter ∩ shard) per parameter.
 
-One flat tensor as *the* parameter would be simpler and wrong: parameters without a gradient would decay
-and count steps, and parameter groups would lose their meaning. Segments keep both.
+One flat tensor as *the* parameter would be simpler but wrong: parameters without a gradient would decay and count
+steps, and parameter groups would lose their meaning. Segments preserve both.
 
-`guard` refuses uses of such an optimizer as one of whole parameters.
+`guard` rejects uses of such an optimizer as one of whole parameters.
 
 [Note: facts]
-Facts that an optimizer keeps beside the states of parameters: numbers in its groups and attributes.
+Facts are an optimizer's values besides the states of parameters: numbers in its groups and attributes.
 
-    read      the facts as they are
-    put       back to facts that were read: what has come since goes
-    changed   between two readings
+    read      returns the current facts
+    put       restores facts that were read, and deletes newer ones
+    changed   compares two readings
 
 A fact is a number, a text, a tuple of them, or a tensor of one element, which stays the same tensor.
 """
@@ -34,8 +34,8 @@ ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
     optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD, AdamW8bit, AdamWBf16,
 )  # fmt: skip
-"""Optimizers whose update of an element depends on that element alone, or on its block of elements that no shard cuts,
-so that a shard can be updated apart."""
+"""Optimizers whose update of an element depends only on that element, or on its block of elements that no shard cuts,
+so that a shard can be updated by itself."""
 
 _REASONS = {
     "LBFGS": "its line search and history mix all parameters",
@@ -46,15 +46,15 @@ _REASONS = {
 
 
 def why_not_sharded(name: str) -> str | None:
-    """Returns what an optimizer of this name does that shards do not allow; None for others."""
+    """Returns the reason why an optimizer of this name cannot be sharded, or None if it is not a known one."""
     return {kind.lower(): why for kind, why in _REASONS.items()}.get(name.lower())
 
 
 class OptimizerSegment(Share):
-    """A segment as the optimizer holds it: `tensor` is a view of the master of a range of its unit's shard.
+    """A segment as the optimizer sees it: `tensor` is a view of the master of a range of its unit's shard.
 
-    It has `ndim` dimensions, all of size 1 but the last, for rules such as "decay if p.ndim >= 2"; an owned parameter
-    (owned.py), whose segment is all of it, is as its `order` has it.
+    It has `ndim` dimensions, all of size 1 except the last, for rules such as "decay if p.ndim >= 2"; an owned
+    parameter (owned.py), whose segment is the whole parameter, has the shape and strides of its `order`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class OptimizerSegment(Share):
 
     @property
     def gradient_tier(self) -> str:
-        """Where its gradient lies."""
+        """The tier of its gradient."""
         return self.bucket.tier_of(self.segment.offset)
 
     @property
@@ -86,17 +86,17 @@ class OptimizerSegment(Share):
 
 
 def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
-    """Returns the number of dimensions of a parameter's segments: its own, and at least 1; 1 for optimizers of torch,
-    which do not ask.
+    """Returns the number of dimensions of a parameter's segments: the parameter's, at least 1; 1 for optimizers of
+    torch, which ignore it.
     """
     return 1 if type(optimizer) in ELEMENTWISE else max(1, parameter.dim())
 
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
-    """Refuses an optimizer that cannot be sharded. Raises ValueError.
+    """Raises ValueError for an optimizer that cannot be sharded.
 
-    `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller
-    vouches for an optimizer that is not torch's.
+    `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller asserts that an
+    optimizer from outside torch is elementwise.
     """
     kind = type(optimizer)
     why, cuts = why_not_sharded(kind.__name__), not all(group.get(OWNED) for group in optimizer.param_groups)
@@ -124,11 +124,11 @@ def swap_parameters(
     segments: Iterable[OptimizerSegment],
     orders: dict[nn.Parameter, MemoryOrder],
 ) -> None:
-    """Replaces the parameters of an optimizer's `groups` by this rank's segments, in place.
+    """Replaces the parameters of an optimizer's `groups` with this rank's segments, in place.
 
-    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. `state`,
-    the optimizer's, may exist before the first step (Adagrad's): it is cut to the segments. Frozen parameters leave
-    the optimizer, which would skip them anyway.
+    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. The
+    optimizer's `state` may exist before the first step (Adagrad): it is cut to the segments. Frozen parameters are
+    removed from the optimizer, which would skip them anyway.
     """
     by_parameter: dict[int, list[OptimizerSegment]] = {}
     for segment in segments:
@@ -166,12 +166,12 @@ STEP = (
 
 
 def guard(optimizer: optim.Optimizer) -> None:
-    """Has `optimizer` refuse a plain run's states."""
+    """Makes `optimizer` reject a plain run's states."""
     optimizer.register_load_state_dict_pre_hook(_check_states)
 
 
 def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
-    """Raises ValueError for options of groups that the engine's updates, on `updated_by`, cannot have."""
+    """Raises ValueError for group options that the engine's updates, on device type `updated_by`, do not support."""
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             raise ValueError("optimizer: differentiable=True keeps the graph of an update, which shards have not")
@@ -182,7 +182,7 @@ def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
 
 
 def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Raises ValueError if `saved` is not of this rank's segments."""
+    """Raises ValueError if `saved` does not belong to this rank's segments."""
     groups = zip(saved["param_groups"], optimizer.param_groups, strict=False)
     for number, (theirs, ours) in enumerate(groups):
         given, mine = theirs["params"], ours["params"]
@@ -197,7 +197,7 @@ def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
 
 
 def _tensors_of(optimizer: optim.Optimizer, state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """States that have an element for each of the parameter's."""
+    """Returns the states with an element for each element of the parameter."""
     found = [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim()]
     return found if type(optimizer) in ELEMENTWISE else []
 
@@ -214,13 +214,13 @@ _SIMPLE = (bool, int, float, complex, str, type(None))
 
 
 class Fact(NamedTuple):
-    """`held`: what the optimizer has; `value`: the same, or a copy of a tensor."""
+    """`held`: the optimizer's value; `value`: the same, or a copy of a tensor."""
 
     held: Any
     value: Any
 
     def equals(self, other: Fact) -> bool:
-        """True if the values are equal, NaN and NaN among them."""
+        """Returns True if the values are equal; NaN equals NaN."""
         mine, others = self.value, other.value
         if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
             return torch.equal(mine, others) or bool(mine.isnan().all() and others.isnan().all())
@@ -228,11 +228,11 @@ class Fact(NamedTuple):
 
 
 Facts = dict[tuple[int | str, str], Fact]
-"""(number of a group, or ATTRIBUTES or STATE; key) -> what it holds there."""
+"""(number of a group, or ATTRIBUTES or STATE; key) -> its fact."""
 
 
 def read(optimizer: optim.Optimizer) -> Facts:
-    """All of them."""
+    """Returns all facts of an optimizer."""
     return {
         (place, key): Fact(held, held.detach().clone() if isinstance(held, torch.Tensor) else held)
         for place, mapping in _places(optimizer).items()
@@ -242,7 +242,7 @@ def read(optimizer: optim.Optimizer) -> Facts:
 
 
 def put(optimizer: optim.Optimizer, facts: Facts) -> None:
-    """The optimizer's facts become these."""
+    """Sets the optimizer's facts to `facts`."""
     places = _places(optimizer)
     for place, key in read(optimizer).keys() - facts.keys():
         del places[place][key]
@@ -258,7 +258,7 @@ def changed(before: Facts, after: Facts) -> Facts:
 
 
 def follow(optimizer: optim.Optimizer, before: Facts, after: Facts) -> None:
-    """Takes over what another optimizer, which began with the facts `before`, has changed, unless it has moved here."""
+    """Applies changes by another optimizer, which started with `before`, except to facts that were changed here too."""
     if type(optimizer) in ELEMENTWISE:
         return
     mine = read(optimizer)
@@ -271,9 +271,9 @@ def follow(optimizer: optim.Optimizer, before: Facts, after: Facts) -> None:
 
 
 class FactsOfParts:
-    """An update in parts, each of which finds the facts as the first did; what any of them changes holds at the end.
+    """An update in parts, each of which starts with the same facts; changes by any part are in effect at the end.
 
-    torch's own optimizers change none, and are not asked.
+    torch's own optimizers change no facts, and are skipped.
     """
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
@@ -283,18 +283,18 @@ class FactsOfParts:
         self._before: Facts = {}
 
     def begin(self) -> None:
-        """The first part starts."""
+        """Starts the first part."""
         if self._is_asked:
             self._before = read(self._optimizer)
 
     def end_part(self) -> None:
-        """A part is done, and another follows. Raises RuntimeError if two parts disagree."""
+        """Ends a part, before another. Raises RuntimeError if two parts disagree."""
         if self._is_asked:
             self._note()
             put(self._optimizer, self._before)
 
     def end(self) -> None:
-        """The last part is done."""
+        """Ends the last part."""
         if self._is_asked:
             self._note()
             put(self._optimizer, self._before | self._changes)

@@ -1,11 +1,11 @@
-"""One step of an optimizer over several tiles: no one outside can tell that there were several.
+"""One step of an optimizer over several tiles, which looks from outside like a single step.
 
-    hooks     the user's, before and after a step, run once around all tiles, as does whatever wraps `optimizer.step`
-    facts     what an optimizer keeps beside the states of parameters, in its groups and attributes: a count of steps,
-              say. Every tile finds them as the first did, and all must leave them alike
+    hooks     the user's, before and after a step, run once around all tiles, like wrappers of `optimizer.step`
+    facts     an optimizer's values besides the states of parameters, in its groups and attributes, such as a step
+              count. Every tile starts with the same facts, and all tiles must change them in the same way
 
-torch's own optimizers keep no such facts. Gradients that need no cast and no copy are there when the hooks before a
-step run only if there is one tile.
+torch's own optimizers have no such facts. Gradients that need no cast and no copy are visible to the hooks before a
+step only if there is one tile.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..precision import Share, shaped_as
 from .segments import FactsOfParts
 
 Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
-"""Given a tile: inside, its masters, states and gradients are there."""
+"""Given a tile: makes its masters, states and gradients available inside."""
 
 
 def update_tiles(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
     visit: Visit = lambda _: nullcontext(),
 ) -> None:  # fmt: skip
-    """One `optimizer.step()`, a tile at a time; torch's optimizers skip what has no gradient.
+    """Makes one `optimizer.step()`, a tile at a time; torch's optimizers skip parameters without a gradient.
 
-    `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError if an optimizer's facts came
-    out differently over different tiles.
+    `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError if an optimizer's facts end
+    differently after different tiles.
     """
     with closing(_each_ready(tiles, coefficient, visit)) as parts:
         if len(tiles) < 2:
@@ -43,8 +43,8 @@ def update_tiles(
         else:
             facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
 
-            # The last tile is updated by `optimizer.step` itself, so that its hooks, the caller's, run once around all
-            # tiles; the others come right before it, after the hooks that may still change learning rates.
+            # The last tile is updated by `optimizer.step` itself, so that the caller's hooks run once around all
+            # tiles; the others run right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
                 for tile in tiles[:-1]:
@@ -63,8 +63,8 @@ def update_silently(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
     around: Visit = lambda _: nullcontext(),
 ) -> None:  # fmt: skip
-    """Runs update_tiles without hooks: in a thread, after the step that they belonged to. `around`: of each tile's
-    update, when its gradients are in place.
+    """Runs update_tiles without hooks: in a thread, after the step that they belonged to. `around`: a context for each
+    tile's update, entered when its gradients are in place.
     """
     facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
     facts.begin()
@@ -76,7 +76,7 @@ def update_silently(
 
 
 def step_with(optimizer: optim.Optimizer, before: Callable[[], None]) -> None:
-    """`optimizer.step()` in which `before` runs once, after all hooks of the user's and right before the update."""
+    """Calls `optimizer.step()`, with `before` run once after all user hooks, right before the update."""
     due = [before]  # a subclass whose step calls its parent's runs hooks twice
 
     def once(*_: Any) -> None:
@@ -91,7 +91,7 @@ def step_with(optimizer: optim.Optimizer, before: Callable[[], None]) -> None:
 
 
 def step_without_update(optimizer: optim.Optimizer, instead: Callable[[], None]) -> None:
-    """`optimizer.step()` with all hooks and `instead` in place of the update."""
+    """Calls `optimizer.step()` with all hooks, but runs `instead` in place of the update."""
 
     def leave() -> None:
         instead()
@@ -104,11 +104,11 @@ def step_without_update(optimizer: optim.Optimizer, instead: Callable[[], None])
 
 
 class _Instead(Exception):
-    """There is no update to be made in this step."""
+    """Raised to skip the update in this step."""
 
 
 def raw_step(optimizer: optim.Optimizer) -> None:
-    """The update of what has gradients, without hooks. (`__wrapped__`, names of hooks: torch-private, tested.)"""
+    """Updates parameters with gradients, without hooks. (`__wrapped__`, names of hooks: torch-private, tested.)"""
     step = type(optimizer).step
     with _without_hooks(optimizer):
         getattr(step, "__wrapped__", step)(optimizer) if getattr(step, "hooked", False) else step(optimizer)
@@ -116,7 +116,7 @@ def raw_step(optimizer: optim.Optimizer) -> None:
 
 @contextmanager
 def _without_hooks(optimizer: optim.Optimizer) -> Iterator[None]:
-    """Suspends the hooks of an optimizer whose step calls its parent's, which would run them again."""
+    """Suspends an optimizer's hooks, which a step that calls its parent's step would run again."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     kept = {name: getattr(optimizer, name) for name in names}
     vars(optimizer).update({name: OrderedDict() for name in names})
@@ -127,7 +127,7 @@ def _without_hooks(optimizer: optim.Optimizer) -> Iterator[None]:
 
 
 def stand_in(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.Optimizer:
-    """Another optimizer of the same class and states, of like attributes, with parameter groups of its own."""
+    """Returns another optimizer of the same class, with the same states and attributes and its own parameter groups."""
     other: optim.Optimizer = object.__new__(type(optimizer))
     copied = {
         name: value.clone() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
@@ -141,7 +141,7 @@ def stand_in(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.
 def _each_ready(
     tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None, visit: Visit
 ) -> Generator[None, None, None]:
-    """Stops at each tile, once its gradients are where the optimizer looks."""
+    """Yields at each tile, once its gradients are where the optimizer looks."""
     buffers = TileBuffers(max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0))
     for tile in tiles:
         with visit(tile):
@@ -158,9 +158,9 @@ def _each_ready(
 
 
 class TileGroups:
-    """Parameter groups as they are while a tile is updated: with its own parameters. torch's optimizers go through
-    all parameters of their groups, which over many tiles is quadratic. Others keep theirs whole: they may hold more in
-    the order of the parameters.
+    """Narrows the parameter groups to the tile that is updated. torch's optimizers go through all parameters of their
+    groups, which over many tiles is quadratic. Others keep their groups whole: they may have more values in the order
+    of the parameters.
     """
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
@@ -170,7 +170,7 @@ class TileGroups:
 
     @contextmanager
     def of(self, tile: Sequence[Share]) -> Iterator[None]:
-        """Narrows the groups to a tile, inside."""
+        """Narrows the groups to a tile inside."""
         whole = [group["params"] for group in self._groups]
         for group in self._groups:
             group["params"] = []
@@ -185,7 +185,7 @@ class TileGroups:
 
 
 class TileBuffers:
-    """Gradients on their way to the optimizer: one buffer of `most` elements for each tier and dtype that is wanted."""
+    """Gradients on their way to the optimizer: one buffer of `most` elements per tier and dtype."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -193,16 +193,16 @@ class TileBuffers:
         self._offsets: dict[tuple[str, torch.dtype], int] = {}
 
     def begin(self) -> None:
-        """A tile begins: its gradients lie where the last tile's did."""
+        """Starts a tile, whose gradients reuse the last tile's memory."""
         self._offsets.clear()
 
     def ready(self, share: Share) -> torch.Tensor | None:
-        """The share's gradient in its master's tier and dtype: cast there, once it has crossed as it is."""
+        """Returns the share's gradient in its master's tier and dtype: copied there in its own dtype, then cast."""
         gradient = share.gradient()
-        # 1 to the other tier, in its own dtype: a half gradient crosses the bus as 2 bytes, not as 4
+        # 1 to the other tier, in its own dtype: a half gradient is sent as 2 bytes, not as 4
         if gradient is not None and share.crosses:
             gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
-        # 2 a cast, in the one buffer that all tiles take turns in
+        # 2 a cast, in the one buffer that all tiles share in turn
         if gradient is not None and gradient.dtype != share.tensor.dtype:
             gradient = self._place(share, share.tensor.dtype).copy_(gradient)
         return gradient
@@ -218,5 +218,5 @@ class TileBuffers:
 
 
 def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.Tensor | float:
-    """The coefficient where it can multiply: of a gradient in host memory the host must know it."""
+    """Returns the coefficient on the gradient's device: for a gradient in host memory it is copied to the host."""
     return coefficient.to(gradient.device) if isinstance(coefficient, torch.Tensor) else coefficient

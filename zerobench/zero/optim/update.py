@@ -1,15 +1,15 @@
-"""From reduced gradients to new masters: what happens in `engine.step()` on this rank's shards.
+"""From reduced gradients to new masters: the part of `engine.step()` on this rank's shards.
 
     agree     which parameters have a gradient anywhere            one small all-reduce
     check     with loss scaling: did any gradient overflow?        one small all-reduce
     clip      if asked: the norm over all shards                   one small all-reduce
     update    torch's optimizer, over the segments of the shards     its step runs in step_by_tiles.py
 
-On a GPU none of them waits for it: flags travel between the hosts where the process group can (backend
-"cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once a step), norms stay on the device, and so does the answer
-whether gradients overflowed where the optimizer takes it there (precision.LossScaler).
+None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
+"cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once per step), norms stay on the device, and so does the
+information that gradients overflowed if the optimizer accepts it there (precision.LossScaler).
 
-The optimizer holds segments (optim/segments.py), a view of parameter ∩ shard each, in tiles (precision.py).
+The optimizer holds segments (optim/segments.py), each a view of parameter ∩ shard, in tiles (precision.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .step_by_tiles import update_tiles
 class Update:
     """The optimizer over this rank's segments.
 
-    `used`        parameters, by number, whose gradients came on this rank; once agreed upon, on any
-    `is_running`  the optimizer is at work, in whatever thread
+    `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
+    `is_running`  True while the optimizer runs, in any thread
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Update:
         self.is_running = False
         self._stepped = False
         self._device = device
-        # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
+        # One permanent tensor: a gloo thread may release what it sent at any time, and memory would vary between runs.
         self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
         most = self._tile_numel(units, tile_bytes)
         self.segments = [
@@ -84,7 +84,7 @@ class Update:
         return OptimizerSegment(one, segment, unit.gradients, ndim, self._orders[parameter])
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
-        """Elements a tile, or None if one step over everything needs no memory beside the states."""
+        """Returns the elements per tile, or None if one step over everything needs no memory besides the states."""
         casts = any(unit.dtypes.gradients != unit.dtypes.master for unit in units)
         needed = casts or self._placement.tiles_always
         if tile_bytes is None or (is_fused(self.optimizer) and not needed):
@@ -95,9 +95,9 @@ class Update:
     # -- the phases ---------------------------------------------------------------------------------------
 
     def agree(self, what: str = "step") -> None:
-        """Parameters with a gradient on any rank; on all ranks unused ones keep grad None, as under DDP.
+        """Finds the parameters with a gradient on any rank; parameters unused on all keep grad None, as under DDP.
 
-        `what` this rank is about to do: every rank must do the same.
+        `what`: the operation that this rank is about to do, which must be the same on every rank.
         """
         if self._agreed:
             return
@@ -105,7 +105,7 @@ class Update:
         for unit in self.units:
             unit.gradients.settle()
         if self.comm.size > 1:
-            # flags are made on the host, and agreed upon there where the process group can: no wait for a device
+            # flags are made on the host, and agreed upon there if the process group can: no wait for a device
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1
             self.comm.seal(mine, what)
@@ -117,7 +117,7 @@ class Update:
             segment.used = segment.segment.parameter in self.used
 
     def begin(self) -> None:
-        """A backward starts: what was found out about the gradients so far no longer holds."""
+        """Discards facts about the gradients when a backward starts."""
         if self.scaling.coefficient is not None and self.used:
             raise RuntimeError(
                 "backward: clip_grad_norm_ has clipped the present gradients, and this backward would add to them;"
@@ -127,31 +127,31 @@ class Update:
         self.scaling.forget()
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
+        """Returns the norm of all unscaled gradients, 0-dim fp32; `run` will scale them to at most `max_norm`."""
         self.agree("clip_grad_norm_")
         return self.scaling.clip(max_norm, norm_type, error_if_nonfinite)
 
     def run(self) -> bool:
-        """Updates the masters; returns False if it is known here that gradients overflowed and every rank skips."""
+        """Updates the masters; returns False if the host knows that gradients overflowed and every rank skips."""
         # 1 which parameters have gradients on any rank
         self.prepare()
         # 2 with loss scaling: all ranks skip, or none
         with self.scaling.judging(self.optimizer) as skips:
             if not skips:
-                # 3 tile by tile, which bounds the memory that casts and an unfused optimizer take
+                # 3 tile by tile, which bounds the memory of casts and of an unfused optimizer
                 with self.running():
                     update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, self._placement.visit)
         return not skips
 
     def prepare(self) -> None:
-        """Before an update, or one that becomes pending. Raises an error for an optimizer that was changed."""
+        """Prepares an update, immediate or pending. Raises an error if the optimizer's parameters were changed."""
         self.agree()
         self._check_held()
         self._check_groups()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, the optimizer may step."""
+        """Allows the optimizer to step inside."""
         self.is_running = self._stepped = True
         try:
             yield
@@ -159,13 +159,13 @@ class Update:
             self.is_running = False
 
     def forget(self) -> None:
-        """The gradients are gone."""
+        """Forgets the gradients, which were consumed or dropped."""
         self.forget_use()
         for segment in self.segments:
             segment.tensor.grad = None
 
     def forget_use(self) -> None:
-        """Nothing is known of the gradients that are there; the optimizer's tensors keep what they have."""
+        """Forgets which gradients exist; the optimizer's tensors keep their `.grad`."""
         self.used.clear()
         self._agreed = False
         self.scaling.forget()
@@ -173,7 +173,7 @@ class Update:
             segment.used = False
 
     def drop(self, numbers: set[int]) -> None:
-        """These parameters have no gradients any more on this rank."""
+        """Forgets this rank's gradients of these parameters."""
         self.used -= numbers
         self._agreed = False
         self.scaling.edited()
@@ -181,7 +181,7 @@ class Update:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _norm(self, norm_type: float) -> torch.Tensor:
-        """Over all ranks' gradients, 0-dim fp64; NaN if one of them is."""
+        """Returns the norm over all ranks' gradients, 0-dim fp64; NaN if any gradient has one."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for tile in filter(None, self.tiles):
             with tile[0].shard_range.gradients(), labels.on_tier(tile[0].gradient_tier):
@@ -203,7 +203,7 @@ class Update:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
-        """torch's `add_param_group` for parameters of the model that no group holds yet."""
+        """torch's `add_param_group` for parameters of the model that are in no group yet."""
         if self._stepped:
             raise RuntimeError("add_param_group: the engine has taken a step; add groups before the first one")
         given = group["params"]
@@ -230,7 +230,7 @@ class Update:
 
 
 def _segments_of(one: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
-    """The segments of a unit's shard, cut at the range's ends, and of `most` elements at most."""
+    """Yields the segments of a unit's shard, cut at the range's ends, with at most `most` elements."""
     for segment in one.unit.layout.segments(rank, most):
         first, last = max(segment.offset, one.start), min(segment.offset + segment.numel, one.stop)
         if first < last:
@@ -239,7 +239,7 @@ def _segments_of(one: ShardRange, rank: int, most: int | None) -> Iterator[Segme
 
 
 def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[OptimizerSegment]]:
-    """Segments that are updated together: of one tier, and of one range where that is a group by itself."""
+    """Returns the segments that are updated together: those of one tier, or of one range that is its own group."""
     groups: dict[Any, list[OptimizerSegment]] = {}
     for segment in segments:
         groups.setdefault(segment.shard_range.group, []).append(segment)

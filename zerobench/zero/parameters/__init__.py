@@ -1,1 +1,1 @@
-"""Parameters as users see them while the engine holds their values: hidden, written to, in any memory order."""
+"""Parameters as users see them while the engine manages their values: hidden, written to, in any memory order."""

@@ -2,8 +2,8 @@
 
 A hidden parameter is a NaN of its shape, and of a subclass of its class, which intercepts every operation on it: the
 engine then gathers the values, or raises an error. Operations that do not read values (shapes, flags, hooks,
-gradients) pass. A shown parameter is of its own class again, without interception, so that torch's choices by the type
-of its inputs (its layers' fast paths) are those without an engine.
+gradients) pass through. A shown parameter has its own class again, without interception, so that choices that torch
+makes by the type of its inputs (its layers' fast paths) are the same as without an engine.
 
 C++ code that reads memory directly is not intercepted, and reads the NaN.
 """
@@ -34,20 +34,20 @@ _VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
 _PLACES = frozenset((
     "data_ptr", "untyped_storage", "storage_offset", "stride", "is_contiguous", "__len__", "__repr__",
 ))  # fmt: skip
-"""Methods that describe the memory and neither compute nor return a tensor."""
+"""Methods that describe the memory, and neither compute nor return a tensor."""
 
 _DETACHED = frozenset(("data", "detach"))
-"""The ways to the values without a gradient."""
+"""The ways to get the values without a gradient."""
 
 _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Hiding:
-    """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden
-    parameter.
+    """Hides parameters for one engine. `asked`: the engine's method, called before an operation reads or writes a
+    hidden parameter.
 
-    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (parameters/writes.py) pass;
-    `asked` is then called for a write to one that has none. `lets_detach`: reads without a gradient pass, too.
+    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (parameters/writes.py) pass
+    through; `asked` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
     """
 
     def __init__(self, asked: Callable[..., None], lets_write: bool = False, lets_detach: bool = False) -> None:
@@ -73,18 +73,18 @@ class Hiding:
         parameter.data = values
 
     def bare(self, parameter: nn.Parameter) -> None:
-        """Makes `parameter` a NaN without interception."""
+        """Removes the interception from `parameter`, which keeps its placeholder."""
         if isinstance(parameter, _Hidden):
             parameter.__class__ = parameter.kind
 
     def bare_all(self, parameters: list[nn.Parameter], *_: Any) -> None:
-        """Makes several parameters NaN without interception."""
+        """Removes the interception from several parameters."""
         for parameter in parameters:
             self.bare(parameter)
 
     def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
-        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises if it
-        refuses.
+        """Asks the engine that hides `parameter` to show it, for an operation that reads it or, with `writes`, writes
+        to it. Raises the engine's error if it refuses, and RuntimeError if the engine no longer exists.
         """
         asked = self._asked()
         if asked is None:
@@ -109,20 +109,20 @@ class Hiding:
 
 
 def is_write(operation: Any) -> bool:
-    """Returns True for a torch function that writes in place, by its name."""
+    """Returns True for a torch function that writes in place, judged by its name."""
     name: str = operation.__name__
     return name.endswith("_") and not name.endswith("__") and name not in _NO_VALUES
 
 
 def let_look(model: nn.Module, hiding: Hiding) -> None:
-    """Lets torch's TransformerEncoder read its first layer's parameters before that runs, to choose its path."""
+    """Lets torch's TransformerEncoder, to choose its path, read its first layer's parameters before the layer runs."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and len(module.layers):
             module.register_forward_pre_hook(Hook(partial(hiding.bare_all, list(module.layers[0].parameters()))))
 
 
 class _Hidden:
-    """The interception that a hidden parameter has on top of its own class, `kind`."""
+    """The interception of a hidden parameter, added to its own class, `kind`."""
 
     kind: type
     hiding: Hiding
@@ -179,7 +179,7 @@ def restore_placeholders() -> None:
 
 
 def is_placeholder(parameter: nn.Parameter) -> bool:
-    """Returns True if the parameter reads as such a NaN now."""
+    """Returns True if the parameter is currently such a NaN."""
     with as_they_are():
         nan = _nan.get((parameter.dtype, parameter.device))
         return nan is not None and parameter.data_ptr() == nan.data_ptr()

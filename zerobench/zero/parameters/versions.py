@@ -1,11 +1,11 @@
-"""Write detection by autograd's version counters: every in-place operation adds one.
+"""Detection of writes by autograd's version counters, which every in-place operation increments, and by fingerprints.
 
-A detached tensor has the counter of its source, one from `.data` its own. (`_version` is torch's; tested.)
+A detached tensor shares the counter of its source, a tensor from `.data` has its own. (`_version` is torch-private;
+tested.)
 
-A number that changes when a tensor's values change, for writes that autograd's version counters do not see.
-
-`.data` has a counter of its own, NumPy's views and kernels of others have none. A fingerprint depends on the bits of
-every element and on its position; two different tensors have equal ones with a probability of about 2^-64.
+A fingerprint is a number that changes when a tensor's values change, for writes that version counters do not see:
+`.data` has its own counter, NumPy's views and other libraries' kernels have none. It depends on the bits and the
+position of every element; two different tensors have equal ones with a probability of about 2^-64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Versions:
 
     @property
     def have_moved(self) -> bool:
-        """True from a write to one of them until the next `note` or `written`."""
+        """True after a write to any parameter, until the next `note` or `written`."""
         return self._now() != self._known
 
     def _now(self) -> list[int]:
@@ -48,16 +48,16 @@ class Versions:
 
 
 CHUNKS = {"cpu": 2**12}
-"""Device type -> words of 64 bits that are mixed at once, so that a fingerprint needs 64 KiB beside the tensor."""
+"""Device type -> words of 64 bits that are mixed at a time, so that a fingerprint needs 64 KiB of extra memory."""
 
 LARGE_CHUNK = 2**20
-"""The same on other devices, whose kernels take long to launch: 16 MiB beside the tensor."""
+"""The same on other devices, whose kernels take long to launch: 16 MiB of extra memory."""
 
 _MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: odd, with no pattern in its bits
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the fingerprint of a contiguous (numel,) tensor, whole words of 64 bits: int64, 0-dim, on its device."""
+    """Returns the fingerprint of a contiguous (numel,) tensor of whole 64-bit words: int64, 0-dim, on its device."""
     whole = tensor.view(torch.int64)
     chunk = max(1, min(CHUNKS.get(tensor.device.type, LARGE_CHUNK), whole.numel()))
     weights = _weights(chunk, tensor.device)
@@ -70,6 +70,6 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(chunk: int, device: torch.device) -> torch.Tensor:
-    """(chunk,) odd numbers, one for each position of a chunk."""
+    """Returns (chunk,) odd numbers, one for each position in a chunk."""
     numbers = torch.arange(1, chunk + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
     return numbers.bitwise_xor_(numbers >> 31).mul_(_MULTIPLIER).bitwise_or_(1)

@@ -1,27 +1,28 @@
 """Writes to parameters outside of the optimizer, and their consequences.
 
-    p.mul_(), nn.init, load_state_dict     found by the parameter's version: the masters follow
-    p.data.mul_(), NumPy, in a forward     kept as the unit is resharded; where that cannot be, refused at the step
-    p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters follow
-    anything inside full_parameters()      values are compared at its end: shards and masters follow
-    p.data = ..., module.double()          found by the parameter's address: refused at the next forward or step, but
+    p.mul_(), nn.init, load_state_dict     found by the parameter's version: masters are updated
+    p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step
+    p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
+                                           updated
+    anything inside full_parameters()      values are compared at its end: shards and masters are updated
+    p.data = ..., module.double()          found by the parameter's address: an error at the next forward or step, but
                                            copied back at the end of full_parameters()
-    module.weight = nn.Parameter(...)      found in the module: refused
-    writes to optimizer.param_groups       found by the tensor's version: refused at the next forward or step
-    edits of optimizer.param_groups        found in the groups: refused at the next step
+    module.weight = nn.Parameter(...)      found in the module: an error
+    writes to optimizer.param_groups       found by the tensor's version: an error at the next forward or step
+    edits of optimizer.param_groups        found in the groups: an error at the next step
 
-A rank updates its own part only, without a collective: every rank must write equal values, as under DDP.
+A rank updates only its own part, without a collective: every rank must write equal values, as under DDP.
 
-A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in all. Values are
-compared where masters are apart from parameters: each rank its own part.
+A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
+compared if masters and parameters are separate: each rank its own part.
 
-torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine.
+torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
 
 before    waits for gathers in flight; a sharded parameter gets memory for all of its elements
 copied    torch compares names and shapes, and copies
-after     keeps this rank's part and frees the memory; masters follow at the next forward or step (writes.py)
+after     keeps this rank's part and frees the memory; masters are updated at the next forward or step
 
-`module.state_dict()` of sharded parameters is refused, since it would hold NaN.
+`module.state_dict()` of sharded parameters raises an error, since it would contain NaN.
 
 There is no collective: every rank loads equal values. `assign=True` copies too, since the parameters' memory is fixed.
 Optimizer states are unchanged.
@@ -61,9 +62,9 @@ UNSENT = (
 
 
 class Writes:
-    """The state that the engine left, for comparison.
+    """The state in which the engine left parameters and masters, for comparison.
 
-    `homes`  parameters that the engine has moved -> the view that each is while its values are present
+    `homes`  parameters that the engine has moved -> the view that each has while its values are present
     """
 
     def __init__(self, engine: Strategy) -> None:
@@ -93,7 +94,7 @@ class Writes:
         self.follow_unseen()
 
     def follow(self) -> None:
-        """Updates masters after in-place writes, without the check of addresses, which the next forward makes."""
+        """Updates masters after in-place writes, without checking addresses, which the next forward does."""
         if not self._engine.schedule.is_at_work and self._segments.have_moved:
             raise RuntimeError(UNSENT)
         for unit in self._stored:
@@ -105,7 +106,7 @@ class Writes:
         self._loaded.clear()
 
     def follow_unseen(self) -> None:
-        """Updates masters after writes that no version tells: values are compared."""
+        """Updates masters after writes that versions do not show, by comparing values."""
         for unit in self._units:
             unit.keep_written()
             unit.check_kept()
@@ -115,16 +116,16 @@ class Writes:
         self._segments.note()
 
     def drop_unsent(self) -> None:
-        """Forgets writes to the optimizer's tensors, which have been refused."""
+        """Forgets writes to the optimizer's tensors, which have raised an error."""
         self._segments.note()
 
     def note_values(self) -> None:
-        """Records the values of this rank's part of the parameters, if writes to them are found by their values."""
+        """Records the values of this rank's part of the parameters, if writes to it are found by values."""
         for unit in self._units:
             unit.placement.note_parameters(unit)
 
     def note(self) -> None:
-        """Records the engine's own writes, which replace all others; their values apart (`note_values`)."""
+        """Records the engine's own writes, which replace all others; values are recorded by `note_values`."""
         self._segments.note()
         self._loaded.clear()
         self._stored.clear()
@@ -137,7 +138,7 @@ class Writes:
             self._loaded.add(self._numbers[parameter])
 
     def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """Keeps this rank's part of `values`, of the parameter's shape, which were loaded while it is sharded."""
+        """Keeps this rank's part of `values`, of the parameter's shape, loaded while the parameter is sharded."""
         self._engine.schedule.check_writable(self._names[parameter])
         unit.placement.wait()
         self._engine.store(parameter, values)
@@ -145,7 +146,7 @@ class Writes:
         unit.versions.note()
 
     def check_places(self) -> None:
-        """Raises RuntimeError if a parameter's memory is not the engine's."""
+        """Raises RuntimeError if a parameter is not in the engine's memory."""
         if self._size() != self._known_size or any(own.get(key) is not one for own, key, one in self._sites):
             self._look_at_module()
         with as_they_are():
@@ -169,8 +170,8 @@ class Writes:
         return f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
 
     def _look_at_module(self) -> None:
-        """Checks a module whose parts have changed: allowed if its parameters are present and no others require
-        gradients.
+        """Checks a module whose parts have changed. Raises RuntimeError unless its parameters are still present and no
+        new ones require gradients.
         """
         self._modules = list(self._engine.module.modules())
         parts: list[dict[str, Any]] = [own for m in self._modules for own in (m._parameters, m._modules)]
@@ -202,16 +203,14 @@ class Writes:
         unit.keep_parameters(self._loaded)
 
     def refuse(self, parameter: nn.Parameter) -> NoReturn:
-        """Raises RuntimeError: `parameter` is written to, or was, and a part of it is here."""
+        """Raises RuntimeError: `parameter` is or was written to while this rank has only a part of it."""
         raise RuntimeError(f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}")
 
     # -- inside full_parameters() -------------------------------------------------------------------------
 
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
-        """Copies values that are written inside to the parameters of `unit`, which is whole, into
-        shards and masters.
-        """
+        """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters."""
         before = unit.own_slice(unit.full_parameters).clone()
         try:
             yield
@@ -223,7 +222,7 @@ class Writes:
                 unit.keep_parameters(self._loaded)
 
     def _take_home(self, unit: Unit) -> None:
-        """Copies the values of parameters whose `.data` was replaced by another tensor of their kind."""
+        """Copies the values of parameters whose `.data` was replaced by a tensor of the same kind."""
         for parameter in unit.versions.parameters:
             home = self.homes[parameter]
             alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)
@@ -245,7 +244,7 @@ def take_loads(engine: Strategy) -> None:
 
 
 def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Raises RuntimeError if `module.state_dict()` would be of NaN, which a checkpoint would keep."""
+    """Raises RuntimeError if `module.state_dict()` would contain NaN."""
     for name, parameter in module.named_parameters(recurse=False):
         if not keep_vars and parameter in held and is_placeholder(parameter):
             raise RuntimeError(
@@ -257,7 +256,7 @@ def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str,
 class Load:
     """The state of a load into one module's own parameters.
 
-    `_versions`  their versions before it, by which the written ones are found
+    `_versions`  their versions before the load, by which written ones are found
     `_lent`      parameters with memory for the load only
     """
 
@@ -278,7 +277,7 @@ class Load:
                 self._lent.add(parameter)
 
     def after(self, _module: nn.Module, *_: Any) -> None:
-        """Keeps the values that were copied."""
+        """Keeps the copied values."""
         versions, lent = self._versions, self._lent
         self._versions, self._lent = {}, set()
         for parameter, version in versions.items():

@@ -1,18 +1,18 @@
-"""A unit of stage 3: whole parameters of one module group, and its two states.
+"""A unit of stage 3: whole parameters of one module group, and its states.
 
-    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): to read one is refused
+    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): reads are errors
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
-A unit that *stays* is unsharded for good, as in stages 1 and 2: its small parameters are not worth a gather.
-One that is *held* is so until its reader releases it.
+A unit that *stays* is always unsharded, as in stages 1 and 2: its small parameters are not worth a gather.
+A unit that is *held* stays unsharded until its reader releases it.
 
 [Note: one storage a unit for life]
 Autograd saves some weights as views and some as the leaf itself. Swapping in another storage would free
-nothing until the graph dies, and then give wrong gradients. So each unit has one storage for life, resized
-to nothing and back. While it is empty the parameters are views of a NaN: same shape, loud misuse.
+nothing until the graph is freed, and then give wrong gradients. So each unit has one permanent storage, resized
+to nothing and back. While it is empty the parameters are views of a NaN: same shape, visible misuse.
 
-`adopt_group` makes units of a module group's parameters: one for each dtype and device, frozen and owned ones apart.
+`adopt_group` makes the units of a module group: one per dtype and device, with frozen and owned parameters apart.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from ..stage3 import Stage3
 
 FREED = "storage of size 0"
-"""torch's words for a view that reads a unit's storage while that is empty."""
+"""torch's message for a view that reads a unit's storage while the storage is empty."""
 
 CAPTURED = "mutate a captured Tensor"
-"""torch's words for a gather inside of a transform, which may write to what it has made alone."""
+"""torch's message for a gather inside of a transform, which may only write to tensors that it created itself."""
 
 TRANSFORMED = (
     "zero3 cannot gather it inside of a transform of torch.func (jvp, grad, vjp, ...); call the transform on"
@@ -104,7 +104,7 @@ class GatheredUnit(Unit):
         self.reshard(keeps=False)
 
     def _make_views(self) -> list[torch.Tensor]:
-        """Each parameter's view of the full buffer, good for life: its storage comes and goes, and stays the same."""
+        """Returns each parameter's permanent view of the full buffer, whose storage is resized but never replaced."""
         return [
             order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
             for piece, order in zip(self.layout.pieces, self._orders, strict=True)
@@ -127,11 +127,11 @@ class GatheredUnit(Unit):
             self.placement.put(self, start - first, part)
 
     def launch_unshard(self) -> None:
-        """sharded -> gathering: fills the own slice and launches the all-gather of the others."""
+        """sharded -> gathering: fills this rank's slice and launches the all-gather of the others."""
         if self.is_whole or self.gather is not None:
             return
         full = self.full_parameters
-        # Memory that inference mode had made could not be saved by a later forward for its backward.
+        # Memory that was allocated in inference mode could not be saved by a later forward for its backward.
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
             try:
@@ -145,7 +145,7 @@ class GatheredUnit(Unit):
             self.is_from_source = True
 
     def unshard_exactly(self) -> None:
-        """-> unsharded, with every bit of what the shards hold, whatever gathers of training bring."""
+        """-> unsharded, with the exact bits of the shards, even if training gathers quantized values."""
         if self.comm.exact is self.comm:
             self.unshard()
             return
@@ -170,10 +170,10 @@ class GatheredUnit(Unit):
             self._hiding.show(parameter, view)
 
     def reshard(self, keeps: bool = True) -> None:
-        """unsharded -> sharded: the storage is given back, the parameters read as NaN.
+        """unsharded -> sharded: frees the storage; the parameters read as NaN.
 
-        `keeps`: the shard becomes the own slice, which a forward may have written to, by every rank alike. False if
-        the slice is older than the shard.
+        `keeps`: the shard is updated from this rank's slice, which a forward may have written to, equally on every
+        rank. False if the slice is older than the shard.
         """
         if self.stays or self.held or not (self.is_whole or self.gather):
             return
@@ -196,7 +196,7 @@ class GatheredUnit(Unit):
         return self.placement.has_parameters(self) and (self.comm.exact is self.comm or not self.is_from_source)
 
     def keep_written(self) -> None:
-        """The shard becomes what a forward has left in the own slice, in whatever way it was written."""
+        """Updates the shard from this rank's slice, to which a forward may have written in any way."""
         if self.stays or self.held or not self.is_whole:
             return
         own = self.own_slice(self.full_parameters)
@@ -210,7 +210,7 @@ class GatheredUnit(Unit):
             self._lost = differs if self._lost is None else self._lost | differs
 
     def check_kept(self) -> None:
-        """Raises RuntimeError if something was written in a forward that the shard could not take."""
+        """Raises RuntimeError if a forward wrote values that the shard could not keep."""
         lost, self._lost = self._lost, None
         if lost is not None and bool(lost):
             why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
@@ -233,14 +233,14 @@ class GatheredUnit(Unit):
         super().follow(loaded)
 
     def refresh(self) -> None:
-        """The parameters have changed. A unit that stays gets everyone's: in full, for its shard is a view of them."""
+        """Called after the parameters changed. A unit that stays gathers all of them: its shard is a view of them."""
         self.source.updated()
         if self.stays:
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
 
 
 def adopt_group(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
-    """The units of the group `name`; `stays`: they are whole for good."""
+    """Returns the units of the group `name`. `stays`: they are always whole."""
     kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for p in parameters:
         kinds.setdefault((p.requires_grad, p.dtype, p.device, p in engine.owners), []).append(p)

@@ -1,12 +1,12 @@
-"""Gathers of updated parameters that may still travel while the next forward runs (stages 1 and 2).
+"""Gathers of updated parameters that may still run during the next forward (stages 1 and 2).
 
     launched   `unit.full_parameters` is being filled; with overlap its parameters are hidden (parameters/absent.py)
-    waited     they are the new ones
+    waited     the parameters have the new values
 
-Without overlap all are waited for at the end of `step`. With it a block (modules/wrapping.py) waits for the units of
-its parameters when it is about to run, a module outside of blocks for those of its own, and any other read of a
-parameter, in a forward or between steps, for that one; what the engine itself does with parameters waits for all.
-An evaluation waits for all: there torch's own layers have shorter ways, which read their children's weights.
+Without overlap all gathers are waited for at the end of `step`. With overlap, a block (modules/wrapping.py) waits for
+the units of its parameters before it runs, and a module outside of blocks for the units of its own. Any other read of a
+parameter, in a forward or between steps, waits for that parameter; the engine's own accesses wait for all. An
+evaluation waits for all: torch's own layers then use fast paths that read their children's weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that `module`'s own forward reads: its own, and those of children that are not called."""
+    """Yields the parameters that `module`'s own forward reads: its own, and those of children that are not called."""
     yield from module.parameters(recurse=False)
     for child in module.children():
         if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
@@ -36,8 +36,8 @@ def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def waiting_modules(root: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Yields the modules that wait before their forward, with the parameters that they wait for: the root, each
-    block for all inside of it, and each module outside of blocks that reads parameters itself.
+    """Yields the modules that wait before their forward, with the parameters that they wait for: the root, each block
+    for all parameters inside it, and each module outside of blocks that reads parameters itself.
     """
     whole = {block for _, block in blocks(root)}
     inside = {module for block in whole for module in block.modules()}
@@ -69,18 +69,18 @@ class OverlappedParamGathers:
                 module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
 
     def launch(self, unit: Unit) -> None:
-        """Starts sending the own slice of the unit's parameters to everyone."""
+        """Starts sending this rank's slice of the unit's parameters to all ranks."""
         self.wait(unit)
         self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name, None, unit.layout.sizes)
         if self._overlap and self._engine.comm.size > 1:
             for parameter in self._engine.parameters_of(unit):
-                # reads other than by its own module's forward must wait, too: a NaN in its place is seen to be read
+                # other reads than by its own module's forward must wait, too: reads of the NaN in its place are noticed
                 if parameter not in self._hidden:
                     self._hidden[parameter] = parameter.data
                     self._hiding.hide(parameter, placeholder(parameter))
 
     def wait(self, unit: Unit) -> None:
-        """The unit's parameters are the new ones afterwards."""
+        """Waits until the unit's parameters have the new values."""
         handle = self._handles.pop(unit, None)
         if handle is None:
             return
@@ -91,12 +91,12 @@ class OverlappedParamGathers:
                 self._hiding.show(parameter, self._hidden.pop(parameter))
 
     def wait_all(self) -> None:
-        """All parameters are."""
+        """Waits until all parameters have the new values."""
         for unit in list(self._handles):
             self.wait(unit)
 
     def bring(self, parameter: nn.Parameter) -> None:
-        """`parameter`, hidden, is about to be read, by others than the module that it is of, or between steps."""
+        """Waits for a hidden parameter that is about to be read outside of its own module, or between steps."""
         for unit in self._units[parameter]:
             self.wait(unit)
 

@@ -1,15 +1,15 @@
-"""The root's units: parameters of stage 3 that no other unit holds, such as an embedding, a last norm and a head.
+"""The root's units: parameters of stage 3 that are in no other unit, such as an embedding, a last norm and a head.
 
-They are whole from the forward's beginning on. Backward begins with the head, and comes to the embedding at the end:
+They are whole from the beginning of the forward. Backward starts with the head, and reaches the embedding at the end:
 
-    keep_root=False   given back after forward, and gathered again when backward begins
+    keep_root=False   freed after forward, and gathered again when backward starts
     keep_root=True    whole until the backward is over
-    keep_root="auto"  given back when backward comes to the first other unit, while gradients and activations are most;
-                      gathered again for a submodule whose backward reads parameters, which an embedding's does
-                      not: then nothing more travels than if they were kept
+    keep_root="auto"  freed when backward reaches the first other unit, when gradients and activations peak;
+                      gathered again for a submodule whose backward reads parameters. An embedding's does not: then
+                      no more bytes are sent than if they were kept
 
-That takes parameters that are read in their own modules' forward alone. Where one is the root module's own, or is seen
-to be read elsewhere before the last unit has run, the root is kept.
+"auto" requires parameters that are read only in their own modules' forward. If one belongs to the root module itself,
+or is read elsewhere before the last unit has run, the root is kept.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .gathered_unit import GatheredUnit
 from .unit import Unit
 
 LISTENED = 2
-"""Forwards for training in which reads are listened to; the second follows an update."""
+"""Training forwards in which reads are observed; the second follows an update."""
 
 
 def owners(root: nn.Module, parameters: set[nn.Parameter]) -> list[tuple[nn.Module, nn.Parameter]]:
-    """Each module with each of `parameters` that it holds itself, in the order of modules."""
+    """Returns each module with each of `parameters` that it has itself, in the order of modules."""
     return [(module, p) for module in root.modules() for p in module._parameters.values() if p in parameters]
 
 
 def is_read_anywhere(root: nn.Module, owner: nn.Module) -> bool:
-    """True if a parameter of `owner` may be read outside of `owner`'s forward: the root's, and those in lists."""
+    """Returns True if a parameter of `owner` may be read outside of its forward: the root's, and those in lists."""
     return owner is root or isinstance(owner, nn.ParameterList | nn.ParameterDict)
 
 
 def is_read_in_backward(owner: nn.Module) -> bool:
-    """True if the backward of `owner` reads its parameters: an embedding's reads indices alone."""
+    """Returns True if the backward of `owner` reads its parameters: an embedding's reads only indices."""
     return type(owner) is not nn.Embedding
 
 
 class Root:
-    """The root's units, and what the present forward has found out about them. `goes`: they are given back."""
+    """The root's units, and the reads observed in the current forward. `goes`: the units are freed in backward."""
 
     def __init__(self, root: nn.Module, units: list[GatheredUnit], has_others: bool, goes: bool) -> None:
         self.units = units
@@ -65,22 +65,22 @@ class Root:
             module.register_forward_hook(Hook(partial(self._after, module)), always_call=True)
 
     def bring(self, _gradient: torch.Tensor | None = None) -> None:
-        """Their parameters are there."""
+        """Gathers the units, if they are not whole."""
         for unit in self.units:
             unit.unshard()
 
     def give_back(self) -> None:
-        """Backward is at another unit."""
+        """Frees the units when backward is at another unit."""
         for unit in self.units if self.goes else ():
             unit.reshard()
 
     def comes_for_itself(self, unit: Unit) -> bool:
-        """True if `unit` is gathered where a module's backward reads it, and not ahead."""
+        """Returns True if `unit` is gathered when a module's backward reads it, and not ahead."""
         return self.goes and unit in self.units
 
     def begin_forward(self, uses: Callable[[], int]) -> None:
-        """A forward for training begins; `uses`: how many uses of other units there have been. The first few are
-        listened to: what is read in no module of its own, and not at the end, backward would come to unseen.
+        """Starts a training forward; `uses`: returns the number of uses of other units so far. In the first forwards
+        reads are observed: backward would not see a parameter that is read outside of its module before the end.
         """
         self._uses = uses
         if self.goes and self._forwards:
@@ -90,12 +90,12 @@ class Root:
                 self._hearing.listen(parameter)
 
     def _heard(self, parameter: nn.Parameter) -> None:
-        """Notes a read; a module reads an alias of a tied parameter."""
+        """Records a read; a module reads an alias of a tied parameter."""
         if parameter in self._parameters and not self._reading[parameter] and not inside_backward():
             self._read_at.append(self._uses())
 
     def end_forward(self) -> None:
-        """The forward is over."""
+        """Ends the forward, and evaluates the reads."""
         for parameter in self._parameters:
             self._hearing.bare(parameter)
         self.goes = self.goes and all(at == self._uses() for at in self._read_at)

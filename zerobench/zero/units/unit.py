@@ -1,22 +1,22 @@
-"""Parameters that move together.
+"""Parameters that are communicated together.
 
 [Note: the tensors of a unit]
 For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (layout.py)::
 
-    full_parameters   (padded_numel,)   what forward and backward read; the parameters are views of it
+    full_parameters   (padded_numel,)   read by forward and backward; the parameters are views of it
     parameter_shard   (shard_numel,)    this rank's part of them
-    masters           (shard_numel,)    what the optimizer updates: the parameter shard itself, or in fp32 beside half;
-                                        in ranges, each in its tier, which a placement owns (offload/placement.py)
-    gradients                           from autograd to the optimizer: an object with a life (gradients/bucket_base.py)
+    masters           (shard_numel,)    updated by the optimizer: the parameter shard itself, or fp32 copies of a half
+                                        one; in ranges, each in its tier, owned by a placement (offload/placement.py)
+    gradients                           from autograd to the optimizer (gradients/bucket_base.py)
 
-Which of them is a view of which, and which comes and goes, is what a stage is:
+The stages differ in which of these tensors are views, and in when their memory is allocated and freed:
 
     stage   full_parameters        parameter_shard        gradients.full       gradients.shard
     1       stays                  view of it             until the update     view of it
     2       stays                  view of it             while in flight      from reduction to update
     3       while in use           own tensor             while in flight      from reduction to update
 
-With one rank a shard is the whole: the full tensors are the shards.
+With one rank the full tensors are the shards.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ ALIGN_BYTES = 64
 
 
 def align_numel(optimizer: optim.Optimizer, element_bytes: int) -> int:
-    """Elements at whose multiples parameters start, and shards and tiles end: a vector's, and the optimizer's whole
-    blocks, if it quantizes its states in blocks (low_bit.py).
+    """Returns the alignment, in elements, of the starts of parameters and the ends of shards and tiles: a vector, and
+    the optimizer's whole blocks, if it quantizes its states in blocks (low_bit.py).
     """
     return math.lcm(ALIGN_BYTES // element_bytes, block_numel(optimizer))
 
@@ -51,9 +51,9 @@ def align_numel(optimizer: optim.Optimizer, element_bytes: int) -> int:
 class Unit:
     """One unit on one rank: its tensors, see the note.
 
-    `heap`      where memory that comes and goes is from: an arena has it in slots
-    `is_whole`  whether the parameters are there to be read and written
-    `versions`  those of the parameters, by which writes are found (parameters/writes.py)
+    `heap`      allocates temporary memory: an arena has it in slots
+    `is_whole`  True if the parameters are present, to be read and written
+    `versions`  the parameters' versions, by which writes are found (parameters/writes.py)
     """
 
     full_parameters: torch.Tensor
@@ -75,11 +75,11 @@ class Unit:
 
     @property
     def device(self) -> torch.device:
-        """The device, wherever shards are."""
+        """The device of the full parameters, wherever the shards are."""
         return self.full_parameters.device
 
     def label_held(self) -> None:
-        """Labels its tensors again, for observers that have come since they were made."""
+        """Labels its tensors again, for observers that registered after they were made."""
         labels.label(self.full_parameters, labels.PARAMETERS, self.name)
         if isinstance(self.parameter_shard, torch.Tensor):
             tier = labels.DEVICE if self.placement.keeps_parameters else labels.HOST
@@ -89,26 +89,26 @@ class Unit:
             labels.label(gradients.shard, labels.GRADIENTS, self.name)
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
-        """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
+        """Returns this rank's (shard_numel,) view of a (padded_numel,) tensor."""
         return full.narrow(0, self.start, self.shard_numel)
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
-        """Each parameter of a unit that is not always whole, with its view of the full buffer."""
+        """Returns each parameter of a unit that is not always whole, with its view of the full buffer."""
         return ()
 
     def keep_written(self) -> None:
-        """A forward may have written to the full parameters: where the shard is apart from them, it follows."""
+        """Updates a separate shard from the full parameters, to which a forward may have written."""
 
     def check_kept(self) -> None:
-        """Raises RuntimeError if the shard could not."""
+        """Raises RuntimeError if a forward wrote values that the shard could not keep."""
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
-        """The full parameters were written to, by every rank alike: what this rank keeps of them follows.
+        """Updates this rank's shard and masters after the full parameters were written to, equally on every rank.
 
-        `loaded`: numbers of parameters whose values are new even where they are the old ones rounded.
+        `loaded`: numbers of parameters whose masters are replaced even if their rounded values are equal.
         """
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:
-        """The own shard of parameters was written to: the masters follow."""
+        """Updates the masters after this rank's parameter shard was written to."""
         self.placement.follow(self, loaded)

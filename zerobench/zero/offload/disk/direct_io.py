@@ -1,18 +1,18 @@
-"""The seam to the disk: every byte between memory and a file goes through `read` and `write` here.
+"""The interface to the disk: every byte between memory and a file goes through `read` and `write` here.
 
-direct     past the page cache (O_DIRECT), where the file system takes it; addresses, offsets and lengths are multiples
-           of ALIGN_BYTES then
-buffered   else, through the page cache, whose pages are let go of as soon as they are clean
-piece      what one call carries: (bytes,) of memory, wherever it begins and ends
-bounce     aligned memory, one a thread, for the part of a piece that is not aligned: as a rule the last bytes of a
-           tensor, less than a page. Only pages of it that were needed are resident
+direct     past the page cache (O_DIRECT), if the file system supports it; addresses, offsets and lengths are then
+           multiples of ALIGN_BYTES
+buffered   otherwise, through the page cache, whose pages are dropped as soon as they are clean
+piece      the memory of one call: (bytes,), with any start and end
+bounce     aligned memory, one per thread, for the part of a piece that is not aligned: usually the last bytes of a
+           tensor, less than a page. Only pages that were needed are resident
 
-Bounded host memory on the way between the device and a file.
+Bounded host memory between the device and a file:
 
-slab     all of a pool's memory, allocated once: pinned where a GPU copies from and to it, aligned to ALIGN_BYTES
+slab     all of a pool's memory, allocated once: pinned if a GPU copies from and to it, aligned to ALIGN_BYTES
 buffer   an equal part of the slab, free or taken; each begins at a multiple of ALIGN_BYTES, as direct I/O demands
 
-Nothing else of the file tier grows with the model: a thread that finds no free buffer waits until one is given back.
+Nothing else in the file tier grows with the model: a thread that finds no free buffer waits until one is given back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class DiskError(OSError):
-    """A failure of a file, which names file, offset, bytes and cause. `errno`: the system's, if known."""
+    """A failed file operation; the message names file, offset, bytes and cause. `errno`: the system's, if known."""
 
     def __init__(self, sentence: str, code: int | None = None) -> None:
         super().__init__(sentence)
@@ -47,7 +47,7 @@ class DiskError(OSError):
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to a multiple of ALIGN_BYTES."""
+    """Returns `nbytes` rounded up to a multiple of ALIGN_BYTES."""
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -58,10 +58,10 @@ def free_bytes(place: Path | int) -> int:
 
 
 class Channel:
-    """A new file at `path`, open for `depth` pieces at once of at most `piece_bytes`. `direct`: wanted; the attribute:
-    granted.
+    """A new file at `path` for at most `depth` concurrent pieces of at most `piece_bytes`. `direct`: whether direct I/O
+    is wanted; the attribute: whether it is used.
 
-    Raises DiskError if the file cannot be made.
+    Raises DiskError if the file cannot be created.
     """
 
     def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
@@ -76,7 +76,7 @@ class Channel:
         self._slots = threading.Semaphore(depth)
 
     def grow(self, nbytes: int) -> int:
-        """Reserves `nbytes` more on the disk and returns where they begin. Raises DiskError without room."""
+        """Reserves `nbytes` more on the disk and returns their offset. Raises DiskError if the disk is full."""
         begin, free = self.bytes, free_bytes(self._fd)
         if nbytes > free:
             raise self._full("grow", begin, nbytes, free)
@@ -90,7 +90,7 @@ class Channel:
         return begin
 
     def read(self, piece: memoryview, offset: int, name: str) -> None:
-        """Fills `piece` from the file's byte `offset` on, for the tensor `name`. Raises DiskError."""
+        """Fills `piece` from byte `offset` of the file, for the tensor `name`. Raises DiskError."""
         parts, loose = self._parts(piece)
         self._move(labels.READ, parts, offset, len(piece), name)
         if loose:
@@ -98,7 +98,7 @@ class Channel:
         self._forget(offset, len(piece))
 
     def write(self, piece: memoryview, offset: int, name: str) -> None:
-        """Writes `piece` from the file's byte `offset` on, and whatever to the end of its page. Raises DiskError."""
+        """Writes `piece` at byte `offset`, and arbitrary bytes up to the end of its page. Raises DiskError."""
         parts, loose = self._parts(piece)
         if loose:
             parts[-1][:loose] = piece[-loose:]
@@ -106,12 +106,12 @@ class Channel:
         self._forget(offset, len(piece))
 
     def close(self) -> None:
-        """Closes the file and removes it."""
+        """Closes and removes the file."""
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
 
     def _parts(self, piece: memoryview) -> tuple[list[memoryview], int]:
-        """Memory that the system may be given in place of `piece`, and how many bytes at its end are in the bounce."""
+        """Returns memory for the system call in place of `piece`, and how many bytes at its end are in the bounce."""
         if not self.direct:
             return [piece], 0
         whole = 0 if address_of(piece) % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
@@ -126,7 +126,7 @@ class Channel:
         return bounce
 
     def _move(self, kind: str, parts: Sequence[memoryview], offset: int, nbytes: int, name: str) -> None:
-        """Calls again after a short transfer, until all is moved or nothing more is."""
+        """Repeats the call after a short transfer, until all bytes are transferred or no more are."""
         call = {labels.READ: os.preadv, labels.WRITE: os.pwritev}[kind]
         wanted, done = sum(len(part) for part in parts), 0
         while done < wanted:
@@ -145,7 +145,7 @@ class Channel:
             raise DiskError(f"{self.path}: {words}, of {self.bytes} that were reserved")
 
     def _forget(self, offset: int, nbytes: int) -> None:
-        """The page cache needs not keep what the pool has: written pages go to the disk, clean ones are dropped."""
+        """Removes the pool's data from the page cache: written pages go to the disk, clean ones are dropped."""
         if not self.direct:
             os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
@@ -163,7 +163,7 @@ class Channel:
 
 
 def address_of(piece: memoryview) -> int:
-    """Where a piece's memory begins."""
+    """Returns the address of a piece's memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(piece)) if len(piece) else 0
 
 
@@ -178,9 +178,7 @@ def _from(parts: Sequence[memoryview], done: int) -> list[memoryview]:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Returns True if a page can be written directly beside `path`: some file systems fail in
-    open, others in write.
-    """
+    """Returns True if a page can be written directly next to `path`: some file systems fail in open, some in write."""
     probe = path.with_name(f"{path.name}.probe")
     try:
         fd = os.open(probe, CREATE | os.O_DIRECT, 0o600)
@@ -198,7 +196,7 @@ def _takes_direct(path: Path) -> bool:
 
 
 PATIENCE_S = 600.0
-"""Time, in seconds, after which no buffer will be given back any more."""
+"""Time, in seconds, after which a wait for a buffer is given up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +206,7 @@ class Buffer:
     tensor: torch.Tensor
 
     def view(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
-        """(numel,) of `dtype`, from byte `offset` on. Raises ValueError if it would reach beyond the buffer."""
+        """Returns (numel,) of `dtype`, from byte `offset` on. Raises ValueError if it would not fit the buffer."""
         end = offset + numel * dtype.itemsize
         if end > self.tensor.numel() or offset % dtype.itemsize:
             words = f"{numel} elements of {dtype} at byte {offset}"
@@ -218,13 +216,13 @@ class Buffer:
 
 
 def _in_large_pages(address: int, nbytes: int) -> None:
-    """Advice, no more: direct I/O handles page by page, and with large ones takes half the CPU time."""
+    """Advises the kernel to use large pages: direct I/O works by page, and takes half the CPU time with them."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
 
 
 class Pool:
-    """`count` buffers of `buffer_bytes` (rounded up to ALIGN_BYTES). Any thread may take and give."""
+    """`count` buffers of `buffer_bytes` (rounded up to ALIGN_BYTES). Thread-safe."""
 
     def __init__(self, buffer_bytes: int, count: int, pinned: bool = False) -> None:
         if buffer_bytes < 1 or count < 1:
@@ -239,18 +237,18 @@ class Pool:
             _in_large_pages(slab.data_ptr() + begin, size)
         parts = slab[begin : begin + size].split(self.buffer_bytes)
         self.bytes = slab.numel()
-        """Host memory of the pool, alignment included: what it takes from its making to its end."""
+        """Host memory of the pool in bytes, alignment included, for the pool's whole life."""
         self._buffers = tuple(Buffer(part) for part in parts)
         self._free = deque(self._buffers)
         self._changed = threading.Condition()
 
     @property
     def taken(self) -> int:
-        """Buffers that are not free."""
+        """Number of buffers that are not free."""
         return self.count - len(self._free)
 
     def take(self, timeout_s: float = PATIENCE_S) -> Buffer:
-        """A buffer, whatever is in it; waits for one where none is free. Raises TimeoutError after `timeout_s`."""
+        """Returns a buffer with arbitrary content; waits if none is free. Raises TimeoutError after `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._free, timeout_s):
                 words = f"all {self.count} buffers of the pool were taken for {timeout_s:g} s"
@@ -258,9 +256,9 @@ class Pool:
             return self._free.popleft()
 
     def give(self, buffer: Buffer, after: IoHandle | None = None) -> None:
-        """Gives a buffer back, at once or when `after`, which reads or writes it, is done.
+        """Gives a buffer back, immediately or when `after`, which reads or writes it, is done.
 
-        Raises ValueError for a buffer of another pool, and for one that is free already.
+        Raises ValueError for a buffer of another pool, or one that is already free.
         """
         if buffer not in self._buffers:
             raise ValueError("this buffer is another pool's")

@@ -1,22 +1,23 @@
 """Tensors in files: ZeRO-Infinity's lowest tier (arXiv 2104.07857, section 6.3). [Note: the file tier]
 
-store    one file in a folder of this rank's own, from its making until it is closed; then the file is gone
-region   a part of the file that one tensor has for good, from a multiple of ALIGN_BYTES on
-block    what one request carries: `block_bytes` of a region, its last one less. Each has a checksum in memory, made as
-         it is written and checked as it is read
-handle   what a read or a write gives back at once; waited for before its memory is used again
+store    one file in this rank's own folder, removed when it is closed
+region   a part of the file that belongs to one tensor for good, at a multiple of ALIGN_BYTES
+block    the bytes of one request: `block_bytes` of a region, its last block fewer. Each has a checksum in memory, made
+         when it is written and checked when it is read
+handle   returned immediately by a read or write; waited for before the memory is used again
 
-Requests to one block keep their order, so that a read sees the write before it; all others overtake one another.
+Requests to one block keep their order, so that a read sees the write before it; others may be reordered.
 
-A checksum at the pace of a disk: 2.4 times as fast as zlib's CRC-32 over the bytes (4.4 against 1.8 GB/s on a core).
+A checksum as fast as a disk: 2.4 times as fast as zlib's CRC-32 over the bytes (4.4 compared with 1.8 GB/s on a core).
 
-word     8 bytes, little-endian as they lie
+word     8 bytes, little-endian
 page     PAGE_WORDS words
-chunk    CHUNK_PAGES pages: the sums of its rows, one a page, and of its columns, one a place in the page, modulo 2^64
+chunk    CHUNK_PAGES pages: the sums of its rows, one per page, and of its columns, one per position in the page, modulo
+         2^64
 
-The sums go through CRC-32, and so do bytes behind the last page. Any one wrong word is found, any two, and any sector
-that is old, of another place, or zeros, but for one in 2^32 of what is random. Not found: four words at the corners of
-a rectangle of places and pages that are wrong by amounts that cancel out.
+The sums, and the bytes after the last page, go through CRC-32. It detects any one or two wrong words, and any sector
+that is stale, from another place, or zeros, except for one in 2^32 random errors. It does not detect four words at the
+corners of a rectangle of positions and pages that are wrong by amounts that cancel out.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from .scratch import at_end
 PAGE_WORDS = 512
 
 CHUNK_PAGES = 63
-"""Below what torch would share among its own threads, of which every carrier would start a set."""
+"""Below the size that torch would split over its own threads, since every carrier would start a set of them."""
 
 
 def checksum(piece: memoryview) -> int:
-    """Returns a 32-bit checksum of (bytes,) of memory, wherever it begins."""
+    """Returns a 32-bit checksum of (bytes,) of memory, with any alignment."""
     whole = len(piece) // (8 * PAGE_WORDS) * 8 * PAGE_WORDS
     found = zlib.crc32(piece[whole:])
     if whole:
@@ -63,7 +64,7 @@ BLOCK_BYTES = 4 * 2**20
 DEPTH = 8
 
 CHECKERS = 2
-"""More threads than are at the disk at once: while some do sums, the others keep it busy."""
+"""Threads in addition to those at the disk: while some compute checksums, the others keep the disk busy."""
 
 
 class Region:
@@ -74,16 +75,16 @@ class Region:
         self._sums: list[int | None] = [None] * -(-nbytes // store.block_bytes)
 
     def read(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
-        """Launches the reading of all of `tensor` from byte `at` of the region on.
+        """Launches reading all of `tensor` from byte `at` of the region.
 
-        `tensor`: contiguous, in host memory, any dtype and shape. `at`: the beginning of a block; what is read ends
-        with a block or with the region (ValueError). The handle raises DiskError, also for a block whose checksum is
-        another than when it was written.
+        `tensor`: contiguous, in host memory, any dtype and shape. `at`: the start of a block; the read must end with a
+        block or with the region (else ValueError). The handle raises DiskError, also for a block whose checksum differs
+        from the one made when it was written.
         """
         return self._launch(self._read, tensor, at)
 
     def write(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
-        """Launches the writing of `tensor`, as `read` does; it must not change until the handle is done."""
+        """Launches writing `tensor`, with the arguments of `read`; it must not change until the handle is done."""
         return self._launch(self._write, tensor, at)
 
     def _launch(self, carry: Callable[[int, memoryview], None], tensor: torch.Tensor, at: int) -> IoHandle:
@@ -124,10 +125,11 @@ class Region:
 
 
 class FileStore:
-    """A file in `folder`, gone when it is closed, garbage or when the interpreter ends.
+    """A file in `folder`, removed when it is closed, garbage-collected or when the interpreter ends.
 
-    `depth` requests of `block_bytes` are at the disk at once, past the page cache where `direct` is wanted and possible
-    (the attribute says). `checksums`: 32 bits a block (file_store.py). Raises DiskError if the file cannot be made.
+    Up to `depth` requests of `block_bytes` are at the disk concurrently, past the page cache if `direct` is wanted and
+    possible (see the attribute). `checksums`: 32 bits per block (file_store.py). Raises DiskError if the file cannot be
+    created.
     """
 
     def __init__(
@@ -157,18 +159,18 @@ class FileStore:
 
     @property
     def closed(self) -> bool:
-        """Nothing can be read or written any more."""
+        """True once nothing can be read or written any more."""
         return not self._end.alive
 
     def allocate(self, nbytes: int, category: str = labels.OPTIMIZER, name: str = "") -> Region:
-        """A region of `nbytes`, reserved on the disk. Raises DiskError if there is no room for it."""
+        """Reserves a region of `nbytes` on the disk. Raises DiskError if the disk is full."""
         region = Region(self, self.channel.grow(aligned(nbytes)), nbytes, category, name)
         self._regions.append(region)
         labels.file(name, category, nbytes)
         return region
 
     def drain(self) -> None:
-        """Waits for all requests. Raises the first error that no `wait` has raised yet."""
+        """Waits for all requests. Raises the first error that `wait` has not raised yet."""
         handles, self._under_way = self._under_way, []
         for handle in handles:
             handle.settle()
@@ -177,7 +179,7 @@ class FileStore:
                 handle.wait()
 
     def close(self) -> None:
-        """Waits for what is under way, and removes the file. Raises what `drain` does, the file gone."""
+        """Waits for pending requests and removes the file. Then raises the error of `drain`, if any."""
         if self.closed:
             return
         try:
@@ -202,7 +204,7 @@ class FileStore:
             error.add_note(str(also))
 
     def watch(self, handle: IoHandle) -> None:
-        """Keeps it for `drain`; what is done and was heard of needs no watching any more."""
+        """Keeps `handle` for `drain`; drops handles that are done, except those with an unraised error."""
         self._under_way = [one for one in self._under_way if not one.done or one.failed]
         self._under_way.append(handle)
 

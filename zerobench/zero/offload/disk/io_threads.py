@@ -1,8 +1,8 @@
-"""Requests to a file, and the threads that carry them.
+"""Requests to a file, and the threads that run them.
 
-request   the read or the write of one block, one system call as a rule
+request   the read or write of one block, usually one system call
 handle    the requests of one read or write of a region: launched, then waited for, then dropped
-carriers  threads that take requests as they come, but those to one block one after the other, in their order
+carriers  threads that take requests as they come; requests to one block run one after the other, in order
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Act = Callable[[], None]
 
 
 class IoHandle:
-    """`count` requests under way. `keep` is what they read from or write into; it is let go of when all are done."""
+    """`count` pending requests. `keep`: the object that they read from or write into, released when all are done."""
 
     def __init__(self, count: int, keep: Any = None) -> None:
         self._left, self._keep = count, keep
@@ -33,27 +33,27 @@ class IoHandle:
 
     @property
     def done(self) -> bool:
-        """All requests are over, well or not."""
+        """True if all requests have ended, successfully or not."""
         return self._over.is_set()
 
     @property
     def failed(self) -> bool:
-        """True if a request failed and its error was not raised yet."""
+        """True if a request failed and its error has not been raised yet."""
         return self._error is not None and not self._heard
 
     def settle(self) -> None:
-        """Returns when all requests are over, well or not."""
+        """Returns when all requests have ended, successfully or not."""
         self._over.wait()
 
     def wait(self) -> None:
-        """Returns when all requests are over. Raises what the first that went wrong did: DiskError."""
+        """Returns when all requests have ended. Raises the error of the first that failed: DiskError."""
         self.settle()
         self._heard = True
         if self._error is not None:
             raise self._error
 
     def then(self, act: Act) -> None:
-        """Calls `act` when all requests are over, well or not, in the thread of the last; now if they are."""
+        """Calls `act` when all requests have ended, successfully or not, in the last one's thread; now if they have."""
         with self._lock:
             if not self._over.is_set():
                 self._after.append(act)
@@ -61,7 +61,7 @@ class IoHandle:
         act()
 
     def carry(self, request: Act) -> None:
-        """Carries out one of the requests; what goes wrong is kept for `wait`, and spares those still to come."""
+        """Runs one of the requests; an error is kept for `wait`, and the remaining requests are then skipped."""
         error = None
         if self._error is None:
             try:
@@ -80,7 +80,7 @@ class IoHandle:
 
 
 class Carriers:
-    """`count` threads."""
+    """`count` threads that run requests."""
 
     def __init__(self, count: int, name: str) -> None:
         self._ready: SimpleQueue[tuple[Hashable, Act] | None] = SimpleQueue()
@@ -91,7 +91,7 @@ class Carriers:
             thread.start()
 
     def submit(self, block: Hashable, act: Act) -> None:
-        """`act`, which raises nothing, is called by a thread once all that came earlier for `block` is over."""
+        """Lets a thread call `act`, which must not raise, once all earlier requests for `block` have ended."""
         with self._lock:
             if block in self._behind:
                 self._behind[block].append(act)
@@ -100,7 +100,7 @@ class Carriers:
         self._ready.put((block, act))
 
     def end(self) -> None:
-        """The threads leave; nothing may be under way any more."""
+        """Ends the threads; no requests may be pending."""
         for _ in self._threads:
             self._ready.put(None)
         for thread in self._threads:

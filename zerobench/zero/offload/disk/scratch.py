@@ -1,10 +1,10 @@
-"""Folders for a rank's files, which are worth nothing once the rank is gone.
+"""Folders for a rank's files, which are useless once the rank has ended.
 
 parent    where the user wants files: `offload.path`, or a run's own folder
-scratch   a rank's folder in it, NAME-*, with a file LOCK that names its process. Its lock is the kernel's (flock) and
-          goes with the process, however that ends; a file system without locks leaves pid and start time to tell
-sweep     removes the scratch folders of a parent whose processes are gone: a killed rank cannot tidy up itself. Those
-          of other machines stay, whose locks this one may not see (NFS with `nolock`, Lustre with `localflock`)
+scratch   a rank's folder in it, NAME-*, with a file LOCK that names its process. The lock is the kernel's (flock) and
+          ends with the process, in every case; without locks in the file system, pid and start time identify the owner
+sweep     removes the scratch folders of a parent whose processes have ended: a killed rank cannot clean up itself.
+          Other machines' folders stay: their locks may be invisible here (NFS with `nolock`, Lustre with `localflock`)
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LOCK = "lock"
 
 
 class Scratch:
-    """A new folder in `parent`, removed with all that is in it when it is closed or its process's interpreter ends.
+    """A new folder in `parent`, removed with its content when it is closed or its process's interpreter ends.
 
-    What processes that are gone have left in `parent` goes first. Raises DiskError if no folder can be made there.
+    Leftovers of ended processes in `parent` are removed first. Raises DiskError if no folder can be created there.
     """
 
     def __init__(self, parent: Path | str) -> None:
@@ -63,7 +63,7 @@ class Scratch:
 
 
 def sweep(parent: Path | str) -> list[Path]:
-    """Removes scratch folders in `parent` that belong to no process any more; says which."""
+    """Removes scratch folders in `parent` whose processes have ended, and returns them."""
     gone = [folder for folder in Path(parent).glob(f"{NAME}*") if not _is_held(folder)]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)
@@ -71,7 +71,7 @@ def sweep(parent: Path | str) -> list[Path]:
 
 
 def problems_of_path(path: str) -> list[str]:
-    """An error message if files cannot be kept in the folder `path` of this machine."""
+    """Returns an error message if files cannot be stored in the folder `path` on this machine."""
     home = Path(path).expanduser()
     if not os.path.exists(home):  # a name that is too long is none either
         return [f"{path}: there is no such folder; make it, or name another"]
@@ -88,7 +88,7 @@ def problems_of_path(path: str) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """Returns True if a living process uses this folder, or where that cannot be known."""
+    """Returns True if a running process uses this folder, or if that cannot be determined."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:  # its owner, or another process, is removing it
@@ -112,7 +112,7 @@ def _is_held(folder: Path) -> bool:
 
 
 def _owner(text: bytes) -> list[Any]:
-    """Reads boot, name, namespace of pids, pid and start time; Nones if an earlier version wrote the file."""
+    """Reads boot, name, namespace of pids, pid and start time; all None if an earlier version wrote the file."""
     try:
         said = json.loads(text)
         return said if len(said) == 5 else [None] * 5
@@ -121,7 +121,7 @@ def _owner(text: bytes) -> list[Any]:
 
 
 def _machine() -> list[Any]:
-    """Returns what tells this kernel from others until it ends, the machine's name, and the namespace of its pids."""
+    """Returns an identifier of this kernel's boot, the machine's name, and the namespace of its pids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [boot, platform.node(), os.stat("/proc/self/ns/pid").st_ino]
@@ -130,7 +130,7 @@ def _machine() -> list[Any]:
 
 
 def _started(pid: int) -> int | None:
-    """Returns when a process started, in ticks since the boot; None for one that is gone or cannot be read."""
+    """Returns a process's start time, in ticks since boot; None if it has ended or cannot be read."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -139,7 +139,7 @@ def _started(pid: int) -> int | None:
 
 
 def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
-    """weakref.finalize for what is this process's alone: a forked child ends with copies of its parent's objects."""
+    """weakref.finalize for resources of this process only: a forked child ends with copies of its parent's objects."""
     return weakref.finalize(owner, _act_in, os.getpid(), act, *arguments)
 
 
