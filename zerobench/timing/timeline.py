@@ -6,9 +6,8 @@ lane      of a process group: its collectives run one after the other, on whiche
 busy      compute that runs concurrently with a collective takes `contention` times as long for that part
 
 An operator starts when it is issued and its stream is free. A collective starts when, in addition, its lane is free and
-the last rank has arrived (`apart`): on CPUs, ranks drift apart until one of them waits for the others. On a CPU the host
-itself computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream
-would.
+the last rank has arrived (`apart`): on CPUs, ranks drift apart until one waits for the others. On a CPU the host itself
+computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream would.
 
 All ranks do the same at the same time: one is laid out. Waits for collectives are exposed communication, and a stream's
 waits for the host are the host's share.
