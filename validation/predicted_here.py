@@ -2,6 +2,7 @@
 
 predict    from the calibrations below results/calibration/cpu: a row per cell, to --out
 measure    launches of every cell, in turns, and the errors beside the predictions
+reference  the calibration's own reference step, measured again in every round: its error is the machine's drift
 
 A link joins two network namespaces, half of the ranks in each (link.py), which needs the rights of root.
 
@@ -16,12 +17,14 @@ import math
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
+from zerobench.calibrate.operators import STEP, load_operators
+from zerobench.commands.calibrate import reference_step_s
 from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import calibrated_costs
 from zerobench.config.cell import CellConfig
@@ -56,6 +59,9 @@ OPTIONS = (
     ("zero3", "accumulation=2", 1.0), ("zero3", "node_size=1 zeropp=qwz", 1.0),
 )  # fmt: skip
 """(strategy, option, Gbit/s of the link), at 10M on two ranks. The last one is within the interval: not live."""
+
+REFERENCE = "reference"
+"""The strategy of a row that holds the calibration's reference step in place of a prediction."""
 
 BATCH = ("micro_batch=4", "sequence=128")
 MEASURED = Measure(steps=5, warmup=2, passes="timed")
@@ -103,7 +109,8 @@ def run(chosen: argparse.Namespace) -> int:
     """Predicts, or measures what was predicted."""
     out = chosen.out or (OPTIONS_OUT if chosen.options else OUT)
     if chosen.what == "predict":
-        write(out, HereRow, predictions(with_options() if chosen.options else without()))
+        made = predictions(with_options() if chosen.options else without())
+        write(out, HereRow, [*references({row.ranks for row in made}), *made])
         print(f"{out}: predicted; commit it, then: python -m validation predicted-here measure")
         return 0
     found: list[HereRow] = []
@@ -112,7 +119,7 @@ def run(chosen: argparse.Namespace) -> int:
     show(found)
     if chosen.options:
         return 0
-    renew_interval(HERE, [abs(math.log(1 + row.error)) for row in found if row.error is not None])
+    renew_interval(HERE, [abs(math.log(1 + row.error)) for row in judged(found)])
     return 0
 
 
@@ -167,6 +174,15 @@ def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
     return rows
 
 
+def references(ranks: Iterable[int]) -> list[HereRow]:
+    """Returns the rows of the reference step, as the calibrations have it."""
+    rows = []
+    for number in sorted(ranks):
+        known = load_operators(CALIBRATIONS / f"N={number}").set_index("operator")["seconds"]
+        rows.append(HereRow("gpt_small", number, 0.0, REFERENCE, "", round(float(known[STEP]), 5), 0.0))
+    return rows
+
+
 def predicted(path: Path) -> list[HereRow]:
     """Returns the rows of a file. Raises FileNotFoundError with the command that makes it."""
     if not path.is_file():
@@ -198,6 +214,8 @@ def _with_steps(row: HereRow, steps: Sequence[float]) -> HereRow:
 
 def step_of(row: HereRow, timeout_s: float) -> float:
     """Launches a cell and returns its step: the slowest rank's median, seconds."""
+    if row.strategy == REFERENCE:
+        return reference_step_s(row.ranks, timeout_s)
     with tempfile.TemporaryDirectory() as folder:
         if not row.link_gbit_s:
             return _launch(row, range(row.ranks), folder, timeout_s)
@@ -229,10 +247,23 @@ def show(rows: Sequence[HereRow]) -> None:
         for row in rows if row.error is not None
     ]  # fmt: skip
     console.print(Grid(header, lines, left=4))
-    errors = [abs(row.error) for row in rows if row.error is not None]
+    errors = [abs(row.error or 0.0) for row in judged(rows)]
     right, all_ = order_of(rows)
-    words = f"mean |error| {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}"
+    words = f"mean |error| {mean(errors):.1%}, largest {max(errors):.1%}"
     console.print(f"{words}; {right} of {all_} pairs that all launches separate are in order", highlight=False)
+
+
+def judged(rows: Sequence[HereRow]) -> list[HereRow]:
+    """Returns the rows that were predicted and measured."""
+    return [row for row in rows if row.strategy != REFERENCE and row.error is not None]
+
+
+def without_drift(rows: Sequence[HereRow]) -> list[float]:
+    """Returns the errors that are left if every step is divided by the reference step of the same number of ranks, now
+    and in the calibration.
+    """
+    drift = {row.ranks: 1 + row.error for row in rows if row.strategy == REFERENCE and row.error is not None}
+    return [(1 + (row.error or 0.0)) / drift.get(row.ranks, 1.0) - 1 for row in judged(rows)]
 
 
 def effects(rows: Sequence[HereRow]) -> Iterator[tuple[HereRow, float, float | None]]:
@@ -252,7 +283,7 @@ APART = 1.02
 def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
     """Returns (pairs of strategies in the predicted order, pairs whose launches do not overlap)."""
     right, apart = 0, 0
-    for one, other in combinations([row for row in rows if not row.option], 2):
+    for one, other in combinations([row for row in rows if not row.option and row.strategy != REFERENCE], 2):
         if one.setting != other.setting or one.highest_s is None or other.highest_s is None:
             continue
         first, second = sorted((one, other), key=lambda row: row.measured_s or math.inf)

@@ -85,7 +85,7 @@ def test_the_reducer_of_ddp_waits_at_the_end_of_the_backward() -> None:
 
 def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[float, float]:
     """Seconds of a step that is executed whole, and of the same that is executed in part."""
-    question = ask([*MODEL, "strategy=zero3", "precision=bf16", "world_size=8", *words], "cuda", "flash")
+    question = ask([*MODEL, "precision=bf16", "world_size=8", *words], "cuda", "flash")
     config = question.cells[0].config
     costs = costs_of("a100-80gb-1600", None)
     schedules = Schedules(None, 1)
@@ -101,7 +101,16 @@ def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[flo
     return both[0].step_s, both[1].step_s
 
 
-@pytest.mark.parametrize("words", [("accumulation=6",), ("model.layers=14",), ("model.layers=11", "accumulation=4")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=zero3", "accumulation=6"),
+        ("strategy=zero3", "model.layers=14"),
+        ("strategy=zero3", "model.layers=11", "accumulation=4"),
+        ("strategy=zero1", "model.layers=14", "model.hidden=1024", "model.heads=8", "world_size=64"),
+        ("strategy=zero2", "model.layers=14", "model.hidden=1024", "model.heads=8", "world_size=64"),
+    ],
+)
 def test_a_step_that_is_executed_in_part_takes_as_long(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     whole, part = whole_and_reduced(monkeypatch, *words)
     assert part == pytest.approx(whole, rel=0.01)

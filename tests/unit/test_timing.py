@@ -225,6 +225,13 @@ def test_a_deep_model_and_many_micro_batches_are_executed_in_part() -> None:
     assert (cell.whole_blocks, cell.whole_micro_batches) == (32, 8)
 
 
+def test_automatic_buckets_of_a_part_are_those_of_the_whole_model() -> None:
+    words = ["model=gpt2_1_5b", "strategy=zero1,zero3", "precision=bf16", "world_size=512"]
+    zero1, zero3 = (reduced(cell.config).configs for cell in ask(words).cells)
+    assert {one.strategy.bucket_bytes for one in zero1} == {25 * 2**20}  # type: ignore[attr-defined]
+    assert all(one.strategy == ask(words).cells[1].config.strategy for one in zero3)
+
+
 def test_a_kept_schedule_is_that_of_the_code_that_executes_it() -> None:
     layers = LAYERS["zerobench"]
     (place,) = (number for number, layer in enumerate(layers) if "fake_execution" in layer)
@@ -293,6 +300,17 @@ def test_the_effect_of_an_option_is_over_the_same_strategy_without_it_in_the_sam
     assert (linked, unknown) == (pytest.approx(0.25), None)
     assert len(predicted_here.with_options()) == len(set(predicted_here.with_options()))
     assert predicted_here.order_of(rows) == (0, 0), "an option is no strategy"
+
+
+def test_errors_without_the_drift_of_the_machine() -> None:
+    rows = [
+        HereRow("gpt_small", 2, 0.0, predicted_here.REFERENCE, "", 1.0, 0.0, 1.25, 1.25, 1.25, -0.2),
+        HereRow("gpt_small", 2, 0.0, "ddp", "", 1.2, 0.0, 1.5, 1.5, 1.5, -0.2),
+        HereRow("gpt_small", 4, 0.0, "ddp", "", 1.1, 0.0, 1.0, 1.0, 1.0, 0.1),
+    ]
+    assert predicted_here.without_drift(rows) == pytest.approx([0.0, 0.1])
+    assert [row.ranks for row in predicted_here.judged(rows)] == [2, 4]
+    assert predicted_here.order_of(rows) == (0, 0), "the reference is no strategy"
 
 
 def test_the_network_of_break_even_is_found_within_5_percent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from tools.docs.blocks_systems import pipes
 from validation import predicted_here, predicted_maps, predicted_runs
@@ -94,20 +94,28 @@ def here_rows(root: Path) -> list[predicted_here.HereRow]:
 
 def here(root: Path) -> str:
     """Steps of a calibrated machine beside predictions that were written before (`make predicted-here`)."""
-    rows = sorted(here_rows(root), key=lambda row: -abs(row.error or 0.0))
+    every = here_rows(root)
+    rows = sorted(every, key=lambda row: -abs(row.error or 0.0))
     lines = []
     for row in rows:
+        if row.strategy == predicted_here.REFERENCE:
+            continue
         seen = ["–", "–"] if row.measured_s is None else [f"{row.measured_s:.3f} s", f"{row.error:+.1%}"]
         lines.append([row.model, str(row.ranks), _link(row), f"`{row.cell}`", f"{row.predicted_s:.3f} s", *seen])
     said = table(["model", "N", "link", "strategy", "predicted", "measured", "error"], 4, lines)
-    errors = [abs(row.error) for row in rows if row.error is not None]
+    errors = [abs(row.error or 0.0) for row in predicted_here.judged(rows)]
     if not errors:
         return said
     right, apart = predicted_here.order_of(rows)
     words = f"Mean |error| {sum(errors) / len(errors):.1%}, median {median(errors):.1%}, largest {max(errors):.1%};"
-    return (
-        f"{said}\n\n{words} {right} of {apart} pairs of strategies that all launches separate are in the right order."
-    )
+    words = f"{words} {right} of {apart} pairs of strategies that all launches separate are in the right order."
+    again = [row for row in every if row.strategy == predicted_here.REFERENCE and row.error is not None]
+    if again:
+        drift = " and ".join(f"{1 / (1 + (row.error or 0.0)) - 1:+.1%} with {row.ranks} ranks" for row in again)
+        left = [abs(error) for error in predicted_here.without_drift(every)]
+        words += f"\n\nThe calibration's own reference step, measured again in the same rounds, had changed by {drift}."
+        words += f" Relative to it the mean |error| is {mean(left):.1%}, the largest {max(left):.1%}."
+    return f"{said}\n\n{words}"
 
 
 def _link(row: predicted_here.HereRow) -> str:

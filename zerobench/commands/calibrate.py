@@ -99,7 +99,7 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     operators = _measure_operators(chosen) if chosen.compute else []
-    step_s = _measure_step(chosen) if chosen.compute else 0.0
+    step_s = reference_step_s(chosen.world_size, chosen.timeout) if chosen.compute else 0.0
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     where = started(machines(chosen.world_size))
     provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
@@ -145,12 +145,12 @@ def train_reference(job: ReferenceJob, tell: Callable[[Any], None]) -> float:
     return float(median(step.seconds or 0.0 for step in found.steps if not step.warmup))
 
 
-def _measure_step(chosen: argparse.Namespace) -> float:
+def reference_step_s(ranks: int, timeout_s: float) -> float:
     """Returns the seconds of the reference step, the mean over the ranks. Raises NotMeasuredError."""
     (cell,) = compose_cells(list(REFERENCE))
-    jobs = [ReferenceJob(cell.config, rank) for rank in range(chosen.world_size)]
+    jobs = [ReferenceJob(cell.config, rank) for rank in range(ranks)]
     with temporary_folder() as scratch:
-        outcome = launch(train_reference, jobs, scratch / "logs", chosen.timeout)
+        outcome = launch(train_reference, jobs, scratch / "logs", timeout_s)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     return float(mean(outcome.results))

@@ -3,7 +3,7 @@
 schedule   the events of one simulated step, with every operator that computes (probes/operator_stream.py)
 reduced    a deep model is simulated with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks
            are alike, and so are micro-batches except the first and the last, so the rest of a step is a multiple of
-           the difference
+           the difference. Automatic buckets keep the size that the whole model gives them
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from ..config.cell import CellConfig
 from ..config.schema import Huggingface
 from ..fake_execution.execute import Execution
+from ..predict.build import facts_of
 from ..records import EventRow
+from ..strategies import predicts, shape_of
+from ..theory.strategy import AUTO, settle
 from .costs import Costs
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
@@ -43,7 +46,17 @@ def reduced(config: CellConfig) -> Reduced:
     layers = _layers(config)
     if layers is None or layers <= MODEL_LAYERS[-1] + 1:
         return Reduced((config,), (layers or 0,), layers or 0, micro_batches)
+    config = _with_whole_buckets(config)
     return Reduced(tuple(_with_layers(config, one) for one in MODEL_LAYERS), MODEL_LAYERS, layers, micro_batches)
+
+
+def _with_whole_buckets(config: CellConfig) -> CellConfig:
+    """Returns the cell with the buckets of the whole model: automatic ones would follow the few blocks."""
+    section = config.strategy.values()
+    if not predicts(section) or shape_of(section).bucket_bytes != AUTO:
+        return config
+    settled = settle(shape_of(section), facts_of(config).shapes, config.groups.shard_ranks)
+    return replace(config, strategy=replace(config.strategy, bucket_bytes=settled.bucket_bytes))  # type: ignore[call-arg]
 
 
 def _layers(config: CellConfig) -> int | None:
