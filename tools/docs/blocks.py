@@ -185,7 +185,7 @@ def delayed(root: Path) -> str:
 def low_bit(root: Path) -> str:
     """Bytes of each optimizer's states, by theory and measured, and its losses less AdamW's."""
     lines = [
-        "| optimizer | states, bytes per parameter | measured on a rank of 2 | last 50 losses, mean | less adamw's |",
+        "| optimizer | states, bytes per parameter | measured on a rank of 2 | last 50 losses, mean | minus adamw's |",
         "| --- | --: | --: | --: | --: |",
     ]
     results, budget = load(root / "low_bit"), read_budget(root.parent.parent / "budgets/low_bit.yaml")

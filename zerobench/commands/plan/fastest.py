@@ -446,9 +446,16 @@ def turn(found: Sequence[Timed], costs: GpuCosts) -> str:
         for factor in factors:
             if _best_at(found, costs, factor) is not first:
                 at = _edge(partial(_best_at, found, costs), first, near, factor)
-                return f"{words} {rate * at:.3g} Gbit/s per node {_best_at(found, costs, at).candidate.name} is ahead."
+                name = _best_at(found, costs, at).candidate.name
+                return f"{words} {_rounded(rate * at)} Gbit/s per node {name} is ahead."
             near = factor
-    return f"No network from {rate * SLOWER[-1]:g} to {rate * FASTER[-1]:g} Gbit/s per node changes that."
+    least, most = _rounded(rate * SLOWER[-1]), _rounded(rate * FASTER[-1])
+    return f"No network from {least} to {most} Gbit/s per node changes that."
+
+
+def _rounded(rate: float) -> str:
+    """Returns Gbit/s with two or three digits: the edge is found within a few percent."""
+    return f"{rate:.2g}" if rate < 100 else f"{round(rate, -1):,.0f}"
 
 
 def turn_of_gpus(found: Sequence[Timed], search: FastestSearch) -> str:
