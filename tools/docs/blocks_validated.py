@@ -75,7 +75,7 @@ def verdicts(root: Path) -> str:
     if errors is None:
         return NONE_YET
     cards = {run.id: run.gpu_mem_gib for run in read(root.parent.parent / "published_runs" / "training.csv")}
-    lines = [pipes(["run", "card GiB", "estimate, allocated GiB", "estimate", "source"])]
+    lines = [pipes(["run", "GPU's memory, GiB", "estimated peak, GiB", "estimated", "reported"])]
     lines += ["| --- | --: | --: | --- | --- |"]
     found: Counter[tuple[bool, bool]] = Counter()
     for one in errors[errors["status"].isin(["compared", OUT_OF_MEMORY])].itertuples():

@@ -42,7 +42,7 @@ class GradientBucket:
 
     `expected`    parameters, by number, whose gradients come in a backward
     `arrived`     parameters whose gradients have all come in the current backward
-    `filled`      pieces whose elements of `full` are not yet reduced
+    `filled`      pieces whose elements of `full` have gradients that are not yet reduced
     `is_reduced`  True if the shard holds a mean that `step` has not consumed
     `all_reduces` True if every rank gets the whole sum, not only its own slice
     `sink`        the destination of the shard's first `offloaded_numel` elements, if they leave the device

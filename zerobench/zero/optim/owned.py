@@ -29,8 +29,8 @@ def says_who_owns(optimizer: optim.Optimizer) -> bool:
 
 
 def cost_of(shape: Sequence[int]) -> int:
-    """Returns the multiply-adds of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its square, and the
-    product with X: 4m²n + 2m³.
+    """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
+    square, and the product with X: 4m²n + 2m³.
     """
     m, n = sorted(shape)
     return 4 * m * m * n + 2 * m**3

@@ -73,7 +73,7 @@ class Hiding:
         parameter.data = values
 
     def bare(self, parameter: nn.Parameter) -> None:
-        """Removes the interception from `parameter`, which keeps its placeholder."""
+        """Removes the interception from `parameter`, which keeps its data: its placeholder or its values."""
         if isinstance(parameter, _Hidden):
             parameter.__class__ = parameter.kind
 
