@@ -1,4 +1,5 @@
-"""`zerobench report RUNS`, `zerobench report A B`: a page of HTML on finished runs, or on what moved between two."""
+"""`zerobench report RUNS`, `zerobench report A B`: an HTML page on finished runs, or on the changes between two sets.
+"""
 
 from __future__ import annotations
 
@@ -99,10 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 MOST = 24
-"""Settings that a page draws at most."""
+"""Most settings that a page draws."""
 
 OPEN = 3
-"""Settings that are shown from the start; the others open on a click."""
+"""Settings that are shown initially; the others open on a click."""
 
 
 def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
@@ -115,7 +116,7 @@ def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, tit
 
 
 def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
-    """Builds the page on what moved from one folder to another. Raises ValueError if they have no cell in common."""
+    """Builds the page on the changes between two folders. Raises ValueError if they have no cell in common."""
     a, b = sides
     found = judge.compare_runs(a, b)
     if not found.pairs:
