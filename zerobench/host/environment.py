@@ -103,7 +103,7 @@ def _own_excepthook() -> Iterator[None]:
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Returns the store in which torch finds the other ranks. A file is opened by its path: a URL would end at a # or ?.
+    """Returns the store in which torch finds the other ranks. A file is opened by its path; a URL would end at # or ?.
 
     RANK and similar variables are set, so that libraries that read them see this world, not the job.
     """
