@@ -67,8 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> None:
-    """Adds --out, --panels, the page's options, --where and --all. `out`: the default of --out; None makes it required.
-    """
+    """Adds --out, --panels, the page's options, --where and --all. `out`: the default of --out; None makes it required."""
     add = parser.add_argument
     told = "required" if out is None else f"default: {out}"
     words = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"

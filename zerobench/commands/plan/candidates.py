@@ -41,10 +41,10 @@ SAME = ("backend=simulated", "tensors=fake", "device=cpu", "draw_on=cpu")
 DEFAULTS = {"precision": "bf16", "data": "synthetic", "micro_batch": "1"}
 """Key -> its default here; the defaults of `zerobench` itself are for training on a CPU."""
 
+
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table. `name`: its choices as on a command line, without defaults. `more`: other keys of a variant.
-    """
+    """A row of the table. `name`: its choices as on a command line, without defaults. `more`: other keys of a variant."""
 
     strategy: str
     offload: str
@@ -115,8 +115,7 @@ def _has(words: list[str], key: str) -> bool:
 
 
 def compose(rows: list[Candidate], words: list[str]) -> dict[Candidate, Cell]:
-    """Returns the cell of each row, as it would run. Raises RefusedError if another key of the user has several values.
-    """
+    """Returns the cell of each row, as it would run. Raises RefusedError if another key of the user has several values."""
     found: dict[Candidate, Cell] = {}
     for tier, group in groupby(rows, key=lambda row: row.offload):
         members = list(group)

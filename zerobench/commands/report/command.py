@@ -1,5 +1,4 @@
-"""`zerobench report RUNS`, `zerobench report A B`: an HTML page on finished runs, or on the changes between two sets.
-"""
+"""`zerobench report RUNS`, `zerobench report A B`: an HTML page on finished runs, or on the changes between two sets."""
 
 from __future__ import annotations
 
