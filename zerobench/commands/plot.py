@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> None:
-    """Adds --out, --panels, the page's options, --where and --all. `out`: the default of --out; None makes it required."""
+    """Adds --out, --panels, the page's options, --where and --all. `out`: default of --out; None: required."""
     add = parser.add_argument
     told = "required" if out is None else f"default: {out}"
     words = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
@@ -80,7 +80,7 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
 def save_figure(
     program: str, name: str, draw: Callable[..., Figure], runs: Sequence[Path], options: dict[str, Any]
 ) -> int:
-    """Draws the runs and writes the files. `options`: those of add_figure_options; the others are passed to `draw`.
+    """Draws the runs and writes the files. `options`: of add_figure_options; the others are passed to `draw` by name.
 
     Exit code 2, with an error message, if there is nothing to draw.
     """

@@ -63,7 +63,7 @@ Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was w
 @dataclass(frozen=True)
 class PredictionRow:
     """A cell's predicted step. Times in seconds; exposed: waiting for collectives, by phase. `problem`: why there is no
-    prediction, an error message; `validated`: what the interval rests on."""
+    prediction, an error message; `validated`: the basis of the interval."""
 
     name: str
     cluster: str

@@ -97,7 +97,7 @@ def _runs_elsewhere(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Excludes tensors that exist before the test from its watches, so that no test's figures depend on earlier tests."""
+    """Excludes tensors that already exist from a test's watches: its figures do not depend on earlier tests."""
     marker = item.get_closest_marker(MARKER)
     elsewhere = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
     if FIXTURE not in getattr(item, "fixturenames", ()) or elsewhere:

@@ -164,7 +164,7 @@ class FailedError(Exception):
 
 
 def run_rank(job: GateRank, _tell: Any) -> RankReport:
-    """Runs the test as one rank. Returns its report; a failure's report goes to a file, and an error ends the others."""
+    """Runs the test as one rank. Returns its report; a failure's goes to a file, and its error ends the others."""
     os.environ.clear()
     os.environ.update(job.environment)
     os.chdir(job.working)

@@ -81,7 +81,7 @@ def _judge_watch(
 
 
 def _net(growth: lines.LineTable | None) -> lines.LineTable:
-    """Returns the lines that have grown, without those that only replace others, such as rebuilt buckets."""
+    """Returns the lines that have grown, without lines that only replace others, such as rebuilt buckets."""
     sums: Counter[tuple[str, str]] = Counter()
     table = growth or lines.LineTable()
     for one in table.lines:

@@ -201,7 +201,7 @@ def _text_or_none(path: Path) -> str | None:
 
 
 def _is_locked(path: Path, device: int | None = None) -> bool | None:
-    """Tries the kernel's lock. Returns None if inconclusive: no locks, or a different mount from the owner's `device`."""
+    """Tries the kernel's lock. None if inconclusive: no locks, or a different mount from the owner's `device`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -80,7 +80,7 @@ def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) 
 
 
 def is_claimed(partial: Path) -> bool:
-    """Returns True if a living process, on any machine, is writing into this folder, or if that cannot be determined."""
+    """Returns True if a living process, on any machine, is writing into this folder, or if that is unknown."""
     lease = partial / LEASE
     try:
         lease.stat()

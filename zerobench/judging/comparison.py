@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a pair of cells. Parts that are not comparable are empty; `refused` and similar fields say why."""
+    """The comparison of a pair of cells. Parts that are not comparable are empty; the `refused` fields say why."""
 
     a: Measured
     b: Measured

@@ -174,7 +174,7 @@ def verdict(verdicts: Verdicts) -> str:
 
 
 def check_body(verdicts: Verdicts) -> list[str]:
-    """Returns the Markdown of a check: the verdict, a table of the changes; lines of code and messages are collapsed."""
+    """Returns the Markdown of a check: the verdict, a table of the changes; collapsed lines of code and messages."""
     found = sorted(verdicts.findings, key=lambda one: list(KINDS).index(one.kind))
     body = [MARKER, f"### Memory and traffic: {verdict(verdicts)}", ""]
     body += [f"{verdicts.words}.", ""]

@@ -78,7 +78,7 @@ Lines = dict[str, LineTable]
 
 
 def lines_of(lines: pd.DataFrame) -> Lines:
-    """Returns the tables of one cell, each from the run and rank with the most bytes; `lines`: the table of its runs."""
+    """Returns the tables of one cell, each from the run and rank with the most bytes; `lines`: of its runs."""
     found: Lines = {}
     for at in AT:
         mine = lines[lines["at"] == at]
@@ -144,7 +144,7 @@ def _number_at(module: str, depth: int) -> int:
 
 
 def _named(one: Line, depth: int, part: str | None) -> tuple[str, str]:
-    """Returns module and label with this part replaced at this depth, in the label only if it begins like the module."""
+    """Returns module and label with this part replaced at this depth, in the label if it begins like the module."""
     module, name = one.module.split("."), one.name.split(".")
     alike = name[: depth + 1] == module[: depth + 1]
     for words in (module, *([name] if alike else [])):

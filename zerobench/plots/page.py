@@ -158,10 +158,10 @@ def room_for(least: float) -> int:
 def sheet(
     panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
 ) -> tuple[Sheet, list[tuple[Any, pd.DataFrame]]]:
-    """A figure, and the axes of each panel, `across` of them; what is left out is said in the caption.
+    """Returns a figure, and the `across` axes of each panel; the caption says how many panels are left out.
 
     `size`: the least width of one of the axes with its labels, and the height of the axes alone, in inches of a paper.
-    As many stand side by side as the page has room for.
+    As many are placed side by side as fit the page.
     """
     shown = panels[:most]
     if len(panels) > most:

@@ -29,7 +29,7 @@ FAMILY = [key for key in SETTING if key not in ("world_size", "batch")]
 
 
 def families(results: Results) -> list[pd.DataFrame]:
-    """Labeled cells by model, sequence, device and the like; strategies in a fixed order."""
+    """Labeled cells, grouped by model, sequence, device and the like; strategies in a fixed order."""
     cells = summarize(results.runs).sort_values("strategy", kind="stable")
     return [_labeled(mine) for _, mine in cells.groupby(FAMILY, sort=False, dropna=False)]
 

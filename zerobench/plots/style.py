@@ -46,7 +46,7 @@ def learn_colors(results: Results, folders: Iterable[Path]) -> None:
 
 
 def look(strategy: str) -> Look:
-    """The look of a strategy from the table of strategies; otherwise one derived from its name, in its recorded color."""
+    """The look of a strategy from the table of strategies; otherwise derived from its name, in its recorded color."""
     row, spare = find(strategy), spare_look(crc32(strategy.encode()))
     return row.look if row is not None else spare._replace(color=_COLORS.get(strategy, spare.color))
 

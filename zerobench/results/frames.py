@@ -74,7 +74,7 @@ def check_table(path: Path, kind: type) -> None:
 
 @contextmanager
 def _opened(path: Path, kind: type, own: bool) -> Iterator[pq.ParquetFile]:
-    """Opens a table, checks its size and columns, and raises any error in the block as ValueError with the file's name."""
+    """Opens a table, checks its size and columns; raises any error in the block as ValueError with its file name."""
     if not path.is_file():
         raise ValueError(f"{path.name}: it is no file")
     try:

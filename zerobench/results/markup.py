@@ -27,7 +27,7 @@ class Html(str):
 
 
 def h(name: str, /, *inside: object, **attributes: object) -> Html:
-    """Builds an element. `data_tip=` becomes the attribute data-tip, `class_=` class; None and False omit an attribute."""
+    """Builds an element. `data_tip=` is the attribute data-tip, `class_=` is class; None and False omit one."""
     words = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID and not inside:
         return Html(f"<{name}{words}>" if name in ("meta", "input", "br") else f"<{name}{words}/>")

@@ -63,7 +63,7 @@ def torch_minor(torch_version: str) -> str:
 
 
 def alloc_conf(device: str) -> str | None:
-    """Returns the environment's setting of CUDA's allocator, such as "expandable_segments:True"; None on other devices."""
+    """Returns the setting of CUDA's allocator, such as "expandable_segments:True"; None on other devices."""
     given = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
     return next(filter(None, given), None) if device == "cuda" else None
 

@@ -26,7 +26,7 @@ from .folders import claim_folder, write_run
 
 @dataclass(frozen=True)
 class Unwritten:
-    """A run outside of its results folder. `error`: the reason. `kept`: the folder that contains it instead, or None."""
+    """A run outside of its results folder. `error`: the reason. `kept`: the folder that has it instead, or None."""
 
     results_dir: Path
     error: str
@@ -40,7 +40,7 @@ def places(results_dir: Path) -> list[Path]:
 
 
 def temporary_place() -> Path:
-    """Returns the results folder in the system's temporary directory: the user's, but with a name that anyone may take."""
+    """Returns the user's results folder in the system's temporary directory; its name may be taken by anyone."""
     return Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}"
 
 

@@ -39,7 +39,7 @@ RESULTS = "optimization_results.yaml"
 
 
 class EndedError(BaseException):
-    """Raised through a plugin, past its handlers, to end the sweep early. `refused`: for a proposal that is not a cell."""
+    """Raised through a plugin, past its handlers, to end the sweep early. `refused`: a proposal is not a cell."""
 
     def __init__(self, refused: RefusedError | None = None) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ data        everything else: drawing a batch, zero_grad, logging
 An update whose closure recomputes the loss contains a forward and a backward, and continues after them.
 
 A step ends after the step of an optimizer, or of an engine in its place:
-optimizer   torch's own hook after a step; for a wrapper that steps only sometimes, that of the wrapped optimizer
+optimizer   torch's own hook after a step; for a wrapper that steps only sometimes, the wrapped optimizer's
 engine      its method `step`, including everything after the update in it
 scaler      a GradScaler that skips the update because of an overflow ends the step as well
 """

@@ -74,7 +74,7 @@ def write_perfetto(results: Results, out: Path) -> str:
 
 
 def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
-    """Returns the entries of one rank: its names, spans and counters. `events`: those of one run and rank, in order."""
+    """Returns the entries of one rank: its names, spans and counters. `events`: of one run and rank, in order."""
     rows = list(events.itertuples(index=False))
     entries = [_told("process_name", number, 0, name=name), _told("process_sort_index", number, 0, sort_index=number)]
     for place, track in enumerate(TRACKS):

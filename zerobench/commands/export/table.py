@@ -204,7 +204,7 @@ def _row(parts: Sequence[str]) -> str:
 
 
 def _cells(row: Mapping[Hashable, Any], scales: dict[str, Scale]) -> str:
-    """A row of the table; for a cell that is not ok its name, and its status across the columns that it leaves empty."""
+    """A row of the table; for a cell that is not ok, its name and its status across the empty columns."""
     shown = [_show(row, name, scale) for name, scale in scales.items()]
     if row.get("status", "ok") == "ok" or "status" in scales:
         return _row(shown)

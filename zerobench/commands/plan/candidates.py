@@ -21,7 +21,7 @@ from ...records import TensorRow
 from ...strategies import built_in
 
 STRATEGIES = ("ddp", "zero1", "zero2", "megatron", "zero_redundancy", "fsdp2_no_reshard", "zero3", "fsdp2")
-"""In the order of what they partition."""
+"""Strategies that are tried, in the order of the states that they partition."""
 
 QUICKEST = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 """Strategies that goal fastest tries, if the user names none: the others differ from these only in memory."""
@@ -44,7 +44,7 @@ DEFAULTS = {"precision": "bf16", "data": "synthetic", "micro_batch": "1"}
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table. `name`: its choices as on a command line, without defaults. `more`: other keys of a variant."""
+    """A row of the table. `name`: its choices as on a command line, without defaults. `more`: keys of a variant."""
 
     strategy: str
     offload: str
@@ -115,7 +115,7 @@ def _has(words: list[str], key: str) -> bool:
 
 
 def compose(rows: list[Candidate], words: list[str]) -> dict[Candidate, Cell]:
-    """Returns the cell of each row, as it would run. Raises RefusedError if another key of the user has several values."""
+    """Returns the cell of each row, as it would run. Raises RefusedError if another key has several values."""
     found: dict[Candidate, Cell] = {}
     for tier, group in groupby(rows, key=lambda row: row.offload):
         members = list(group)

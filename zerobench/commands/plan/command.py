@@ -189,7 +189,7 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
 
 
 def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity) -> list[Candidate]:
-    """Returns the rows to try. The largest model under offload is unbounded without a limit of the tier: such rows go."""
+    """Returns the rows to try. The largest model has no bound in an offload tier without a limit: skips these."""
     rows = candidates(axes)
     if goal.name == FASTEST and "strategy" not in axes:
         rows = [row for row in rows if row.strategy in QUICKEST]

@@ -201,7 +201,7 @@ def _offload(config: CellConfig, stage: int) -> dict[str, Any]:
 
 
 def _bucket_numel(config: CellConfig) -> int:
-    """Returns the elements of a bucket: the cell's, or those of our automatic size."""
+    """Returns the elements of a bucket: the cell's, or our automatic size."""
     given, item = getattr(config.strategy, "bucket_bytes", None), ITEM[config.precision.name]
     if isinstance(given, int):
         return given // item

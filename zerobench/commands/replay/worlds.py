@@ -123,7 +123,7 @@ def recorded_worlds(results: Results) -> list[ReplayWorld]:
 
 
 def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
-    """Returns a measured world with only `ranks` of its recorded ranks; None: all. Raises ValueError for a missing one."""
+    """Returns a measured world with only `ranks` of its ranks; None: all. Raises ValueError for a missing one."""
     if ranks is None or world.how != MEASURED:
         return world
     kept = []

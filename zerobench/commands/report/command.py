@@ -1,4 +1,4 @@
-"""`zerobench report RUNS`, `zerobench report A B`: an HTML page on finished runs, or on the changes between two sets."""
+"""`zerobench report RUNS`, `zerobench report A B`: an HTML page on finished runs, or on changes between two sets."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _card(setting: Setting, judge: Judge, is_open: bool, count: int) -> Html:
 def _about_runs(
     results: Results, runs: Sequence[ReportedRun], own: str, marks: Sequence[str] | None = None
 ) -> list[PagePart]:
-    """Returns the parts that both pages have. `runs`: those of `results`; `marks`: the side of each."""
+    """Returns the parts that both pages have. `runs`: of `results`; `marks`: the side of each."""
     told = {*told_of(runs, ok=True), *told_of(runs, ok=False)}
     links = [f"run-{place}" if place in told else None for place in range(len(runs))]
     table = runs_table(columns_of_runs(results, marks), links)

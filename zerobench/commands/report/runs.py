@@ -59,7 +59,7 @@ class ReportedRun:
 
 
 def runs_of(results: Results, folders: Sequence[Path]) -> list[ReportedRun]:
-    """Splits results by run; `folders`: those that they were read from."""
+    """Splits results by run; `folders`: where they were read."""
     known = {folder.name: folder for where in folders for folder in run_folders(where)}
     rows: list[Row] = results.runs.to_dict("records")  # type: ignore[assignment]
     names = name_cells([CellConfig.from_json(row["config"]) for row in rows])

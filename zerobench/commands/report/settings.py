@@ -204,7 +204,7 @@ SLOWER_THAN_IT = "slower"
 
 
 def _against(first: Measured, other: Measured, judge: Judge) -> str:
-    """Returns the comparison of a cell with the fastest, in words."""
+    """Returns a description of a cell compared with the fastest."""
     pair = judge.compare_cells(first, other)
     return _beside(pair.effects[0], first.row, other.row) if pair.effects else "not comparable in time"
 
