@@ -96,7 +96,7 @@ def load_side(where: str) -> Side:
 
 
 def _named_alike(found: list[Side]) -> bool:
-    """Returns True if two folders have a run of the same name, as with the first launch of a cell in each folder."""
+    """Returns True if two folders have the same attempt of a cell, as with its first launch in each folder."""
     names = [name for one in found for name in set(map(split, one.runs.get("run_id", ())))]
     return len(set(names)) < len(names)
 

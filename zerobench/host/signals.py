@@ -38,7 +38,7 @@ def heed() -> None:
 
 @contextlib.contextmanager
 def insist() -> Iterator[None]:
-    """Raises an interruption repeatedly in this block, which needs no cleanup, until the block ends.
+    """Raises an interruption repeatedly in this block, which needs no cleanup, until the interruption ends it.
 
     Does nothing in a thread, or if a caller uses the timer itself, for example for a timeout.
     """

@@ -3,8 +3,8 @@
 tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
            rank); memory/rankR/CATEGORY_bytes from the last step of the accounted pass
 step       number of the step, warm-up included; for memory, the number of the event within the step
-time       seconds since the epoch: the run's start plus the durations of the steps; the time between steps and between
-           passes is left out
+time       seconds since the epoch: the run's start plus the durations of the pass's steps; the time between steps is
+           left out, and every pass begins at the run's start
 summary    the numeric columns of the run that have a value
 
 TensorBoard gets a folder of event files per run. Values are written in double precision: bytes are exact. The config
