@@ -127,7 +127,7 @@ def record(arguments: list[str]) -> int:
 def _write_and_tell(
     file: BudgetFile, rows: list[dict[str, Any]], changes: list[LimitChange], chosen: argparse.Namespace
 ) -> None:
-    """Writes the file, unless it is a dry run, and the account of its changes."""
+    """Writes the file, unless it is a dry run, and reports the changes."""
     print_changes(changes)
     for path in (chosen.markdown, chosen.comment):
         if path:
@@ -224,7 +224,7 @@ def _check_parser() -> argparse.ArgumentParser:
 
 
 def _write_reports(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
-    """Writes the reports that were asked for."""
+    """Writes the requested reports."""
     if chosen.junit:
         write_junit(chosen.junit, verdicts)
     if chosen.markdown:
@@ -238,7 +238,7 @@ def _write_reports(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
 
 
 UNJUDGED = 125
-"""The exit code of a check that has no verdict; `git bisect run` skips such a revision."""
+"""The exit code of a check without a verdict; `git bisect run` skips such a revision."""
 
 
 def exit_code(findings: list[Finding], strict: bool) -> int:
@@ -250,13 +250,13 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
 
 
 def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool) -> Verdicts:
-    """Returns the verdicts on the cells of a file. Failed attempts among `finished` runs at cells
-    without a budget count with `everything` only.
+    """Returns the verdicts on the cells of a file. Among `finished` runs, failed attempts at cells without a budget
+    count only if `everything` is set.
     """
     if finished is None:
         if not file.command:
             raise UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
-        # one failure is not to hide the other cells
+        # one failure must not hide the other cells
         cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *more])]
         for environment in dict.fromkeys(environment_of_cell(cell) for cell in cells):
             _require(file, environment)
@@ -287,7 +287,7 @@ def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: l
 
 
 def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str, Any]]) -> bool:
-    """Returns True, after a sentence, where limits on the CPU are of another processor than the rows."""
+    """Returns True, after printing a note, if limits on the CPU were recorded on another processor than the rows."""
     if not environment.startswith("cpu,"):
         return False
     there = file.environments[environment].about.get("processor") if environment in file.environments else None
@@ -302,8 +302,8 @@ def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str,
 def _other_work(
     file: BudgetFile, environment: str, name: str, budgeted: CellBudget, row: dict[str, Any]
 ) -> Finding:  # fmt: skip
-    """Returns the finding for a cell that has a budget's name and does other work, with the keys that differ if the
-    file says by which command it was recorded.
+    """Returns the finding for a cell that has the name of a budgeted cell but does other work, with the keys that
+    differ if the file names the command that recorded it.
     """
     command = file.environments.get(environment, Environment()).about.get("command")
     try:
@@ -349,14 +349,14 @@ def _require(file: BudgetFile, environment: str) -> None:
 
 
 def _match(name: str, budgeted: CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the row of the same work, of several that of the same name; without work the name decides."""
+    """Returns the row with the same work, preferring one with the same name; without work the name decides."""
     same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
     named = [row for row in same if row["name"] == name]
     return next(iter(named or (same if budgeted.work else [])), None)
 
 
 def environment_of_cell(cell: Cell) -> str:
-    """Names the kind of device and the torch version that a budget of the cell is good for."""
+    """Names the device class and the torch version for which a budget of the cell is valid."""
     return environment_of(device_class(cell.config.device), version("torch"))
 
 
@@ -387,8 +387,8 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
 
 
 def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
-    """Returns a row per cell, with its name, work and environment, the largest tensor at its peak in words, and its
-    lines of code. `results`: the tables of these runs.
+    """Returns a row per cell, with its name, work and environment, a description of the largest tensor at its peak, and
+    its lines of code. `results`: the tables of these runs.
     """
     tensors, launches, lines = results.tensors, latest(runs), LinesOfRuns(results.lines)
     rows: list[Any] = summarize(runs).to_dict("records")
@@ -406,7 +406,7 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
 
 
 def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]:
-    """Returns metric -> its values in all launches of a cell by the same code, of one commit of the user's."""
+    """Returns metric -> its values in all launches of a cell by the same code, from one commit of the user's code."""
     mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
     for column in (*CODE, "commit"):
         mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]

@@ -84,7 +84,7 @@ def _why_none(there: Sequence[Column], chosen: argparse.Namespace) -> str:
 
 
 def as_text(found: Sequence[Column]) -> str:
-    """Formats a heading per table; name, unit and meaning, folded to the terminal's width."""
+    """Formats a heading per table; name, unit and meaning, wrapped to the terminal's width."""
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
     name = max(len(column.name) for column in found) + 2
     unit = max(len(column.unit) for column in found) + 2
@@ -93,7 +93,7 @@ def as_text(found: Sequence[Column]) -> str:
         lines += [f"{table}: {_lower(said_of(table))}", ""]
         for column in mine:
             start = f"  {column.name:<{name}}{column.unit:<{unit}}"
-            # a terminal too narrow for three columns shows the meaning below
+            # in a terminal too narrow for three columns, the meaning goes below
             fits = width - len(start) >= 30
             indent = len(start) if fits else 6
             said = textwrap.wrap(column.meaning, width - indent, break_on_hyphens=False)

@@ -1,6 +1,6 @@
 """`zerobench compare A B`: prints a comparison of two runs or two sets of runs; comparison.py computes it.
 
-There is a passage (commands/text_blocks.py) for each pair of cells, printed as text or as Markdown.
+Each pair of cells has a passage (commands/text_blocks.py), printed as text or Markdown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOISE_FOLDER = "results/noise"
 
 @dataclass(frozen=True)
 class Judge:
-    """Rules that comparisons of times are held to: the least effect as a fraction, and noise floors."""
+    """Rules for comparing times: the smallest relevant effect as a fraction, and noise floors."""
 
     minimum_effect: float
     floors: list[NoiseFloor]
@@ -81,7 +81,7 @@ def compare(arguments: list[str]) -> int:
 
 
 def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[Side, Side]:
-    """The runs of A and B, read or, of two revisions, measured now."""
+    """The runs of A and B, read from folders or, for two revisions, measured now."""
     if not chosen.interleave:
         a, b = (load_side(where) for where in (chosen.a, chosen.b))
         return replace(a, runs=matching(a.runs, chosen.where)), replace(b, runs=matching(b.runs, chosen.where))

@@ -26,7 +26,7 @@ ONE_PAIR = (
 
 
 def passages(found: Comparison) -> list[Passage]:
-    """Returns a passage per pair of cells, and one on the cells of each side alone."""
+    """Returns a passage per pair of cells, and one on the cells that only one side has."""
     sections = [Passage(title(pair), _parts(pair)) for pair in found.pairs]
     for side, cells in (("A", found.only_a), ("B", found.only_b)):
         if cells:
@@ -93,7 +93,7 @@ def _peak(pair: Compared) -> list[str]:
 
 
 def parts_of_peak(pair: Compared) -> list[tuple[str, float]]:
-    """Returns the categories whose part at the peak has changed, each with its difference in bytes."""
+    """Returns the categories whose share of the peak has changed, each with its difference in bytes."""
     return [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
 
 
@@ -163,7 +163,7 @@ def _launches(pair: Compared) -> str:
 
 
 def _power(pairs: list[Pair]) -> str:
-    """Says which effect so many pairs detect, and how many would detect the smallest relevant effect."""
+    """Reports the effect that this many pairs detect, and how many pairs would detect the smallest relevant effect."""
     found, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
     if found is None:
         return ""
@@ -172,7 +172,7 @@ def _power(pairs: list[Pair]) -> str:
 
 
 SHOWN = 8
-"""Lines that a comparison lists of a table."""
+"""Most lines of a table that a comparison lists."""
 
 HEADER = {"peak": "lines of code at the peak", "growth": "lines of code that grow over the steps"}
 
@@ -180,7 +180,7 @@ HEADER = {"peak": "lines of code at the peak", "growth": "lines of code that gro
 def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
     """Returns a row per line that moved: line, bytes in A, in B, difference; none if a side has no lines.
 
-    Lines beyond SHOWN are one row, so that the differences add up to the table's.
+    Lines beyond SHOWN are combined into one row, so that the differences add up to the table's total.
     """
     if at not in a or at not in b:
         return []

@@ -1,7 +1,7 @@
-"""`--dry-run`: the cells of a sweep with theory's predictions, the part of the memory here that they fill, and the
-action for each: run, reuse or refuse.
+"""`--dry-run`: the cells of a sweep with theory's predictions, the share of this machine's memory that they fill, and
+the action for each: run, reuse or refuse.
 
-Under a launcher the jobs that run them too: their numbers, and the settings of the launcher that ask for resources.
+With a launcher, also the jobs that run them: their numbers, and the launcher settings that request resources.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SOMETIMES = {
     "up": "up_bytes",
     "between nodes": "between_bytes",
 }
-"""Column -> bytes of an estimate; shown where any cell has some."""
+"""Column -> bytes of an estimate; shown if any cell has some."""
 
 OF_MEMORY = "of memory"
-"""Column of the part of the memory here that the states of all ranks fill, if the cells are run here."""
+"""Column of the share of this machine's memory that the states of all ranks fill, if the cells run here."""
 
 VOLUME = "predicted volume ψ"
 
@@ -51,8 +51,8 @@ FIRST_TO_GO = ("up", "down", "between nodes", "files", "formula", "ψ", "host", 
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell of the plan, as it would be run: refused if it does not fit. `prediction`: None with the reason `why`.
-    `fit`: its place in the memory here; None if it needs none, or is run elsewhere.
+    """A cell of the plan, as it would be run: refused if it does not fit. If `prediction` is None, `why` is the reason.
+    `fit`: its place in this machine's memory; None if it needs none or runs elsewhere.
     """
 
     cell: Cell
@@ -62,7 +62,7 @@ class Planned:
 
     @classmethod
     def of(cls, cell: Cell, here: bool) -> Planned:
-        """Returns that of a composed cell. `here`: it is run on this machine."""
+        """Returns the plan of a composed cell. `here`: the cell runs on this machine."""
         if cell.problems:
             return cls(cell, None, "; ".join(cell.problems), None)
         fit, (prediction, why) = fit_of(cell.config) if here else None, _predict(cell.config)
@@ -71,7 +71,7 @@ class Planned:
 
 
 def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher: LauncherChoice | None = None) -> int:
-    """Prints the table, of the columns `chosen`. Returns the exit code: 1 if a cell would be refused."""
+    """Prints the table with the columns `chosen`. Returns the exit code: 1 if a cell would be refused."""
     console = stdout_console()
     names = name_cells([cell.config for cell in cells])
     planned = [Planned.of(cell, launcher is None or launcher.is_here) for cell in cells]
@@ -92,7 +92,7 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
 
 
 def _notes_on_memory(planned: Sequence[Planned]) -> list[str]:
-    """Returns a line on each memory that the column of shares is of."""
+    """Returns a line on each memory that the shares refer to."""
     memories = dict.fromkeys((one.fit.place, one.fit.memory_bytes) for one in planned if one.fit is not None)
     return [
         f"{OF_MEMORY}: predicted states, of all ranks in it, over the {show_bytes(size)} that {place} has"
@@ -101,7 +101,7 @@ def _notes_on_memory(planned: Sequence[Planned]) -> list[str]:
 
 
 def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the columns of the cells' jobs and of what these ask for, and a sentence on all jobs."""
+    """Returns the columns of the cells' jobs and of the resources they request, and a line on all jobs."""
     launches = [launch for launch in rounds(list(cells)) if not launch.cell.problems]
     left = [one for one in launches if find_elsewhere(one.cell, one.repeat, ("ok",), launcher.name) is None]
     told: dict[int, tuple[str, str]] = {}
@@ -142,7 +142,7 @@ def _predict(config: CellConfig) -> tuple[Estimate | None, str]:
 
 
 def _figures(planned: Sequence[Planned]) -> dict[str, list[str]]:
-    """Formats the columns of predicted figures; those that no cell has are left out."""
+    """Formats the columns of predicted figures, without those that no cell has."""
     found = [one.prediction for one in planned]
     columns = {
         "ψ": ["–" if one is None else f"{one.psi:,}" for one in found],

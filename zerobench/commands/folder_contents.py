@@ -1,7 +1,7 @@
 """The contents of a results folder, for the verbs that maintain it.
 
-A run *failed* where its status is not ok. It is *superseded* where an ok run of the same cell, repeat, code, torch and
-device began later, and *outdated* where the newest ok run of its cell, on the same torch and device, is by other code.
+A run *failed* if its status is not ok. It is *superseded* if an ok run of the same cell, repeat, code, torch and device
+began later, and *outdated* if the newest ok run of its cell on the same torch and device is by other code.
 *Leftovers*: results/leftovers.py.
 """
 
@@ -27,7 +27,7 @@ from ..results.tables import SEARCHES, collections_in, load, read_row, run_folde
 
 @dataclass(frozen=True)
 class RunInFolder:
-    """A run: its row, and its folder unless it is a collection's."""
+    """A run: its row, and its folder unless it is in a collection."""
 
     row: dict[str, Any]
     folder: Path | None
@@ -36,14 +36,14 @@ class RunInFolder:
 
 @dataclass(frozen=True)
 class FolderContents:
-    """`runs`: in the order in which they began. `unreadable`: a sentence for each run that cannot be read."""
+    """`runs`: in the order in which they began. `unreadable`: a message for each run that cannot be read."""
 
     where: Path
     runs: list[RunInFolder]
     collections: list[Path]
     unreadable: list[str]
     writing: list[Path]
-    """Folders in which a living process writes a run."""
+    """Folders into which a living process is writing a run."""
     leftovers: list[Path]
     named: frozenset[str]
     """Runs that a search names as its result."""
@@ -74,7 +74,7 @@ class FolderContents:
 
 
 def look(where: Path) -> FolderContents:
-    """Reads the rows of a results folder, a run or a collection, and no other table.
+    """Reads only the rows of a results folder, a run or a collection, no other table.
 
     Raises FileNotFoundError if there is no such folder.
     """
@@ -147,7 +147,7 @@ def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
 
 
 def code_of(row: dict[str, Any]) -> str:
-    """ "current" or "older": whether the code that measured this is the code that runs now."""
+    """ "current" or "older": whether the code that measured this run is the current code; "?" if unknown."""
     config = CellConfig.from_json(row["config"])
     for registry, name in ((MODELS, config.model.kind), (DATA, config.data.name)):
         if name not in registry.own and name not in registry.all():

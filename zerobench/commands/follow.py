@@ -1,9 +1,9 @@
 """`zerobench status --follow`: sweeps that other processes, or other machines, run into a results folder.
 
-A sweep tells of itself on its board (results/board.py). On a terminal the boards are drawn in place until the last one
-has been taken down; elsewhere each change is a line. A launcher's jobs are on the board of their sweep, and have boards
-of their own: these are followed where the sweep was killed and its jobs go on. A run without a board is of a command
-that is no sweep: it is named while it is written.
+A sweep reports its progress on its board (results/board.py). On a terminal the boards are drawn in place until the last
+one is removed; otherwise each change is a line. Jobs of a launcher are on the board of their sweep, and have boards of
+their own, which are followed if the sweep was killed and its jobs continue. A run without a board comes from a command
+that is not a sweep: it is named while it is being written.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..sweep.progress import table_of
 from .text_blocks import say
 
 SILENT_S = 60.0
-"""Seconds after which a board that has not changed is said to be silent."""
+"""Seconds after which an unchanged board is reported as silent."""
 
 
 @dataclass
 class Followed:
-    """A folder's sweeps as far as they are known. `boards`: those that are up, by their folder; `heard`: times of their
-    last changes, on the clock of this process. `killed`: titles of sweeps that left their board up; `writing`: runs
-    that are being written and are on no board.
+    """A folder's sweeps, as far as known. `boards`: the active ones, by their folder; `heard`: times of their last
+    changes, on the clock of this process. `killed`: titles of sweeps that left their board behind; `writing`: runs that
+    are being written and are on no board.
     """
 
     where: Path
@@ -45,7 +45,7 @@ class Followed:
     writing: list[str] = field(default_factory=list)
 
     def read(self) -> bool:
-        """Reads the boards again; returns True while a sweep, or another run, is under way."""
+        """Reads the boards again; returns True while a sweep or another run is in progress."""
         there = board_folders(self.where) + boards_of_orphans(self.where)
         up = [path for path in there if is_up(path)]
         for path in [path for path in self.boards if path not in up]:
@@ -61,7 +61,7 @@ class Followed:
         return bool(up or runs)
 
     def silence(self, board: Board) -> str:
-        """Says how long a board has not changed, where that is long."""
+        """Returns a note on how long a board has not changed, if that is long; else empty."""
         seconds = time.monotonic() - self.heard[board.path]
         return f"; no news for {seconds:.0f} s" if seconds > SILENT_S else ""
 
@@ -98,7 +98,7 @@ def _display(followed: Followed, console: Console) -> Iterator[Callable[[], None
 
 
 def picture(followed: Followed, console: Console) -> Group:
-    """Draws the boards, one below the other, in the terminal's height."""
+    """Draws the boards one below the other, within the terminal's height."""
     boards = list(followed.boards.values())
     parts = []
     for board in boards:
@@ -119,7 +119,7 @@ class Lines:
     named: set[str] = field(default_factory=set)
 
     def __call__(self) -> None:
-        """Prints what has changed."""
+        """Prints the changes."""
         for board in self.followed.boards.values():
             for number, launch in enumerate(board.launches):
                 words = in_words(launch)
@@ -135,7 +135,7 @@ class Lines:
 
 
 def in_words(launch: BoardLaunch) -> str:
-    """Returns the state of a launch, its pass while it runs, its figures when it is done."""
+    """Returns the state of a launch, with its pass while it runs and its figures when it is done."""
     if launch.state == RUNNING and launch.mode == AWAITS:
         return "another sweep measures it"
     if launch.state == RUNNING:
@@ -149,5 +149,5 @@ def in_words(launch: BoardLaunch) -> str:
 
 
 def name_of(partial: Path) -> str:
-    """Returns the prefix of a run's name, without the random end that its folder has until it is whole."""
+    """Returns the prefix of a run's name, without the random suffix that its folder has until it is complete."""
     return partial.name.removeprefix(PARTIAL).rsplit("-", 1)[0]

@@ -1,9 +1,9 @@
 """`zerobench compare --interleave REV_A REV_B -- OVERRIDES`: two git revisions measured in turns, A B B A A B ...
 
-Each revision is checked out in a worktree of its own and runs unchanged: its own package and conf/, with this Python
-and its packages. A launch is the whole command once, in a new process, so that the revisions do not affect each other.
-Turns are mirrored, A B and then B A, so that a linear drift affects both sides alike. Revisions are those of the
-checkout of zerobench that the current folder is in, else of the one that the running package is from; `.` is that
+Each revision is checked out in its own worktree and runs unchanged, with its own package and conf/, on this Python and
+its packages. A launch is the whole command once, in a new process, so that the revisions do not affect each other.
+Turns are mirrored, A B and then B A, so that a linear drift affects both sides equally. Revisions are looked up in the
+checkout of zerobench that contains the current folder, or else the one that the running package comes from; `.` is that
 checkout with its uncommitted changes.
 """
 
@@ -30,10 +30,10 @@ from ..results.selection import in_order, latest, split
 RUNS = "results/runs/interleaved"
 
 LEAST = 2
-"""Least launches of each revision: a single one is not interleaved."""
+"""Fewest launches of each revision: a single one is not interleaved."""
 
 OURS = ("measure.repeats", "results_dir", "rerun")
-"""Keys that are set for every launch."""
+"""Keys that this command sets for every launch."""
 
 
 def add_interleave(parser: argparse.ArgumentParser) -> None:
@@ -96,14 +96,14 @@ def load_side(where: str) -> Side:
 
 
 def _named_alike(found: list[Side]) -> bool:
-    """Returns True if runs of two folders are the same attempt, as the first launches of a cell in each of them are."""
+    """Returns True if two folders have the same attempt of a cell, as with its first launch in each folder."""
     names = [name for one in found for name in set(map(split, one.runs.get("run_id", ())))]
     return len(set(names)) < len(names)
 
 
 def _as_launches(found: list[Side]) -> Side:
-    """Numbers the newest launches of each folder, cell by cell, in the order in which they began: each is one more
-    launch of its cell. A run that is in two folders, as in a copy, is one.
+    """Numbers the newest launches of all folders, cell by cell, in the order in which they began: each is one more
+    launch of its cell. A run that is in two folders, such as in a copy, counts once.
     """
     newest = [Side(latest(one.runs), one.lines) for one in found if len(one.runs)]
     whole = _together([_apart(one, number) for number, one in enumerate(newest)])
@@ -143,7 +143,7 @@ def measure_in_turns(
 
 
 def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
-    """Runs the command once with the package in `place`. Raises ValueError if it has no runs to show."""
+    """Runs the command once with the package in `place`. Raises ValueError if it produced no runs."""
     more = ["measure.repeats=1", "rerun=true", f"results_dir={folder}"]
     path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-P", "-m", "zerobench", *overrides, *more]  # -P: not the package in the current folder
@@ -156,14 +156,14 @@ def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> N
 
 
 def _numbered(folder: Path, number: int) -> Side:
-    """Numbers the runs of a folder, which holds one launch of each cell: the `number`-th of its side."""
+    """Numbers the runs of a folder that has one launch of each cell: the `number`-th of its side."""
     side = _apart(load_side(str(folder)), number)
     return Side(side.runs.assign(repeat=number), side.lines)
 
 
 def _apart(side: Side, number: int) -> Side:
-    """Makes a folder's number a part of its runs' names: folders name their runs alike, and lines of code belong to a
-    run by its name.
+    """Adds a folder's number to the names of its runs: different folders use the same names, and lines of code refer to
+    their run by name.
     """
     return Side(*(frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (side.runs, side.lines)))
 
@@ -176,8 +176,8 @@ def _together(sides: list[Side]) -> Side:
 
 @contextmanager
 def _checkout(side: str, revision: str) -> Iterator[Path]:
-    """Yields a worktree of a revision, removed at the end; the user's own checkout for `.`. Prints which commit it is.
-    Raises ValueError.
+    """Yields a worktree of a revision, removed at the end; for `.` the user's own checkout. Prints the commit. Raises
+    ValueError.
     """
     top = _repository()
     try:
@@ -194,7 +194,7 @@ def _checkout(side: str, revision: str) -> Iterator[Path]:
 
 
 def _repository() -> Path:
-    """Returns the checkout of zerobench that the current folder is in, else that of the running package."""
+    """Returns the checkout of zerobench that contains the current folder, or else that of the running package."""
     try:
         top = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
     except GitError:

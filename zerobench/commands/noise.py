@@ -1,6 +1,6 @@
 """`zerobench noise`: the variation of times between launches of identical code on this machine, measured and shown.
 
-The definition of a *noise floor*, and its storage: judging/noise_floor.py.
+Definition and storage of a *noise floor*: judging/noise_floor.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .compare import NOISE_FOLDER
 from .interleave import load_side
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
-"""The default cell; it is measured again, since noise is that of today, and stored apart."""
+"""The default cell; it is always measured again, since noise changes from day to day, and is stored separately."""
 
 MOST_PLAUSIBLE = 0.5
 """Largest plausible floor: above it the machine was disturbed, and every change would count as noise."""
@@ -38,9 +38,7 @@ SHOWN_PAIRS = (1, 3, 5)
 
 @verb
 def noise(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 the command was wrong, 130
-    stopped.
-    """
+    """Runs the verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 invalid command, 130 stopped."""
     chosen, overrides = _parser().parse_known_args(arguments)
     if overrides and (chosen.action == "show" or chosen.runs is not None):
         raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
@@ -94,7 +92,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
 
 
 def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], CellConfig]:
-    """Returns the newest launches of the only cell there, and its config. Raises ValueError for several cells."""
+    """Returns the newest launches of the only cell in a folder, and its config. Raises ValueError for several cells."""
     runs = latest(load_side(where).runs)
     runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
     if runs["cell_id"].nunique() != 1:
@@ -127,8 +125,8 @@ def _show(folder: Path) -> int:
 
 
 def _print(floors: list[NoiseFloor]) -> None:
-    """Prints step times that identical code does not exceed in 95 % of comparisons, by the number of
-    pairs of launches.
+    """Prints, by the number of pairs of launches, the difference in step times that identical code stays within in 95 %
+    of comparisons.
     """
     header = ["environment", "measured on", *(f"{k} pair{'s' * (k > 1)}" for k in SHOWN_PAIRS)]
     rows = []

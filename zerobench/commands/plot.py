@@ -1,5 +1,5 @@
-"""`zerobench plot`: a figure of finished runs as a file, the figures of `results.plot`. Scripts of analysis/ share its
-options, and how files are written.
+"""`zerobench plot`: writes a figure of finished runs, one of `results.plot`, to a file. The scripts in analysis/ share
+its options and its way of writing files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..results.tables import Results, load
 FIGURES = tuple(name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name)))
 
 OWN = {"capacity": "memory", "drop_from": "throughput"}
-"""Option -> the figure that it is for."""
+"""Option -> the figure that it applies to."""
 
 EXAMPLES = """
 examples:
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> None:
-    """Adds --out, --panels, the page's options, --where and --all. `out`: the default of --out, None if it has none."""
+    """Adds --out, --panels, the page's options, --where and --all. `out`: default of --out; None: required."""
     add = parser.add_argument
     told = "required" if out is None else f"default: {out}"
     words = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
@@ -80,7 +80,7 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
 def save_figure(
     program: str, name: str, draw: Callable[..., Figure], runs: Sequence[Path], options: dict[str, Any]
 ) -> int:
-    """Draws the runs and writes the files. `options`: those of add_figure_options; others go to `draw` by name.
+    """Draws the runs and writes the files. `options`: of add_figure_options; the others are passed to `draw` by name.
 
     Exit code 2, with an error message, if there is nothing to draw.
     """
@@ -102,8 +102,8 @@ def save_figure(
 
 
 def _place(page: Page, out: Path, name: str) -> tuple[Page, Path, str]:
-    """Returns the page with its formats, the folder and the name of the files without their endings. Raises ValueError
-    if `out` ends as neither a figure nor a folder does.
+    """Returns the page with its formats, the folder, and the file name without suffix. Raises ValueError if `out` is
+    neither a figure nor a folder.
     """
     ending = out.suffix.removeprefix(".")
     if not ending or out.is_dir():
@@ -117,7 +117,7 @@ def _place(page: Page, out: Path, name: str) -> tuple[Page, Path, str]:
 
 
 def load_all(paths: Sequence[Path]) -> Results:
-    """The tables of all folders below one another, without duplicates of rows."""
+    """Returns the concatenated tables of all folders, without duplicate rows."""
     parts = {path.resolve(): load(path) for path in paths}.values()
     tables = {}
     for field in fields(Results):

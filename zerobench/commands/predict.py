@@ -1,4 +1,4 @@
-"""`zerobench predict`: the time of a step on a cluster that is described, before there is a run."""
+"""`zerobench predict`: the time of a step on a described cluster, before any run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was w
 @dataclass(frozen=True)
 class PredictionRow:
     """A cell's predicted step. Times in seconds; exposed: waiting for collectives, by phase. `problem`: why there is no
-    prediction, an error message; `validated`: what the interval rests on."""
+    prediction, an error message; `validated`: the basis of the interval."""
 
     name: str
     cluster: str
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(chosen: argparse.Namespace) -> None:
-    """Raises ValueError, naming the option, for what contradicts each other."""
+    """Raises ValueError, naming the option, if options contradict each other."""
     given = [flag for flag in ("cluster", "calibration", "published") if getattr(chosen, flag) is not None]
     if not given:
         names = ", ".join(hardware.names("cluster"))
@@ -158,7 +158,7 @@ def _check(chosen: argparse.Namespace) -> None:
 
 
 def costs_of(cluster: str, node_gbit_s: float | None) -> GpuCosts:
-    """Returns the costs on a cluster by name. Raises ValueError for an unknown one."""
+    """Returns the costs on a named cluster. Raises ValueError for an unknown one."""
     found = hardware.cluster(cluster)
     if node_gbit_s is not None:
         found = replace(found, node_gbit_s=node_gbit_s)
@@ -178,7 +178,7 @@ def _where(chosen: argparse.Namespace) -> tuple[str, GpuCosts | CpuCosts]:
 
 
 def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
-    """Returns why the rates do not cover a cell, an error message, or nothing."""
+    """Returns an error message if the rates do not cover a cell; else empty."""
     if config.offload.name != "none":
         return f"offload={config.offload.name}: no rate of an update on the host is known here; leave offload out"
     if config.tensor_parallel > 1:
@@ -217,7 +217,7 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
 def execute_schedules(
     cells: Sequence[Reduced], question: Question, jobs: int | None, timeout_s: float
 ) -> list[StepSchedule]:
-    """Executes the schedules of cells, with progress on standard error."""
+    """Simulates the schedules of cells, with progress on standard error."""
     work = [config for cell in cells for config in cell.configs]
     with progress_bar("predict", len(work), "cells") as advance:
 
@@ -314,7 +314,7 @@ def show_time(seconds: float | None) -> str:
 
 
 def _write_trace(out: Path, told: Sequence[tuple[str, StepSchedule, StepTime]]) -> None:
-    """Writes the predicted steps as one trace: of a reduced cell what was executed."""
+    """Writes the predicted steps as one trace; for a reduced cell, the steps that were simulated."""
     entries = []
     for number, (name, schedule, found) in enumerate(told, 1):
         events = [replace(event, seconds=at) for event, at in zip(schedule.events[-1], found.timeline.at, strict=True)]

@@ -21,8 +21,9 @@ from ..timing.schedules import Schedules
 
 @dataclass(frozen=True)
 class PublishedPrediction:
-    """A run's predicted throughput, tokens per second and GPU, with its 90 % interval. `reason`: why there is none, or
-    what the interval does not rest on; `assumed`: what the row leaves open."""
+    """A run's predicted throughput, in tokens per second and GPU, with its 90 % interval. `reason`: why there is none,
+    or why the interval is not validated; `assumed`: assumptions for data that the row does not give.
+    """
 
     id: str
     predicted_tokens_s_gpu: float | None = None
@@ -47,12 +48,12 @@ class PlannedRun:
 
     @property
     def config(self) -> CellConfig:
-        """The cell that stands for the run."""
+        """The cell that represents the run."""
         return self.plan.config
 
     @property
     def target(self) -> Target:
-        """The device that it is executed for."""
+        """The device that it is simulated for."""
         return self.plan.target
 
 
@@ -82,7 +83,7 @@ def planned_or_reason(run: PublishedRun) -> PlannedRun | str:
 
 
 def predicted(one: PlannedRun, schedules: Schedules) -> PublishedPrediction:
-    """Returns the prediction of a run whose schedule was executed."""
+    """Returns the prediction of a run whose schedule was simulated."""
     schedule = schedules.of(one.cell, one.target)
     if schedule.problem:
         return PublishedPrediction(one.run.id, reason=schedule.problem)

@@ -73,7 +73,7 @@ def choose(held: FolderContents, older_code: bool) -> list[Doomed]:
 
 
 def remove_all(doomed: list[Doomed]) -> int:
-    """Removes each, independent of the others' failures. Returns the exit code."""
+    """Removes each entry, even if others fail. Returns the exit code."""
     freed, gone, failed = 0, 0, 0
     for one in doomed:
         try:
@@ -87,7 +87,9 @@ def remove_all(doomed: list[Doomed]) -> int:
 
 
 def remove(one: Doomed) -> bool:
-    """Removes a folder or file; a reader sees all of it or none. False if it is gone, another by now, or claimed."""
+    """Removes a folder or file; a reader sees all of it or none. Returns False if it is gone, was replaced, or is
+    claimed.
+    """
     hidden = one.path.parent / f"{PRUNED}{uuid.uuid4().hex[:8]}"
     try:
         if one.path.stat().st_mtime_ns != one.changed:  # a new run may have the name of one that was removed

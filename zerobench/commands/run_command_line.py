@@ -1,4 +1,4 @@
-"""Runs the cells of a command line, or shows the plan: here, by a launcher's jobs, or as a sweeper proposes them."""
+"""Runs the cells of a command line, or shows the plan: in this process, by a launcher's jobs, or for a sweeper."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`zerobench show RUN`: one run as a readable account.
 
-RUN is its folder, its run_id or a part of that, or its cell's name.
+RUN is its folder, its run_id or a part of it, or its cell's name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _load_run(folder: Path) -> Results:
 
 
 def pick(name: str, held: FolderContents) -> RunInFolder:
-    """Returns the run of that name (results/selection.py)."""
+    """Returns the run that `name` selects (results/selection.py)."""
     hint = f"; `zerobench status {held.where}` lists the runs"
     row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)

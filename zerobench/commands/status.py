@@ -1,4 +1,4 @@
-"""`zerobench status`: its command line. commands/status_table.py has what it prints, which takes longer to load."""
+"""`zerobench status`: its command line. The table is in commands/status_table.py, which takes longer to load."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ Exit code: 0; 1 a sweep that was followed was killed; 2 no such folder; 130 inte
 
 @verb
 def status(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, 1 if a sweep that was followed was killed, 2 if there is no such
-    folder.
-    """
+    """Runs the verb. Returns the exit code: 0, 1 if a followed sweep was killed, 2 if there is no such folder."""
     words = "What a results folder or a collection holds: a line per cell with its newest launches."
     parser = Parser("zerobench status", words, EPILOG)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s")

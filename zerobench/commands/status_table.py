@@ -1,4 +1,4 @@
-"""The table of `zerobench status`: the contents of a results folder or a collection, and possible next commands."""
+"""The table of `zerobench status`: the contents of a results folder or a collection, and suggested next commands."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FIRST_TO_GO = ("code", "ago", "step", "peak")
 
 
 def only(held: FolderContents, where: list[Where]) -> FolderContents:
-    """Leaves the runs that meet the conditions."""
+    """Keeps only the runs that meet the conditions."""
     runs = frame_of([run.row for run in held.runs], RunRow)
     kept = set(matching(runs, where)["run_id"])
     return replace(held, runs=[run for run in held.runs if run.row["run_id"] in kept]) if where else held
 
 
 def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> None:
-    """Prints counts, the table of the columns `chosen`, what is under way, and what could be done next."""
+    """Prints counts, the table with the columns `chosen`, the runs in progress, and suggested next steps."""
     console = stdout_console()
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
     lines = [_count(held, len(cells))]
@@ -47,7 +47,7 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
 
 
 def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
-    """Sentences with a command each."""
+    """Returns suggestions, each with a command."""
     where = "" if str(held.where) == RESULTS else f" {held.where}"
     verdicts = held.verdicts()
     own = [verdict for run, verdict in zip(held.runs, verdicts, strict=True) if run.folder is not None]

@@ -1,4 +1,4 @@
-"""Output without a format: *passages*, which a terminal, Markdown and a page show in the same words.
+"""Output without a format: *passages*, which a terminal, Markdown and a page all show in the same words.
 
 A passage is a heading with its *parts*: sentences and grids. A *grid* is a table of text.
 """
@@ -24,7 +24,7 @@ class Passage:
 
 
 def say(console: Console, words: str, style: str = "") -> None:
-    """Prints words in one line, as long as it is; a newline in them is escaped, like any control character."""
+    """Prints words on one line, however long; a newline in them is escaped, like any control character."""
     console.print(printable(words), style=style, markup=False, highlight=False, soft_wrap=True)
 
 

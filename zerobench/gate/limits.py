@@ -1,13 +1,13 @@
-"""A marker, read: its options, and limits by hand.
+"""Parses a marker: its options and manual limits.
 
-limit    [<= | >= | ==] size [± 2 %]     without an operator exact, as in budget files; `leaks` is a ceiling
+limit    [<= | >= | ==] size [± 2 %]     exact without an operator, as in budget files; `leaks` is a ceiling
 size     term + term ...                 "24 GiB", "16 psi + 2 unit", "12/4 psi"
-term     a number, or a fraction, and a unit; a number alone is bytes, of a volume it is ψ
+term     a number or fraction with a unit; a bare number is in bytes, for a volume in ψ
 
 B, KiB, MiB, GiB, TiB, KB, MB, GB, TB
-psi    the parameters of the whole model, on whichever rank they are: of bytes 1 B per parameter ("16 psi" is 16 B per
-       parameter), of a volume 1 element per parameter
-unit   the bytes of the largest unit: of the parameters that FSDP2 gathers at once, or else of the largest block
+psi    the parameters of the whole model, on whichever ranks they are: in bytes, 1 B per parameter ("16 psi" is 16 B per
+       parameter); in a volume, 1 element per parameter
+unit   the bytes of the largest unit: the largest group of parameters that FSDP2 gathers, or else the largest block
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METRICS = {
     "wire": "wire_bytes",
     "control": "control_bytes",
 }
-"""A marker's argument -> the column of runs that it limits; the column's own name does as well."""
+"""A marker's argument -> the column of runs that it limits; the column's own name works as well."""
 
 COLUMNS = tuple(METRICS.values())
 
@@ -45,7 +45,7 @@ _BYTES = "B, KiB, MiB, GiB, KB, MB, GB, psi or unit"
 
 
 class GateError(ValueError):
-    """A test asks for what the gate cannot give; the message is a sentence."""
+    """A test requests something that the gate cannot provide; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class HandLimit:
-    """A limit as it is written. `bound`: as that of judge.Limit; `terms`: factors of units."""
+    """A limit as written. `bound`: as in judge.Limit; `terms`: factors of units."""
 
     metric: str
     written: str
@@ -67,14 +67,14 @@ class HandLimit:
     tolerance: float
 
     def of(self, sizes: Sizes) -> Limit:
-        """Returns the limit of a model of these sizes."""
+        """Returns the limit for a model of these sizes."""
         of_unit = {"psi": sizes.psi if self.metric.endswith("_bytes") else 1, "unit": sizes.unit}
         value = sum(factor * (of_unit.get(unit) or SIZES.get(unit, 0)) for factor, unit in self.terms)
         return Limit(float(round(value)) if self.metric.endswith("_bytes") else value, self.bound, self.tolerance)
 
 
 def metric_of(argument: str) -> str:
-    """Returns the column that a marker's argument limits. Raises GateError, which names the nearest."""
+    """Returns the column that a marker's argument limits. Raises GateError, which names the closest one."""
     metric = METRICS.get(argument, argument)
     if metric not in COLUMNS:
         near = get_close_matches(argument, [*METRICS, "ranks", "timeout_s", "recorded"], n=1, cutoff=0.5)
@@ -121,7 +121,7 @@ def _term(written: str, metric: str, text: str) -> tuple[float, str]:
 MOST_RANKS = 64
 
 OPTIONS = ("ranks", "timeout_s", "recorded")
-"""Arguments of the marker that are no limits."""
+"""Arguments of the marker that are not limits."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Request:
 
 
 def read(markers: Iterable[Any]) -> Request:
-    """Reads a test's markers, the closest one first; it wins. Raises GateError."""
+    """Reads a test's markers, the closest first, which takes precedence. Raises GateError."""
     arguments: dict[str, Any] = {}
     for marker in reversed(list(markers)):
         if marker.args:
@@ -156,7 +156,7 @@ def read(markers: Iterable[Any]) -> Request:
 
 
 def hand_limits(arguments: Mapping[str, Any]) -> tuple[HandLimit, ...]:
-    """Reads limits by hand. Raises GateError."""
+    """Reads manual limits. Raises GateError."""
     limits = tuple(parse_hand(argument, value) for argument, value in arguments.items())
     metrics = [limit.metric for limit in limits]
     for limit in limits:

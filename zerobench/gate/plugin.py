@@ -3,9 +3,9 @@
 Everything else is imported by tests that use them: a session without such a test loads neither torch nor pandas.
 
     setup      the marker is read and compared with the fixture; a test in ranks needs no fixtures in this process
-    call       the test's body, here or in ranks; then its watches are judged, or recorded
-    report     what was recorded travels with the report, also from a worker of pytest-xdist
-    end        records are written, in one process
+    call       the test's body runs, here or in ranks; then its watches are judged, or recorded
+    report     recorded values travel with the report, also from a worker of pytest-xdist
+    end        records are written, by one process
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELP = (
 REQUEST: pytest.StashKey[Request] = pytest.StashKey()
 WATCHES: pytest.StashKey[Watches] = pytest.StashKey()
 TOLD: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
-"""Key of a test's stash: what it has recorded and noted, as plain values."""
+"""Key of a test's stash: its recorded values and notes, as plain values."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Reads the marker, and tells a test that has only half of what it needs."""
+    """Reads the marker, and fails a test that has only one of marker and fixture."""
     marked, used = item.get_closest_marker(MARKER), FIXTURE in getattr(item, "fixturenames", ())
     if not marked and not used:
         return
@@ -71,7 +71,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _problem(item: pytest.Item, marked: bool, used: bool) -> str:
-    """Returns an error message on a test that lacks something."""
+    """Returns an error message for a test that lacks something; else empty."""
     if not used and _is_unittest(item):
         words = "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
         return f"zerobench: {item.name}: {words}"
@@ -97,7 +97,7 @@ def _runs_elsewhere(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Leaves what lives before the test out of its watches, so that no test's figures depend on those before it."""
+    """Excludes tensors that already exist from a test's watches: its figures do not depend on earlier tests."""
     marker = item.get_closest_marker(MARKER)
     elsewhere = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
     if FIXTURE not in getattr(item, "fixturenames", ()) or elsewhere:
@@ -110,7 +110,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(name=FIXTURE)
 def zerobench_watch(request: pytest.FixtureRequest) -> Iterator[Watches]:
-    """Watches training loops as `zerobench.watch` does; the limits are held when the test's body has passed."""
+    """Watches training loops as `zerobench.watch` does; the limits are checked once the test's body has passed."""
     from .watches import Watches
 
     item = request.node
@@ -127,7 +127,7 @@ def zerobench_watch(request: pytest.FixtureRequest) -> Iterator[Watches]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    """Judges, or records, what a test has watched whose body has passed."""
+    """Judges, or records, the watches of a test whose body has passed."""
     if REQUEST not in pyfuncitem.stash or _runs_elsewhere(pyfuncitem):
         return (yield)
     from ..watching import WatchError
@@ -154,7 +154,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Gives what a test has recorded and noted to its report."""
+    """Adds a test's recorded values and notes to its report."""
     report = yield
     if call.when == "call" and TOLD in item.stash:
         report.zerobench = item.stash[TOLD]
@@ -162,7 +162,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 class Session:
-    """Hooks of a session: tests in ranks, and what reports bring."""
+    """Hooks of a session: running tests in ranks, and collecting the contents of reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -186,7 +186,7 @@ class Session:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Takes what a test has recorded, in this process or in a worker."""
+        """Collects a test's recorded values, from this process or from a worker."""
         told = getattr(report, "zerobench", None)
         if told:
             self._recorded += [(path, row) for path, row in told["recorded"]]
@@ -205,7 +205,7 @@ class Session:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Prints what was recorded, and limits that a test is better than."""
+        """Prints the records that were written, and limits that a test now beats."""
         if self._notes:
             terminalreporter.section(MARKER)
             for note in self._notes:

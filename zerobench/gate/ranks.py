@@ -1,11 +1,11 @@
-"""A test in ranks: N fresh processes that run this test alone, in a gloo group on this machine's loopback interface.
+"""A test in ranks: N fresh processes that run only this test, in a gloo group on this machine's loopback interface.
 
-    job       what a rank needs to run the same session as this one, with this test alone
-    report    how the test ended on a rank: passed, failed or skipped, its words and its output
-    verdict   rank 0 has the tables, and judges; the first rank that failed is what the test's failure tells
+job       the data that a rank needs to run the same session as this one, with this test only
+report    how the test ended on a rank: passed, failed or skipped, with its message and output
+verdict   rank 0 has the tables and judges; a failure shows the first rank that failed
 
-The ranks come from zerobench's launcher: they end with this process, and when one fails the others are ended.
-A rank is a process that runs a session of pytest with the one test.
+The ranks are started by zerobench's launcher: they end with this process, and if one fails the others are ended.
+A rank is a process that runs a pytest session with the one test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BELOW = re.compile(
 
 
 def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
-    """Runs a test in ranks. Returns rank 0's report, or one of a failure in words that stand for all ranks."""
+    """Runs a test in ranks. Returns rank 0's report, or a failure report on behalf of all ranks."""
     with temporary_folder() as folder:
         jobs = _jobs(item, ranks, folder, timeout_s)
         outcome = launch(run_rank, jobs, folder / "logs", timeout_s)
@@ -63,7 +63,7 @@ def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
 
 
 def _reported(first: RankReport, ranks: int) -> RankReport:
-    """Returns the report of the rank that failed first, with its output among its words."""
+    """Returns the report of the rank that failed first, with its output added to its message."""
     output = [f"-- {title}, rank {first.rank} --\n{text.rstrip()[-LAST:]}" for title, text in first.sections]
     head = "" if first.told else f"on rank {first.rank} of {ranks}:\n"  # a verdict is on all ranks
     return replace(first, words="\n".join([f"{head}{first.words}", *output]))
@@ -84,7 +84,7 @@ def _jobs(item: pytest.Function, ranks: int, folder: Path, timeout_s: float) -> 
 
 
 def _meeting(ranks: int) -> dict[str, str]:
-    """Returns the variables of all ranks, for code that reads them; the port is free, and the group does not use it."""
+    """Returns variables for code that reads them in the ranks; the port is free, and the group does not use it."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -93,7 +93,7 @@ def _meeting(ranks: int) -> dict[str, str]:
 
 
 def _end_of(log: Path) -> str:
-    """Returns the end of a rank's output; of its stacks the frames of code that is neither pytest's nor ours."""
+    """Returns the end of a rank's output; stacks are reduced to frames outside pytest and zerobench."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     return "\n".join(line for line in lines if not _BELOW.match(line))[-LAST:].strip()
 
@@ -106,14 +106,14 @@ QUIET: dict[str, Any] = {
 """Options of a rank's session: it starts no workers and writes no reports; xfail is left to the test's process."""
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""Words of a failure that another rank's end has caused."""
+"""Parts of error messages that are caused by the end of another rank."""
 LOST_S = 3.0
 
 
 @dataclass(frozen=True)
 class GateRank:
-    """Needs of a rank. `place`: the test's file, classes and function; `arguments`: those of the test's session;
-    `folder`: where the ranks meet, and leave their temporary files.
+    """Input of a rank. `place`: the test's file, classes and function; `arguments`: of the test's session; `folder`:
+    for the rendezvous and temporary files.
     """
 
     rank: int
@@ -126,18 +126,18 @@ class GateRank:
     environment: dict[str, str]
     path: tuple[str, ...]
     covers: bool
-    """True if coverage is measured in the test's process, which a rank leaves alone."""
+    """True if coverage is measured in the test's process; ranks then measure none."""
     shown: bool
     """True if output is not captured."""
     timeout_s: float
 
     def failure(self) -> RankReport | None:
-        """Returns the report of a rank on which the test has failed; None if it wrote none."""
+        """Returns the report of a rank on which the test failed; None if it wrote none."""
         path = self._failure
         return RankReport(**json.loads(path.read_text())) if path.is_file() else None
 
     def write_failure(self, report: RankReport) -> None:
-        """Writes the report of a failure, whole or not at all."""
+        """Writes the report of a failure, atomically."""
         replace_text(self._failure, json.dumps(asdict(report)))
 
     @property
@@ -147,8 +147,8 @@ class GateRank:
 
 @dataclass(frozen=True)
 class RankReport:
-    """How the test ended on a rank. `outcome`: passed, failed or skipped; `told`: what it has recorded and noted; `at`:
-    when, by the machine's clock that never jumps.
+    """How the test ended on a rank. `outcome`: passed, failed or skipped; `told`: its recorded values and notes; `at`:
+    the time by the machine's monotonic clock.
     """
 
     rank: int
@@ -164,12 +164,12 @@ class FailedError(Exception):
 
 
 def run_rank(job: GateRank, _tell: Any) -> RankReport:
-    """Runs the test as one rank. Returns its report; that of a failure is in a file, and the error ends the others."""
+    """Runs the test as one rank. Returns its report; a failure's goes to a file, and its error ends the others."""
     os.environ.clear()
     os.environ.update(job.environment)
     os.chdir(job.working)
     sys.path[:] = job.path
-    # The session's own timeout is the launch's, so that a rank which waits for another one does not speak first.
+    # The session's own timeout exceeds the launch's, so that a rank which waits for another one does not report first.
     meeting, timeout_s = f"{job.folder}/rendezvous", 2 * job.timeout_s
     with rank_environment(job.rank, job.ranks, "cpu", "gloo", meeting, threads=1, timeout_s=timeout_s):
         plugin = OneTest(job)
@@ -186,7 +186,7 @@ def run_rank(job: GateRank, _tell: Any) -> RankReport:
 
 
 class OneTest:
-    """A plugin of the session of a rank: selects the test, and keeps its reports."""
+    """A plugin of a rank's session: selects the test, and keeps its reports."""
 
     def __init__(self, job: GateRank) -> None:
         self._job = job
@@ -195,13 +195,13 @@ class OneTest:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Changes the options of the test's session to those of a rank."""
+        """Adapts the options of the test's session for a rank."""
         for name, value in QUIET.items():
             setattr(config.option, name, value)
         config.option.basetemp = f"{self._job.folder}/tmp{self._job.rank}"
         config.args = [self._job.place]
         config.stash[IN_RANK] = self._job.rank
-        # By these, plugins know a process that reports to another one.
+        # By these names, plugins recognize a process that reports to another one.
         names = {
             "workerid": f"rank{self._job.rank}",
             "workercount": self._job.ranks,
@@ -214,12 +214,12 @@ class OneTest:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leaves the test alone."""
+        """Deselects all other tests."""
         items[:] = [item for item in items if item.nodeid == self._job.nodeid]
         self._found = bool(items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keeps a file that cannot be read."""
+        """Keeps the report of a file that cannot be collected."""
         if report.failed:
             self._reports.append(report)
 
@@ -228,7 +228,7 @@ class OneTest:
         self._reports.append(report)
 
     def report(self, code: int) -> RankReport:
-        """Sums up the test on this rank; `code`: the session's."""
+        """Summarizes the test on this rank; `code`: the session's exit code."""
         rank = self._job.rank
         failed = next((one for one in self._reports if one.failed), None)
         if failed is not None:

@@ -1,8 +1,8 @@
 """Recorded limits: a budget file next to the test's file, with the same name and the suffix `.zerobench.yaml`.
 
-It is written by `pytest --zerobench-record`, has a cell per watch of a test, named as the test is within its file, and
-is kept per environment as any budget file. What was measured travels as plain values: from a rank to the test's
-process, from a worker of pytest-xdist to its controller, where all is written at the end.
+It is written by `pytest --zerobench-record`, with a cell per watch of a test, named like the test within its file, and
+budgets per environment like any budget file. Measured values travel as plain values: from a rank to the test's process,
+and from a worker of pytest-xdist to its controller, which writes everything at the end.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SUFFIX = ".zerobench.yaml"
 
 MEMORY = ("peak_bytes", "growth_bytes", "states_bytes", *MAXIMA)
 TRAFFIC = ("volume_psi", *PARTS, "wire_bytes", "control_bytes")
-"""Metrics that are recorded: they repeat to the byte; traffic where there are several ranks."""
+"""Metrics that are recorded: they repeat to the byte; traffic only if there are several ranks."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where the record of a test is. `nodeid`: the test, as pytest takes it."""
+    """Location of a test's record. `nodeid`: the test, in pytest's notation."""
 
     path: Path
     nodeid: str
@@ -43,7 +43,7 @@ class Home:
 
     @property
     def how(self) -> str:
-        """Says how to record the test."""
+        """Explains how to record the test."""
         return f"record it with: pytest '{self.nodeid}' --zerobench-record, and commit {self.path.name}"
 
 
@@ -65,7 +65,9 @@ def _plain(value: Any) -> Any:
 
 
 def recorded_budget(home: Home, name: str, environment: str) -> CellBudget:
-    """Returns a watch's recorded limits, those for any environment too. Raises GateError, which says how to record."""
+    """Returns a watch's recorded limits, including those for any environment. Raises GateError with the command to
+    record.
+    """
     if not home.path.is_file():
         raise GateError(f"zerobench: {name} has no limit and no record; give its marker a limit, or {home.how}")
     file = read_budget(home.path)
@@ -79,7 +81,7 @@ def recorded_budget(home: Home, name: str, environment: str) -> CellBudget:
 
 
 def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Writes rows to the budget files of their paths, manual ceilings and tolerances kept. Returns what to tell."""
+    """Writes rows to the budget files at their paths, keeping manual ceilings and tolerances. Returns messages."""
     told: list[str] = []
     by_path: dict[str, list[dict[str, Any]]] = {}
     for path, row in recorded:
@@ -97,7 +99,7 @@ def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def _words(change: LimitChange) -> str:
-    """Returns a limit that has changed in a line: before, now, what moved."""
+    """Formats a changed limit as one line: before, now, and the cause."""
     cell, metric, before, now, by, part, line = change.row
     moved = "; ".join(filter(None, [part, line]))
     return f"{cell}: {metric}: {before} before, {now} now: {by}{f' ({moved})' if moved else ''}"

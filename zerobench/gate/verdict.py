@@ -1,4 +1,4 @@
-"""The verdict on a test: its watches' tables compared with recorded and handwritten limits, and the text of a failure.
+"""The verdict on a test: its watches' tables compared with recorded and manual limits, and the text of a failure.
 
 test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
   peak_bytes is 3,150,848 B (3.0 MiB): 53,248 B (52.0 KiB), 1.72% above its ceiling of 3,097,600 B (3.0 MiB)
@@ -25,13 +25,13 @@ from .records import Home, measured, recorded_budget
 from .watches import WatchedByTest
 
 MOST_LINES = 4
-"""Lines of code that a failure names per limit."""
+"""Most lines of code that a failure names per limit."""
 
 
 @dataclass
 class GateVerdict:
-    """The outcome of a test. `failures` and `notes`: texts, the notes with annotations where a GitHub workflow runs;
-    `recorded`: rows to be written, plain values.
+    """The outcome of a test. `failures` and `notes`: messages, in a GitHub workflow with annotations among the notes;
+    `recorded`: rows to be written, as plain values.
     """
 
     failures: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class GateVerdict:
 def judge(made: Sequence[WatchedByTest], request: Request, home: Home, record: bool) -> GateVerdict:
     """Judges the watches of a test whose body has passed. Raises GateError if there is nothing to judge.
 
-    `record`: recorded limits are measured again rather than held. On a rank that has no tables nothing is judged.
+    `record`: measure recorded limits again instead of checking them. Nothing is judged on a rank that has no tables.
     """
     if not made:
         raise GateError(
@@ -81,7 +81,7 @@ def _judge_watch(
 
 
 def _net(growth: lines.LineTable | None) -> lines.LineTable:
-    """Returns the lines that have grown, without those that replace others: rebuilt buckets, for example."""
+    """Returns the lines that have grown, without lines that only replace others, such as rebuilt buckets."""
     sums: Counter[tuple[str, str]] = Counter()
     table = growth or lines.LineTable()
     for one in table.lines:
@@ -90,7 +90,7 @@ def _net(growth: lines.LineTable | None) -> lines.LineTable:
 
 
 class _Sections:
-    """The texts of one watch's limits that do not hold."""
+    """The messages on one watch's broken limits."""
 
     def __init__(self, results: Results, now: lines.Lines) -> None:
         self.results, self.now = results, now
@@ -100,13 +100,13 @@ class _Sections:
 
     @property
     def where(self) -> str:
-        """The setting in words: "zero2, 2 ranks on gloo"."""
+        """The setting as text: "zero2, 2 ranks on gloo"."""
         world = self.row["world_size"]
         place = f"{world} ranks on {self.row['backend']}" if world > 1 else f"one rank on {self.row['device']}"
         return f"{self.row['strategy']}, {place}"
 
     def hold_hand(self, one: WatchedByTest, limits: Iterable[HandLimit]) -> int:
-        """Holds limits by hand; returns their number."""
+        """Checks manual limits; returns their number."""
         limits = tuple(limits)
         sizes = Sizes(int(self.row["psi"] or 0), one.unit)
         for limit in limits:
@@ -117,7 +117,7 @@ class _Sections:
         return len(limits)
 
     def hold_recorded(self, name: str, budget: Any, verdict: GateVerdict) -> int:
-        """Holds recorded limits, a need of less being a note; returns their number."""
+        """Checks recorded limits; values below them become notes. Returns the number of limits."""
         for finding in judge_cell(name, budget.limits, self.row):
             if finding.kind == "improvement":
                 verdict.notes.append(finding.sentence)
@@ -134,7 +134,7 @@ class _Sections:
         self.texts.append("\n".join([f"  {sentence}", *(f"    {line}" for line in details)]))
 
     def _most(self, metric: str) -> str:
-        """Names the category that holds most of a metric in bytes; nothing for a metric of one category."""
+        """Names the category with the largest share of a metric in bytes; empty for a metric of one category."""
         if metric == "growth_bytes":
             sizes = Counter[str]()
             for one in _net(self.now.get("growth")).lines:
@@ -150,7 +150,7 @@ class _Sections:
         return f"{where} most is {largest}: {show_value('peak_bytes', sizes[largest])}" if largest else ""
 
     def _places(self, metric: str, before: lines.Lines, limit: Limit | None) -> list[lines.Place]:
-        """Returns the lines of code that have moved against a record, or else those that hold most."""
+        """Returns the lines of code that changed since the record, or else those with the most bytes."""
         if limit is not None and before:
             by = float(self.row[metric]) - limit.value
             moved = lines.lines_behind(metric, by, before, self.now, MOST_LINES)

@@ -38,10 +38,10 @@ class Watches:
     ) -> Watch:  # fmt: skip
         """Returns a watch; `options` are those of `zerobench.watch`.
 
-        name     tells several watches of a test apart
-        limits   of this watch in place of the marker's, as {"peak": "<= 24 GiB"}
+        name     distinguishes several watches of a test
+        limits   of this watch, instead of the marker's, such as {"peak": "<= 24 GiB"}
 
-        Raises GateError for a name that is taken, and what Watch raises.
+        Raises GateError if the name is taken, and the errors of Watch.
         """
         cell = f"{self._test} {name}".strip()
         if cell in self.made:
@@ -52,15 +52,15 @@ class Watches:
         return watch
 
     def end(self) -> None:
-        """Removes the hooks of watches that the test has left running."""
+        """Removes the hooks of watches that the test left running."""
         for one in self.made.values():
             if one.watch.state not in (NEW, STOPPED):
                 one.watch.stop(GateError("the test has ended"))
 
 
 def largest_unit_bytes(model: nn.Module) -> int:
-    """Returns the bytes of the parameters that FSDP2 gathers at once, the most of any group; of another model, those of
-    its largest unit as stage 3 divides it: a block, or all parameters that are in none.
+    """Returns the bytes of the largest group of parameters that FSDP2 gathers at a time; for other models, of the
+    largest unit of stage 3: a block, or all parameters outside of blocks.
     """
     grouped = [(name, m) for name, m in model.named_modules() if _is_fully_sharded(m)]
     units = [(name, m) for name, m in grouped if m is not model] if grouped else default_units(model)

@@ -21,22 +21,22 @@ from ..cluster.interface import interface_toward, reachable
 from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
-"""The backend of a world of which a single rank is run."""
+"""The backend of a world of which only one rank runs."""
 
 FAKE = "fake"
-"""Tensors of a simulated world that have no values and no memory."""
+"""Tensors of a simulated world without values and memory."""
 
 TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
-"""torch's name of a backend: with NCCL, flags that the host reads are sent between hosts, past the GPUs' queues."""
+"""torch's name of a backend: with NCCL, flags that the host reads are sent between hosts, bypassing the GPU queues."""
 
 
 MEETING_S = 60.0
-"""Time, in seconds, for a rank to connect to the store of its job, which exists already."""
+"""Time, in seconds, for a rank to connect to the existing store of its job."""
 
 
 @dataclass(frozen=True)
 class JobRendezvous:
-    """The meeting point of a joined job's ranks in one pass: the job's store, below a prefix per pass."""
+    """The meeting point of a joined job's ranks in one pass: the job's store, with a prefix per pass."""
 
     address: str
     port: int
@@ -55,10 +55,10 @@ def rank_environment(
 ) -> Iterator[torch.device]:
     """Joins the process group of `world_size` ranks that meet at `rendezvous`; leaves it at the end.
 
-    A file needs no port; sockets of gloo and NCCL stay on the loopback interface, unless the ranks are on several
-    machines: then those of gloo are on the interface through which the job's address is reached, and NCCL chooses.
-    GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME go before. With backend=simulated there is no meeting: this process is
-    one rank of a simulated world.
+    A file needs no port. Sockets of gloo and NCCL stay on the loopback interface unless the ranks are on several
+    machines; then gloo uses the interface that reaches the job's address, and NCCL chooses its own. GLOO_SOCKET_IFNAME
+    and NCCL_SOCKET_IFNAME take precedence. With backend=simulated there is no rendezvous: this process is one rank of a
+    simulated world.
     """
     place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
@@ -92,8 +92,8 @@ def rank_environment(
 
 @contextmanager
 def _own_excepthook() -> Iterator[None]:
-    """Takes back what torch puts around `sys.excepthook` at each start of a process group: the prefix "[rank0]: " of
-    tracebacks, which would grow in a process that executes many cells.
+    """Undoes torch's wrapping of `sys.excepthook` at each start of a process group: the prefix "[rank0]: " of
+    tracebacks, which would grow in a process that runs many cells.
     """
     hook = sys.excepthook
     try:
@@ -103,10 +103,9 @@ def _own_excepthook() -> Iterator[None]:
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Returns the store in which torch finds the other ranks. A file is opened by its path: a URL would end at a # or
-    ?.
+    """Returns the store in which torch finds the other ranks. A file is opened by its path; a URL would end at # or ?.
 
-    RANK and the like are set, so that libraries that read the environment find this world, not the job.
+    RANK and similar variables are set, so that libraries that read them see this world, not the job.
     """
     if isinstance(rendezvous, str):
         store: dist.Store = dist.FileStore(rendezvous, world_size)
@@ -119,7 +118,7 @@ def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timede
 
 
 def nccl_version() -> tuple[int, int, int] | None:
-    """Returns the version of the NCCL that torch has loaded, maybe not the one it was built with; None without one."""
+    """Returns the version of the NCCL that is loaded, which may differ from the build's; None without NCCL."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
@@ -159,7 +158,7 @@ def _keep_pages() -> None:
 
 
 def reset_resident_peak() -> None:
-    """Makes `resident_peak_bytes` count from now on, where the system permits it."""
+    """Makes `resident_peak_bytes` count from now on, if the system permits it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -173,7 +172,7 @@ def loopback_bytes() -> int | None:
 
 
 def usable_cores() -> int:
-    """Returns the cores that this process may use; where the system has no affinity, as macOS, all."""
+    """Returns the number of cores that this process may use; all, if the system has no affinity, such as macOS."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -181,12 +180,12 @@ def usable_cores() -> int:
 
 
 def machine_bytes() -> int:
-    """Returns this machine's memory, or what control groups (containers, SLURM) leave of it to this process."""
+    """Returns this machine's memory, or the part of it that control groups (containers, SLURM) allow this process."""
     return min([psutil.virtual_memory().total, *_limits_of_groups()])
 
 
 def _limits_of_groups() -> Iterator[int]:
-    """Yields the limits of memory of this process's control groups and those around them, of either version."""
+    """Yields the memory limits of this process's control groups and of their ancestors, of either version."""
     for inner, version in _memory_groups():
         for folder in (inner, *inner.parents):
             with suppress(OSError, ValueError):  # "max", or no such group in this namespace
@@ -194,8 +193,8 @@ def _limits_of_groups() -> Iterator[int]:
 
 
 def memory_kills() -> int:
-    """Returns how many processes the kernel has killed for memory so far: of this process's control group, which other
-    jobs of the machine leave alone; of the machine if no group counts them.
+    """Returns the number of processes that the kernel has killed for lack of memory: in this process's control group,
+    which other jobs on the machine do not affect, or on the whole machine if no group counts them.
     """
     for file in (*(inner / version.events for inner, version in _memory_groups()), Path("/proc/vmstat")):
         with suppress(OSError, StopIteration):  # no such group in this namespace, or a kernel that does not count
@@ -204,7 +203,7 @@ def memory_kills() -> int:
 
 
 class _Version(NamedTuple):
-    """Where a version of control groups is mounted, and its files of a group's limit and of what happened to it."""
+    """Mount point of a version of control groups, and its files with a group's limit and events."""
 
     root: str
     limit: str
@@ -216,7 +215,7 @@ _V2 = _Version("/sys/fs/cgroup", "memory.max", "memory.events")
 
 
 def _memory_groups() -> Iterator[tuple[Path, _Version]]:
-    """Yields this process's control groups that bound memory."""
+    """Yields this process's control groups that limit memory."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -233,8 +232,8 @@ def gpu_bytes() -> int:
 
 
 def data_bytes() -> int:
-    """Returns the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them; its whole
-    address space where the system does not report them.
+    """Returns the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them, or its
+    whole address space if the system does not report them.
     """
     found = _of_status("VmData:")
     return int(psutil.Process().memory_info().vms) if found is None else found
@@ -246,7 +245,7 @@ def resident_peak_bytes() -> int | None:
 
 
 def _of_status(field: str) -> int | None:
-    """Returns a size that Linux reports of this process, in bytes; None elsewhere."""
+    """Returns a size from Linux's status of this process, in bytes; None on other systems."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -1,13 +1,13 @@
-"""Reads text files that others wrote, and writes files that survive a crash of the machine.
+"""Reads text files from other writers, and writes files that survive a crash of the machine.
 
-Reading: an error names the file, nothing is waited for and memory is bounded. A pipe would be waited for and a device
-has no end, also behind a link, so only regular files are read.
+Reading: errors name the file, nothing blocks, and memory is bounded. Reading a pipe would block and a device has no
+end, even behind a link, so only regular files are read.
 
-Writing: a file's bytes reach the disk when the system finds time, a rename may before them: after a loss of power a
-folder can have its final name and files of zero bytes. What is written here is on the disk (fsync) before its name is.
+Writing: a rename may reach the disk before the file's bytes do, so after a power loss a folder can have its final name
+and files of zero bytes. Here the bytes are on the disk (fsync) before the name is.
 
-A server's answer may get lost. The client asks again, and the rename that was done fails: its source is gone. And a
-client may remember for a minute that a name was free. So after a failure the target is looked at, and waited for.
+A server's reply may get lost. The client then retries, and the rename, already done, fails because its source is gone.
+A client may also cache for a minute that a name was free. So after a failure the target is checked, for a while.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import TextIO
 
 LARGEST_BYTES = 2**28
-"""Size, in bytes, up to which a file is read: a sparse file may claim any."""
+"""Largest file that is read, in bytes: a sparse file may claim any size."""
 
 SMALL_BYTES = 2**16
-"""Size, in bytes, up to which a file is a small one."""
+"""Largest size of a small file, in bytes."""
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """Returns the text of a file. `errors`: as for `open`. Raises OSError, or ValueError for a pipe or a folder,
-    for a file that is too large and for bytes that are no UTF-8, each with the file's name.
+    """Returns the text of a file. `errors`: as for `open`. Raises OSError, or ValueError for a pipe, a folder, a file
+    that is too large and bytes that are not UTF-8; every message names the file.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: it is no file")
@@ -46,8 +46,8 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def open_small(path: Path | str, folder: int | None = None) -> TextIO:
-    """Opens a small file for reading, `folder`: relative to that descriptor. Raises OSError for a link, for what is not
-    a regular file, and for a file of more than SMALL_BYTES.
+    """Opens a small file for reading; `folder`: descriptor of the folder that `path` is relative to. Raises OSError for
+    a link, for anything but a regular file, and for a file of more than SMALL_BYTES.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
     if problem := _problem(os.fstat(descriptor), SMALL_BYTES):
@@ -68,18 +68,18 @@ def _problem(found: os.stat_result, most: int) -> str:
 
 
 SEEN_WITHIN_S = 60.0
-"""Seconds after which a client has forgotten what it remembered of a folder: `acdirmax` of NFS."""
+"""Seconds after which a client's cache of a folder has expired: `acdirmax` of NFS."""
 
 LATE = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
-"""Errors of a rename that may have been done all the same, or whose target is one that this client does not see yet."""
+"""Errors of a rename that may have succeeded anyway, or whose target this client may not see yet."""
 
 
 PROBE = ".now-"
-"""Prefix of a file that exists for a moment and has the file system's time."""
+"""Prefix of a short-lived file whose time is the file system's."""
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file again: readers see the old text or the new one, after a crash of the machine too."""
+    """Rewrites a file atomically: readers see the old or the new text, even after a crash of the machine."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         aside.write_text(text)
@@ -92,7 +92,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk; as well as this file system can."""
+    """Waits until a file, or the names in a folder, are on the disk, as far as this file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -104,7 +104,7 @@ def sync(path: Path) -> None:
 
 
 def sync_files(folder: Path) -> None:
-    """Waits until the files of a folder, without those in folders in it, and their names are on the disk."""
+    """Waits until the files directly in a folder, and their names, are on the disk."""
     for path in folder.iterdir():
         if path.is_file() and not path.is_symlink():
             sync(path)
@@ -112,7 +112,7 @@ def sync_files(folder: Path) -> None:
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Renames to a name that is used nowhere else: where the target is there afterwards, it was done."""
+    """Renames to a unique name: if the target exists afterwards, the rename succeeded."""
     try:
         source.rename(target)
     except OSError as error:
@@ -121,7 +121,7 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def is_there(target: Path, error: OSError) -> bool:
-    """Returns True if the target of a rename exists that has failed with this error; waits until it can be seen."""
+    """Returns True if the target of a rename that failed with `error` exists; waits until it can be seen."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     while not os.path.lexists(target):
         if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
@@ -133,7 +133,7 @@ def is_there(target: Path, error: OSError) -> bool:
 
 
 def clock_of(folder: Path) -> float | None:
-    """Returns the time, in seconds, by the clock of the file system; None if nothing can be written there."""
+    """Returns the time, in seconds, by the file system's clock; None if nothing can be written there."""
     probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
     try:
         probe.touch()

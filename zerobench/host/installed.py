@@ -9,7 +9,7 @@ DISTRIBUTION = "zerobench-zero"
 
 
 def installed_version(package: str) -> str | None:
-    """Returns the version of a package, zerobench by its import name; None if it is not installed."""
+    """Returns the version of a package (zerobench by its import name); None if it is not installed."""
     try:
         return version(DISTRIBUTION if package == "zerobench" else package)
     except PackageNotFoundError:  # zerobench itself may run from a checkout

@@ -1,23 +1,23 @@
-"""Leases: locks on folders that several machines write to, whatever locks their file system has.
+"""Leases: locks on folders that several machines write to, independent of the file system's own locks.
 
-owner   a process: host, boot, namespace of process ids, pid, and the time at which it started
+owner   a process: host, boot, pid namespace, pid, and its start time
 lease   a file that names its owner; the owner renews the file's time every BEAT_S. It is
-          held    its owner lives, or cannot be asked and is not silent
-          free    there is none, its owner is dead, or it is silent
-silent  not renewed for STALE_S, and not within CONFIRM_S after another process had written this down as a doubt
+        held    if its owner is alive, or cannot be checked and is not silent
+        free    if it does not exist, its owner is dead, or it is silent
+silent  not renewed for STALE_S, nor within CONFIRM_S after another process recorded a doubt about it
 
-A dead owner is known at once on its own machine: by the kernel's lock (flock), where the file system gave one, else by
-its pid. Elsewhere there is silence alone. Nothing else would do: NFS without lockd, Lustre without `flock` and many
-FUSE file systems refuse flock, and others (`nolock`, `local_lock`, `localflock`) grant it on each machine for itself,
-which a machine cannot see of the others.
+On its own machine a dead owner is noticed immediately: by the kernel's lock (flock), if the file system granted one,
+else by its pid. On other machines only silence shows it. Locks alone would not do: NFS without lockd, Lustre without
+`flock` and many FUSE file systems refuse flock, and others (`nolock`, `local_lock`, `localflock`) grant it on each
+machine separately, invisibly to the other machines.
 
-Times are the file system's: a lease's is compared with that of a file written beside it now, never with this machine's
-clock. Where clients stamp files themselves (Lustre), their clocks must agree to within STALE_S.
+Times are the file system's: a lease's time is compared with that of a file written next to it now, never with this
+machine's clock. If clients stamp files themselves (Lustre), their clocks must agree to within STALE_S.
 
-An owner is written down in words by which any process, on this machine or another, can see if it lives:
+An owner is described so that any process, on this machine or another, can check whether it is alive:
 
-machine   a kernel from its boot to its end, and a namespace of process ids on it
-started   the time at which a process started, in ticks since the boot: a pid is given again, the two together are not
+machine   a kernel from boot to shutdown, and a pid namespace on it
+started   the start time of a process, in ticks since boot: pids are reused, but not together with their start time
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from typing import Any
 from .files import clock_of, is_small, open_small
 
 TASK_LEASE = "lease-"
-"""Prefix of the leases in a job's folder: one per task, and the composer's."""
+"""Prefix of the leases in a job's folder: one per task, plus the composer's."""
 
 BEAT_S = 10.0
 """Seconds between two renewals of a lease."""
 
 STALE_S = 300.0
-"""Age, in seconds, from which on a lease is doubted: 30 beats, and five times what NFS remembers of a file's times."""
+"""Age, in seconds, at which a lease is doubted: 30 beats, and five times as long as NFS caches a file's times."""
 
 CONFIRM_S = 30.0
-"""Seconds for which a doubted lease must stay as it is: a machine or a server that slept may come back."""
+"""Seconds for which a doubted lease must stay unchanged: a machine or server that was asleep may come back."""
 
 DOUBT = ".doubt"
-"""Ending of the file in which the time of a doubted lease is written down."""
+"""Suffix of the file that records the time of a doubted lease."""
 
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
 
 NO_LEASE = (ValueError, TypeError, KeyError, RecursionError)
-"""Errors of reading a text that is not that of a lease."""
+"""Errors of parsing a text that is not a lease."""
 
 
 @dataclass(eq=False)
 class Lease:
-    """A lease that this process holds, until `release`. `token`: unique. `folder`: descriptor of the folder that it is
-    in, which may be renamed meanwhile. `lock`: descriptor that has the kernel's lock, or tried to.
+    """A lease that this process holds until `release`. `token`: unique. `folder`: descriptor of the folder that
+    contains it, which may be renamed meanwhile. `lock`: descriptor for the kernel's lock, whether granted or not.
     """
 
     name: str
@@ -85,18 +85,18 @@ class Lease:
 
 
 def lease_in(folder: Path, name: str) -> Lease:
-    """Leases a folder that no other process knows yet; the kernel's lock is on the folder. Raises OSError if no file
-    can be written there.
+    """Creates a lease in a folder that no other process knows yet; the kernel's lock is on the folder. Raises OSError
+    if no file can be written there.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     return _write(name, descriptor, descriptor)
 
 
 def take(path: Path) -> Lease | None:
-    """Takes the lease `path`, against all processes on all machines; returns None while another holds it.
+    """Acquires the lease `path`, exclusively among all machines; returns None while another process holds it.
 
-    Creation decides (O_EXCL, which NFS has had since version 3). Raises OSError if no file can be written there, and
-    if the name is that of a pipe or a link, which is never released.
+    Exclusive creation decides (O_EXCL, which NFS supports since version 3). Raises OSError if no file can be written
+    there, and if the name is that of a pipe or a link, which is never released.
     """
     for _ in range(2):
         parent = os.open(path.parent, os.O_RDONLY)
@@ -114,7 +114,7 @@ def take(path: Path) -> Lease | None:
 
 
 def is_held(path: Path, lock: Path | None = None) -> bool:
-    """Returns True if the lease `path` is held. `lock`: the path that has the kernel's lock, else the lease."""
+    """Returns True if the lease `path` is held. `lock`: the path with the kernel's lock, by default the lease."""
     try:
         text, stamp = _text(path)
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _write(name: str, folder: int, lock: int) -> Lease:
-    """Writes the owner, and if the kernel's lock came with it: then `device` is the number of the file system."""
+    """Writes the owner and, if the kernel's lock was granted, the number of the file system as `device`."""
     lease = Lease(name, uuid.uuid4().hex, folder, lock)
     _HEART.add(lease)
     try:
@@ -158,13 +158,13 @@ def _write(name: str, folder: int, lock: int) -> Lease:
 
 
 def _text(path: Path | str, folder: int | None = None) -> tuple[str, float]:
-    """Returns what a lease says and its time in seconds; opening it asks the file server, where `stat` may not."""
+    """Returns a lease's text and its time in seconds; opening it asks the file server, whereas `stat` may not."""
     with open_small(path, folder) as file:
         return file.read(), os.fstat(file.fileno()).st_mtime
 
 
 def _said(text: str) -> tuple[Owner, str, Any]:
-    """Returns a lease's owner, token and device. Raises one of NO_LEASE where the text is not that of a lease."""
+    """Returns a lease's owner, token and device. Raises one of NO_LEASE if the text is not a lease."""
     said = json.loads(text)
     return Owner.from_plain(said["owner"]), str(said["token"]), said["device"]
 
@@ -176,7 +176,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _break(path: Path) -> bool:
-    """Removes a lease that is free; False if another process was faster."""
+    """Removes a lease that is free; returns False if another process was faster."""
     judged = _text_or_none(path)
     aside = path.with_name(f"{BROKEN}{uuid.uuid4().hex[:12]}")
     try:
@@ -201,7 +201,7 @@ def _text_or_none(path: Path) -> str | None:
 
 
 def _is_locked(path: Path, device: int | None = None) -> bool | None:
-    """Tries the kernel's lock. None if this tells nothing: no locks, or another mount than the owner's `device`."""
+    """Tries the kernel's lock. None if inconclusive: no locks, or a different mount from the owner's `device`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -222,11 +222,11 @@ def _is_locked(path: Path, device: int | None = None) -> bool | None:
 
 
 BROKEN = ".broken-"
-"""Prefix of a lease's name while it is removed."""
+"""Prefix of a lease's name while it is being removed."""
 
 _LOOKED: dict[Path, tuple[float, float, bool]] = {}
-"""Lease -> its time, when this process last judged it (monotonic, in seconds), and what it found: one that polls does
-not write to the file server each time.
+"""Lease -> its time, when this process last judged it (monotonic, in seconds), and the result, so that a polling
+process does not write to the file server each time.
 """
 
 
@@ -239,8 +239,8 @@ def _is_silent(path: Path, stamp: float, beside: Path) -> bool:
 
 
 def _judge(path: Path, stamp: float, beside: Path) -> bool:
-    """Doubts a lease, or confirms an earlier doubt, by the clock of the folder `beside`. Where nothing can be written,
-    nothing is silent.
+    """Doubts a lease, or confirms an earlier doubt, by the clock of the folder `beside`. If nothing can be written
+    there, no lease is silent.
     """
     now = clock_of(beside)
     if now is None or now - stamp < STALE_S:
@@ -261,12 +261,12 @@ def _doubt_of(path: Path) -> Path:
 
 @dataclass
 class _Heart:
-    """The thread that renews the leases of this process, while there are any."""
+    """The thread that renews the leases of this process, as long as there are any."""
 
     leases: list[Lease] = field(default_factory=list)
     guard: threading.Lock = field(default_factory=threading.Lock)
     pid: int = 0
-    """The process that the thread is in: a forked child has no part in its parent's leases."""
+    """The process that the thread is in: a forked child does not share its parent's leases."""
     wake: threading.Event = field(default_factory=threading.Event)
 
     def add(self, lease: Lease) -> None:
@@ -308,7 +308,7 @@ _HEART = _Heart()
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, so that processes on this machine and on others can tell whether it lives."""
+    """A process, described so that processes on this and other machines can check whether it is alive."""
 
     host: str
     boot: str
@@ -322,14 +322,14 @@ class Owner:
 
     @classmethod
     def from_plain(cls, value: dict[str, Any]) -> Owner:
-        """Reads an owner from an untrusted file. Raises TypeError or ValueError if it is none."""
+        """Parses an owner from an untrusted file. Raises TypeError or ValueError if it is not one."""
         found = cls(**value)
         if not isinstance(found.pid, int) or not 0 < found.pid < 2**31:
             raise ValueError(f"{found.pid!r:.60} is no process id")
         return found
 
     def lives(self) -> bool | None:
-        """Returns True or False if that can be known: on the same kernel, in the same namespace of pids."""
+        """Returns whether it is alive, if on the same kernel and in the same pid namespace; None if that is unknown."""
         if (self.boot, self.namespace) != machine():
             return None
         try:
@@ -344,8 +344,8 @@ class Owner:
 
 @cache
 def machine() -> tuple[str, int]:
-    """Returns what tells this kernel from all others until it ends, and the namespace of this process's pid. Elsewhere
-    than on Linux the machine stands for its kernel.
+    """Returns an identifier of the running kernel, and the namespace of this process's pid. On systems other than
+    Linux, the machine's identifier stands in for the kernel's.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -355,8 +355,8 @@ def machine() -> tuple[str, int]:
 
 
 def _started(pid: int) -> int | None:
-    """Returns the time at which a process started, in ticks since the boot, 0 for one that has ended and was not waited
-    for; None if that cannot be read.
+    """Returns the start time of a process, in ticks since boot; 0 for a zombie or dead process; None if it cannot be
+    read.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

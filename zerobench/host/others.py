@@ -1,6 +1,4 @@
-"""CPU time that other processes of this machine take, as of another user: a machine that they keep busy has no times
-worth a comparison.
-"""
+"""CPU time of other processes on this machine, such as another user's: times on a busy machine cannot be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-"""Kinds of CPU time in which a core does something, `steal` for another machine of the host; a guest's is in `user`."""
+"""Kinds of CPU time in which a core is busy; `steal`: for another machine on the same host. `user` includes guests."""
 
 
 class _Reading(NamedTuple):
@@ -21,13 +19,13 @@ class _Reading(NamedTuple):
 
 
 class OtherProcesses:
-    """CPU time of other processes since this was made: the machine's, less that of this process and all below it."""
+    """CPU time of other processes since creation: the machine's minus that of this process and its descendants."""
 
     def __init__(self) -> None:
         self._before = _read()
 
     def cores(self) -> float | None:
-        """Returns how many cores they have kept busy, on average; None if no time has passed."""
+        """Returns the average number of cores that they kept busy; None if no time has passed."""
         now, before = _read(), self._before
         if now.at <= before.at:
             return None

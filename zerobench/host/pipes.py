@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class Patient(io.FileIO):
-    """A descriptor for writing. Output after its reader has closed it is discarded; other errors are raised."""
+    """A descriptor for writing that discards output after the reader has closed it; other errors are raised."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         """Writes as FileIO does; discards the data once the reader is gone."""
@@ -21,8 +21,8 @@ class Patient(io.FileIO):
 
 
 def patient(stream: TextIO) -> TextIO:
-    """Returns the stream over a Patient descriptor, so that a command completes and keeps its own exit code; also if
-    the encoding lacks a character, as that of the locale C does: "?" takes its place.
+    """Returns the stream over a Patient descriptor, so that a command completes and keeps its own exit code. A
+    character that the encoding lacks, as in the locale C, becomes "?".
     """
     if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
         return stream  # replaced by a caller, such as a test

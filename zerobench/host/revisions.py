@@ -1,8 +1,7 @@
-"""Revisions of a git repository: their names, their order, and each checked out in a worktree of its own.
+"""Revisions of a git repository: resolving their names, and checking them out in worktrees.
 
-A *worktree* is a second checkout of the repository, in a folder among the system's temporary files that is removed at
-the end, also after an error or an interruption. The user's own checkout, index and stash are not touched, and no hook
-of the repository runs.
+A *worktree* is a second checkout of the repository, in a temporary folder that is removed at the end, even after an
+error or an interruption. The user's own checkout, index and stash are not touched, and no hook of the repository runs.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ ANOTHER_REPOSITORY = (
     "GIT_OBJECT_DIRECTORY",
     "GIT_COMMON_DIR",
 )
-"""Variables that git sets for its hooks: with them every git command would be about the repository of the hook."""
+"""Variables that git sets for its hooks: with them every git command would apply to the hook's repository."""
 
 
 class GitError(ValueError):
-    """git cannot be run or refuses; the message is what it says."""
+    """git cannot be run or reports an error; the message is git's."""
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's environment without what ties git to another repository."""
+    """Returns this process's environment without variables that select another repository."""
     return {name: value for name, value in os.environ.items() if name not in ANOTHER_REPOSITORY}
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """Returns the output of git in the repository, without the white space around it. Raises GitError."""
+    """Returns the output of git in the repository, stripped. Raises GitError."""
     command = ["git", "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, env=environment(), stdin=subprocess.DEVNULL)
@@ -58,7 +57,7 @@ def full_hash(repository: Path, revision: str) -> str:
 
 @contextmanager
 def worktree(repository: Path, revision: str) -> Iterator[Path]:
-    """Yields a worktree of a revision, removed at the end; worktrees whose folders are gone are forgotten too."""
+    """Yields a worktree of a revision, removed at the end; also prunes worktrees whose folders are gone."""
     found = full_hash(repository, revision)
     try:
         with temporary_folder() as aside:  # which removes first what a killed command has left

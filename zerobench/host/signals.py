@@ -1,8 +1,8 @@
-"""Signals that end a command. The first one interrupts it as Ctrl-C does; further ones do not disturb its cleanup.
+"""Signals that end a command. The first one interrupts it as Ctrl-C does; later ones do not disturb its cleanup.
 
-Python raises an interruption between any two instructions, where library code can lose it: a `finally` of omegaconf
-fails on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `heed` raises a lost
-interruption again: at each cell, and in a block of `insist` by a timer.
+Python raises an interruption between any two instructions, and library code can lose it: a `finally` of omegaconf fails
+on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `heed` raises a lost
+interruption again: at each cell, and inside `insist` by a timer.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
 
 _pending = threading.Event()
-"""Set from the signal until the command that it interrupted has ended."""
+"""Set from the signal until the interrupted command has ended."""
 
 
 def heed() -> None:
-    """Raises KeyboardInterrupt in a command that a signal has interrupted."""
+    """Raises KeyboardInterrupt if a signal has interrupted the command."""
     if _pending.is_set():
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def insist() -> Iterator[None]:
-    """Raises an interruption repeatedly in this block, which needs no cleanup, until it ends the block.
+    """Raises an interruption repeatedly in this block, which needs no cleanup, until the interruption ends it.
 
-    In a thread, and where a caller uses the timer itself, for a timeout say, it does nothing.
+    Does nothing in a thread, or if a caller uses the timer itself, for example for a timeout.
     """
     taken = threading.current_thread() is not threading.main_thread() or any(signal.getitimer(signal.ITIMER_REAL))
     if taken:
@@ -61,7 +61,7 @@ def insist() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Lets the first signal of `numbers` raise KeyboardInterrupt in this block. In a thread it does nothing."""
+    """Makes the first signal of `numbers` raise KeyboardInterrupt in this block. Does nothing in a thread."""
     numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
 
     def interrupt(_signal: int, _frame: object) -> NoReturn:
@@ -87,16 +87,16 @@ def _handled(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], No
 
 
 def ignore(numbers: Iterable[signal.Signals]) -> None:
-    """Ignores the signals from now on: a command that is over has nothing to interrupt."""
+    """Ignores the signals from now on: a finished command has nothing to interrupt."""
     for one in numbers:
         signal.signal(one, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def exit_when_interrupted(cleanup: Callable[[], None]) -> Iterator[None]:
-    """Ends the process at an interruption in this block, which imports, after `cleanup`; in a thread it does nothing.
+    """Ends the process, after `cleanup`, at an interruption in this block, which imports; does nothing in a thread.
 
-    An exception between two instructions of an import can get lost there, or aborts the C++ code that it passes.
+    In the middle of an import an exception can get lost, or abort C++ code that it passes through.
     """
 
     def leave(_signal: int, _frame: object) -> NoReturn:
@@ -115,12 +115,12 @@ def _raises(number: signal.Signals) -> bool:
 
 
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Returns those of `numbers` that are neither ignored, as under nohup, nor handled by others."""
+    """Returns the signals of `numbers` that are neither ignored, as under nohup, nor handled by other code."""
     return [one for one in numbers if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler)]
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends; Linux alone can."""
+    """Makes the kernel kill this process when the thread that started it ends; Linux only."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Folders that are marked as in use while they are written, and folders among the system's temporary files.
+"""Folders that are marked as in use while they are being written, and folders in the system's temporary directory.
 
-claimed     a folder with a lease in it (host/leases.py): its process lives, as far as can be known
-abandoned   a folder whose lease is free. Where there is none, an earlier zerobench wrote it, and the kernel's lock
-            (flock) decides; a file system without locks leaves it claimed
+claimed     a folder that contains a lease (host/leases.py) whose process is alive, as far as can be known
+abandoned   a folder whose lease is free. A folder without a lease was written by an earlier zerobench, and the kernel's
+            lock (flock) decides; on a file system without locks it counts as claimed
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .files import rename_new
 from .leases import Lease, is_held, is_locked, lease_in
 
 TEMPORARY = "zerobench-tmp-"
-"""Prefix of our folders' names among the system's temporary files."""
+"""Prefix of our folders in the system's temporary directory."""
 
 LEASE = ".lease"
-"""The file in a claimed folder that says whose it is."""
+"""The file in a claimed folder that names its owner."""
 
 PRUNED = ".pruned-"
-"""Prefix of a folder's name while it is removed."""
+"""Prefix of a folder's name while it is being removed."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Aside:
     lease: Lease
 
     def release(self) -> None:
-        """Gives up the folder: it was renamed, or a later process may remove it."""
+        """Gives up the folder: it has been renamed, or a later process may remove it."""
         self.lease.release()
 
 
@@ -55,9 +55,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) -> Aside:
-    """Creates a folder in `parent` whose name begins with `marker`, and removes similar ones that are abandoned.
+    """Creates a folder in `parent` whose name begins with `marker`, and removes abandoned ones with that prefix.
 
-    `before`: prefix of its name until it has its lease, so that no other process takes it for an abandoned one.
+    `before`: prefix of its name until it has its lease, so that no other process considers it abandoned.
     """
     for left in parent.glob(f"{marker}*"):
         if not left.is_symlink() and not is_claimed(left):
@@ -80,7 +80,7 @@ def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) 
 
 
 def is_claimed(partial: Path) -> bool:
-    """Returns True if a living process, on any machine, writes in this folder, or where that cannot be known."""
+    """Returns True if a living process, on any machine, is writing into this folder, or if that is unknown."""
     lease = partial / LEASE
     try:
         lease.stat()
@@ -92,8 +92,8 @@ def is_claimed(partial: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder, or what of it can be removed. The server renames it first, by its name of now: what this
-    client still sees by an old name may be a run that was finished meanwhile.
+    """Removes a folder, as far as possible. The server first renames it by its current name: an old name that this
+    client still sees may belong to a run that has been finished meanwhile.
     """
     hidden = folder.with_name(f"{PRUNED}{uuid.uuid4().hex[:8]}")
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The consoles of a command: tables and answers on standard output, progress on standard error.
 
-Color, and the absence of it (NO_COLOR, FORCE_COLOR, TERM=dumb, a pipe), is rich's. The width is the terminal's, or that
-of the variable COLUMNS. A file, a pipe too, has none: its console is *endless*.
+rich decides on color (NO_COLOR, FORCE_COLOR, TERM=dumb, a pipe). The width is the terminal's, or the variable COLUMNS.
+A file or a pipe has no width: its console is *endless*.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 FILE_WIDTH = 160
-"""Characters to which words are folded in a file, where that is enough for all columns."""
+"""Width, in characters, at which text is wrapped in a file, if all columns fit."""
 
 ENDLESS = 100_000
 
@@ -22,7 +22,7 @@ _silenced = 0
 
 
 class Output(Console):
-    """A console for tables. `told`: hints below tables that it has printed already."""
+    """A console for tables. `told`: hints below tables that it has already printed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -30,7 +30,7 @@ class Output(Console):
 
 
 def stdout_console() -> Output:
-    """Returns a console on standard output, as wide as the terminal or as COLUMNS says; else endless."""
+    """Returns a console on standard output, as wide as the terminal or COLUMNS; otherwise endless."""
     console = Output()
     return console if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else Output(width=ENDLESS)
 
@@ -47,8 +47,8 @@ def progress_console() -> Console:
 
 @contextmanager
 def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[[], None]]:
-    """Draws a bar on standard error while the block runs, gone at its end; yields the function that advances it by one.
-    Where standard error is no terminal, or the command is quiet, nothing is drawn.
+    """Draws a bar on standard error while the block runs; yields the function that advances it by one. Draws nothing if
+    standard error is not a terminal or the command is quiet.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -66,7 +66,7 @@ def is_endless(console: Console) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leaves progress, notes and hints out: what remains is the answer, and what is wrong."""
+    """Suppresses progress, notes and hints: only results and errors are printed."""
     global _silenced
     _silenced += 1
     try:

@@ -31,13 +31,13 @@ from .lines import Lines, parse_lines, plain
 DEFAULT_FOLDER = Path("results/budgets")
 
 ANY = "any"
-"""An environment whose limits hold everywhere."""
+"""An environment whose limits apply everywhere."""
 
 
 @dataclass
 class CellBudget:
-    """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None if only the name was
-    written. `lines`: the recorded lines of code; empty in files written by hand, or before they were kept.
+    """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None if only the name was given.
+    `lines`: the recorded lines of code; empty in files that are manual or older than this field.
     """
 
     work: str | None
@@ -62,8 +62,8 @@ class BudgetFile:
     environments: dict[str, Environment] = field(default_factory=dict)
 
     def of(self, environment: str) -> list[tuple[str, CellBudget]]:
-        """Returns the cells with a budget in this environment, by name; limits for any environment hold in addition,
-        but do not replace it where other environments have limits of their own.
+        """Returns the cells with a budget in this environment, by name. Limits for any environment apply in addition,
+        but do not replace this environment's if other environments have their own limits.
         """
         if environment not in self.environments and set(self.environments) != {ANY}:
             return []
@@ -72,7 +72,7 @@ class BudgetFile:
 
 
 def environment_of(device_class: str, torch_version: str) -> str:
-    """Returns the class of machines on which bytes agree: "cpu, torch 2.13"."""
+    """Returns the class of machines that agree on bytes: "cpu, torch 2.13"."""
     return f"{device_class}, torch {torch_minor(torch_version)}"
 
 
@@ -89,7 +89,7 @@ def read_budget(path: Path) -> BudgetFile:
 
 
 def _command(path: Path, content: dict[str, Any]) -> list[str]:
-    """Returns the command of the file, or of what is known about a recording; empty if there is none."""
+    """Returns the command of the file, or of the `about` of an environment; empty if there is none."""
     command = content.get("command") or []
     if not isinstance(command, list):
         raise ValueError(f"{path}: command is {command!r:.80}; write a list, as in [-m, 'strategy=zero1,zero2']")
@@ -125,8 +125,8 @@ def _cell(path: Path, name: str, content: Any) -> CellBudget:
 
 
 def check_command(command: list[str]) -> None:
-    """Raises ValueError for a part of a command that an external file must not decide: imports by Hydra, folders that
-    are read and written. Those are given on the command line of the check.
+    """Raises ValueError for a part of a command that must not come from an external file: Hydra's imports, and folders
+    to read or write. Those belong on the command line of the check.
     """
     for part in command:
         key = part.lstrip("+~").partition("=")[0]
@@ -154,7 +154,7 @@ def _check_keys(path: Path, where: str, content: Any, known: tuple[str, ...] | N
 
 
 def write_budget(budget: BudgetFile) -> None:
-    """Writes the file aside and renames it."""
+    """Writes the file atomically."""
     content = {
         "command": budget.command,
         "environments": {
@@ -172,7 +172,7 @@ def write_budget(budget: BudgetFile) -> None:
 
 
 class _Row(list[Any]):
-    """A list that stands in one line of the file, so that a changed one is one line of a diff."""
+    """A list written on one line of the file, so that a changed one is one line of a diff."""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,14 +1,14 @@
-"""Compares two *sides*, A and B: sets of runs, in which each cell's newest launches count.
+"""Compares two *sides*, A and B: sets of runs, in which the newest launches of each cell count.
 
-A *pair of cells* is one of each side that are compared. Fields of a pair are of three kinds. Those of the *work*
-determine the training: where they differ, nothing is comparable. Those of a *condition* affect one kind of metric:
-other cores the times, another seed the losses. All others are the subject of the comparison, as a strategy or the
-source.
+A *pair of cells* consists of one cell of each side. Its fields are of three kinds. *Work* fields determine the
+training: if they differ, nothing is comparable. *Condition* fields affect one kind of metric: the number of cores
+affects times, the seed affects losses. All others, such as the strategy or the source, are the subject of the
+comparison.
 
-*Exact* metrics are bytes and volumes, which launches of identical code repeat to the byte, so that any difference is a
-change. Where a side's launches do not (a storage may be freed a moment later in another thread), the metric is
-*unsteady*: it has changed only if the two sides' ranges are disjoint. *Rough* metrics are the process's memory as the
-system sees it. Times: judging/paired.py.
+*Exact* metrics are bytes and volumes, which launches of identical code repeat to the byte, so any difference is a
+change. If the launches of one side differ (another thread may free a storage a moment later), the metric is *unsteady*:
+it has changed only if the ranges of the two sides are disjoint. *Rough* metrics are the process's memory as reported by
+the system. Times: judging/paired.py.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
 
 WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.name")
-"""Keys, or their beginnings, that determine the training, with `device_class` and `device`."""
+"""Keys, or prefixes of keys, that determine the training, in addition to `device_class` and `device`."""
 
 CHOICES = ("model.name", "model.checkpointing")
-"""Keys below those that change only the name or the way of the training."""
+"""Keys with these prefixes that change only the name or the method of the training."""
 
 DEVICE = ("device", "device_class")
 LOSS_CONDITIONS = ("data.text_hash", "seed", "draw_on", "deterministic", "measure.steps", "measure.warmup")
 TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes", "deterministic")
 ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor", "cores")
-"""Columns of a run, besides its config, with the origin of its figures."""
+"""Columns of a run, in addition to its config, on the origin of its figures."""
 
 EXACT = (
     "psi", "peak_bytes", "growth_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES),
@@ -50,7 +50,7 @@ EXACT = (
     "between_nodes_bytes", "control_bytes", "quantized_gather_share", "quantized_reduction_share",
 )  # fmt: skip
 SINCE = ("growth_bytes", *BETWEEN_STEPS, *PHASE_PEAKS)
-"""Exact metrics that older tables do not have, where they say nothing."""
+"""Exact metrics that older tables lack; a missing value is then not a change."""
 
 ROUGH = (
     "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
@@ -83,21 +83,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a pair of cells. A part that is not comparable is empty; `refused` and the like say why."""
+    """The comparison of a pair of cells. Parts that are not comparable are empty; the `refused` fields say why."""
 
     a: Measured
     b: Measured
     differs: tuple[str, ...]
-    """Sentences on the fields that are compared, and on the conditions."""
+    """Messages on the compared fields and the conditions."""
     refused: tuple[str, ...] = ()
     loss_refused: tuple[str, ...] = ()
     time_refused: tuple[str, ...] = ()
     moved: tuple[Change, ...] = ()
     equal: tuple[str, ...] = ()
     at_peak: tuple[Change, ...] = ()
-    """The categories whose parts at the peak have changed."""
+    """The categories whose share of the peak has changed."""
     unsteady: tuple[str, ...] = ()
-    """Sentences on exact metrics in which a side's own launches differ by as much as the sides do."""
+    """Messages on exact metrics that differ as much between launches of one side as between the sides."""
     rough: tuple[Change, ...] = ()
     losses: tuple[Change, ...] = ()
     pairs: tuple[Pair, ...] = ()
@@ -106,7 +106,7 @@ class Compared:
 
     @property
     def failed(self) -> dict[str, Row]:
-        """The sides whose cell is not ok."""
+        """The sides whose cell is not ok, with its row."""
         return {side: one.row for side, one in (("A", self.a), ("B", self.b)) if one.row["status"] != "ok"}
 
     @property
@@ -183,7 +183,7 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
 
 
 def _sides(a: Measured, b: Measured, of: Callable[[Any], bool], words: str) -> tuple[str, ...]:
-    """Returns "A has no times", for each side `of` whose row it is true."""
+    """Returns, for example, "A has no times" for each side whose row satisfies `of`."""
     return tuple(f"{name} {words}" for name, side in (("A", a), ("B", b)) if of(side.row))
 
 
@@ -200,7 +200,7 @@ def _change(metric: str, a: Row, b: Row) -> Change | None:
 def _exact(
     metrics: tuple[str, ...], a: Measured, b: Measured
 ) -> tuple[tuple[Change, ...], tuple[str, ...], tuple[str, ...]]:
-    """Returns changed metrics, the equal ones, and sentences on the unsteady ones."""
+    """Returns the changed metrics, the equal ones, and messages on the unsteady ones."""
     moved, equal, unsteady = [], [], []
     for metric in metrics:
         change = _change(metric, a.row, b.row)
@@ -221,7 +221,7 @@ def _range(values: set[Any]) -> str:
 
 
 def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
-    """Returns the records of both sides' environments: two where the versions of torch differ, else one."""
+    """Returns the records of both sides' environments: two if the versions of torch differ, else one."""
     found = [lookup(floors, environment_of(row)) for row in (a, b)]
     return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]
 
@@ -241,7 +241,7 @@ class Measured:
 
 
 def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
-    """Returns the cells of these runs, each of its newest launches; `lines`: the table of lines of the runs."""
+    """Returns the cells of these runs, each with its newest launches; `lines`: the runs' table of lines."""
     known = None if lines is None else LinesOfRuns(lines)
     launches: dict[str, list[Row]] = {}
     for row in records_of(latest(runs)):
@@ -261,9 +261,9 @@ def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
 
 
 def match(a: list[Measured], b: list[Measured]) -> list[tuple[Measured, Measured]]:
-    """Pairs equal cells first, then equal work, then equal names, where they are unique on their side.
+    """Pairs equal cells first, then equal work, then equal names, if they are unique on their side.
 
-    A single cell on each side is a pair, however they differ, because both were named explicitly.
+    A single cell on each side is always a pair, because both were named explicitly.
     """
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]

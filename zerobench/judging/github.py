@@ -1,9 +1,9 @@
 """A budget check on GitHub: annotations on lines of code, the summary of a step, the comment on a pull request.
 
-An annotation is a line of the log, `::error file=model.py,line=31,title=...::sentence`. Texts of runs and budget files
-are escaped, so that a cell's name is no command; a file is named only where it lies inside of the repository.
+An annotation is a line of the log, `::error file=model.py,line=31,title=...::sentence`. Texts from runs and budget
+files are escaped, so that a cell's name is not a command; a file is named only if it is inside the repository.
 
-A comment begins with a hidden *marker*, by which a bot finds its own comment and replaces it. Every text of a run or of
+A comment begins with a hidden *marker*, by which a bot finds its own comment and replaces it. Every text from a run or
 a budget file is escaped: names come from the pull request.
 """
 
@@ -25,7 +25,7 @@ from .reports import Verdicts, one_line, write
 LEVELS = {"regression": "error", "missing": "error", "unjudged": "warning", "improvement": "notice"}
 
 MOST = 10
-"""Annotations of a level that GitHub shows of one step; the last one tells of the others."""
+"""Annotations per level that GitHub shows for one step; the last one summarizes the rest."""
 
 
 def is_github(environment: Mapping[str, str] = os.environ) -> bool:
@@ -34,7 +34,7 @@ def is_github(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def commands_of(findings: list[Finding], root: Path | None) -> list[str]:
-    """Returns a workflow command per level, cell and line. `root`: the repository's, None if there is none."""
+    """Returns a workflow command per level, cell and line. `root`: of the repository; None if there is none."""
     groups: dict[tuple[str, str, tuple[str, int]], list[Finding]] = {}
     for one in findings:
         groups.setdefault((LEVELS[one.kind], one.cell, _first_place(one, root)), []).append(one)
@@ -59,9 +59,10 @@ def _first_place(finding: Finding, root: Path | None) -> tuple[str, int]:
 
 
 def _inside(place: Place, root: Path | None) -> str:
-    """Returns the file's path from the repository's root; nothing if it is not a file in it.
+    """Returns the file's path relative to the repository's root; empty if it is not a file inside it.
 
-    A loop that ran in another folder of the repository names its files from there: the one file of git's of that name.
+    A loop that ran in another folder of the repository names its files relative to that folder: they are matched with
+    the only tracked file of that name.
     """
     if root is None or not place.file or place.line < 1:
         return ""
@@ -75,7 +76,7 @@ def _inside(place: Place, root: Path | None) -> str:
 
 @cache
 def _tracked(root: Path) -> list[str]:
-    """Returns the files that git tracks; none if it tells none."""
+    """Returns the files that git tracks; empty if git fails."""
     try:
         return git(root, "ls-files", "-z").split("\0")
     except GitError:
@@ -100,7 +101,7 @@ def _property(text: str) -> str:
 
 
 def repository_root(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Returns the folder of the checkout: that of the workflow, or the nearest above that has a .git."""
+    """Returns the folder of the checkout: the workflow's, or the closest parent folder with a .git."""
     workspace = environment.get("GITHUB_WORKSPACE")
     if workspace and Path(workspace).is_dir():
         return Path(workspace)
@@ -120,18 +121,18 @@ def tell_github(verdicts: Verdicts, environment: Mapping[str, str] = os.environ)
 MARKER = "<!-- zerobench budget check -->"
 MARKER_OF_CHANGES = "<!-- zerobench budget record -->"
 MOST_OF_COMMENT = 65_536
-"""Characters that a comment on GitHub may have."""
+"""Most characters of a comment on GitHub."""
 MOST_OF_SUMMARY = 1_000_000
-"""Bytes, less some, that a step's summary may have."""
+"""Most bytes of a step's summary, with some margin."""
 
 CUT = "\n\n(cut: the whole account is in the log of the check)\n"
 
 KINDS = {"regression": "worse", "missing": "missing", "unjudged": "not measured", "improvement": "better"}
-"""Kinds of findings in words, the gravest first."""
+"""Kinds of findings -> their label, the most severe first."""
 
 
 def escaped(text: str) -> str:
-    """Returns a text that Markdown shows as it is, in one line: no table, link, mention, HTML or code comes of it."""
+    """Escapes a text for Markdown, on one line: it cannot become a table, link, mention, HTML or code."""
     line = " ".join(one_line(text).split())
     shown = re.sub(r"([\\`*\[\]|~#!])", r"\\\1", html.escape(line, quote=False))
     shown = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", shown)
@@ -145,12 +146,12 @@ def grid(header: Sequence[str], rows: list[list[str]]) -> list[str]:
 
 
 def folded(title: str, lines: list[str]) -> list[str]:
-    """Returns lines that are shown when their title is clicked."""
+    """Returns lines that are collapsed under their title."""
     return [f"<details><summary>{escaped(title)}</summary>", "", *lines, "", "</details>", ""] if lines else []
 
 
 def fitted(body: list[str], most: int) -> str:
-    """Joins the lines of a body, with as many as fit; an open fold is closed."""
+    """Joins as many lines of a body as fit; an open fold is closed."""
     text = "\n".join(body) + "\n"
     if len(text) <= most and len(text.encode()) <= most:
         return text
@@ -166,14 +167,14 @@ def fitted(body: list[str], most: int) -> str:
 
 
 def verdict(verdicts: Verdicts) -> str:
-    """Returns the verdict in words: "3 worse, 1 better", or "every limit holds"."""
+    """Returns a summary of the verdict: "3 worse, 1 better", or "every limit holds"."""
     kinds = [one.kind for one in verdicts.findings]
     words = [f"{kinds.count(kind)} {word}" for kind, word in KINDS.items() if kind in kinds]
     return ", ".join(words) or ("every limit holds" if verdicts.judged else "nothing was judged")
 
 
 def check_body(verdicts: Verdicts) -> list[str]:
-    """Returns the Markdown of a check: the verdict, a table of what moved, lines of code and sentences folded."""
+    """Returns the Markdown of a check: the verdict, a table of the changes; collapsed lines of code and messages."""
     found = sorted(verdicts.findings, key=lambda one: list(KINDS).index(one.kind))
     body = [MARKER, f"### Memory and traffic: {verdict(verdicts)}", ""]
     body += [f"{verdicts.words}.", ""]
@@ -202,7 +203,7 @@ def _limit(metric: str, limit: Limit) -> str:
 
 
 def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
-    """Returns the Markdown of a recording: each changed limit, what moved it, and the line."""
+    """Returns the Markdown of a recording: each changed limit, its cause, and the line."""
     if not changes:
         return [MARKER_OF_CHANGES, f"### Budget {escaped(file)}: no limit changes", ""]
     count = "1 limit changes" if len(changes) == 1 else f"{len(changes)} limits change"
@@ -210,5 +211,5 @@ def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
 
 
 def write_comment(path: Path, body: list[str]) -> None:
-    """Writes the lines of a body, as many as a comment may have."""
+    """Writes as many lines of a body as a comment may have."""
     write(path, fitted(body, MOST_OF_COMMENT))

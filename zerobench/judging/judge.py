@@ -6,8 +6,7 @@ A *limit* applies to one metric of one cell::
     12345678 ± 2 %         this value, with a tolerance
     <= 24 GiB              a manual ceiling; >= is a floor
 
-A *finding* is one limit that does not simply hold. Bytes and volumes repeat exactly, so they need no tolerance; times
-do.
+A *finding* is a limit that is not simply met. Bytes and volumes repeat exactly, so they need no tolerance; times do.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SAYS_NOTHING_WITHOUT: dict[str, Callable[[CellConfig], bool]] = {
     **dict.fromkeys(BETWEEN, lambda config: config.node_size is not None),
     **dict.fromkeys(SHARES, lambda config: bool(config.zeropp.label)),
 }
-"""Metric -> a choice that must be in a cell's resolved config: otherwise it is 0, or equal to another metric."""
+"""Metric -> a condition on a cell's resolved config: if false, the metric is 0 or equal to another one."""
 
 BY_HAND = (
     "step_s", "tokens_per_s", "resident_bytes", "allocated_bytes", "reserved_bytes", "pinned_bytes",
@@ -63,27 +62,27 @@ DEFAULT_TOLERANCE = {
 }
 
 WHERE_READABLE = ("loopback_bytes",)
-"""Metrics that some systems do not report, which is not a failure."""
+"""Metrics that some systems do not report; a missing value is then not a failure."""
 
 SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
-"""Absolute slack in bytes: libraries' threads allocate at varying times."""
+"""Absolute slack in bytes: threads of libraries allocate at varying times."""
 
 DIFFERENCES = ("growth_bytes", "outside_ledger_bytes")
-"""Metrics that may be below 0, the latter by some bytes alone."""
+"""Metrics that may be negative, the latter only by a few bytes."""
 
 IMPOSSIBLE = {"outside_ledger_bytes": "the ledger counts memory that the allocator does not hold"}
-"""Metric -> the meaning of a value that is far below 0, which is no improvement."""
+"""Metric -> the meaning of a value far below 0, which is not an improvement."""
 
 OF_KERNELS = ("allocator_peak_bytes", "timed_allocator_peak_bytes", "outside_ledger_bytes")
-"""Metrics that hold the scratch of kernels, of which each processor has its own: oneDNN's for bf16 take 150 KiB more
-where there are AMX tiles.
+"""Metrics that include the scratch memory of kernels, which depends on the processor: oneDNN's kernels for bf16 need
+150 KiB more on processors with AMX tiles.
 """
 
 ROUNDING = 1e-9
 """Relative slack of quotients, whose last digit may differ between versions of Python."""
 
 LEAST_SHARE, MOST_SHARE = 0.0001, 10.0
-"""Deviations that are shown in percent as well: a limit of a few bytes would be exceeded by millions of percent."""
+"""Range of deviations that are also shown in percent: a limit of a few bytes can be exceeded by millions of percent."""
 
 _LIMIT = re.compile(r"(<=|>=)?\s*([^±]+?)\s*(?:±\s*([0-9.]+)\s*%)?")
 
@@ -113,8 +112,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `kind`: regression, improvement, missing or unjudged. `sentence` is complete. `places`: the lines of
-    code that moved the metric, the largest first.
+    """One finding. `kind`: regression, improvement, missing or unjudged. `sentence`: the complete message. `places`:
+    the lines of code that changed the metric, the largest first.
     """
 
     kind: str
@@ -146,18 +145,18 @@ def parse_limit(metric: str, text: Any) -> Limit:
 
 
 def _parse_bytes(metric: str, text: str) -> float:
-    """Parses a size; that of a difference may be below 0."""
+    """Parses a size; metrics in DIFFERENCES may be negative."""
     is_below_zero = metric in DIFFERENCES and text.startswith("-")
     return -float(parse_bytes(text[1:])) if is_below_zero else float(parse_bytes(text))
 
 
 def held_elsewhere(limits: dict[str, Limit]) -> dict[str, Limit]:
-    """Returns those of a cell's limits that hold on another processor than the one that they were recorded on."""
+    """Returns the limits of a cell that also apply on a processor other than the one they were recorded on."""
     return {metric: limit for metric, limit in limits.items() if limit.bound or metric not in OF_KERNELS}
 
 
 def show_limit(metric: str, limit: Limit) -> Any:
-    """Formats a limit as `record` writes it: a bare number where it is exact."""
+    """Formats a limit as `record` writes it: a bare number if it is exact."""
     number: Any = int(limit.value) if metric.endswith("_bytes") else limit.value
     if not limit.bound and not limit.tolerance:
         return number
@@ -176,8 +175,8 @@ def show_value(metric: str, value: float) -> str:
 def judge_cell(
     cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "", lines: Lines | None = None
 ) -> list[Finding]:
-    """Returns findings of one cell. `row`: its summarized row, with its `lines` where they are known, None if there
-    is none; `largest`: see `what_moved`; `lines`: those that were recorded with the limits.
+    """Returns the findings of one cell. `row`: its summarized row, with its `lines` if known; None if there is none;
+    `largest`: see `what_moved`; `lines`: recorded with the limits.
     """
     if row is None:
         return [Finding("missing", cell, "", f"{cell}: the budget has it, the runs do not")]
@@ -204,8 +203,8 @@ def judge_cell(
 
 
 def _by_line(metric: str, limit: Limit, value: float, before: Lines, now: Lines) -> tuple[str, tuple[Place, ...]]:
-    """Returns the end of a sentence on the lines that moved a metric, and their places; for a limit by hand that they
-    do not explain, those that hold most.
+    """Returns the end of a message on the lines that changed a metric, and their places; for a manual limit that they
+    do not explain, the lines with the most bytes.
     """
     by = value - limit.value
     where = categories_of(metric)
@@ -232,7 +231,7 @@ def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> 
 
 
 def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], largest: str = "") -> str:
-    """Names the category, or the collective, that deviates most from the budget, as the end of a sentence.
+    """Names the category, or the collective, that deviates most from the budget, as the end of a message.
 
     `largest` names the largest tensor at the peak, for metrics in bytes.
     """
@@ -244,7 +243,7 @@ def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], large
 
 
 def most_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> str | None:
-    """Returns the part of a metric, a metric itself, that deviates most from the budget in the metric's direction."""
+    """Returns the part of a metric (itself a metric) that deviates most from the budget in the metric's direction."""
     parts = _parts(metric)
     exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
     grown = float(row[metric]) > limits[metric].value
@@ -260,7 +259,7 @@ def _parts(metric: str) -> tuple[str, ...]:
 
 
 def part_name(part: str) -> str:
-    """Returns the category, or the collective, of one of `MAXIMA` and `PARTS`; nothing for other metrics."""
+    """Returns the category, or the collective, of a metric in `MAXIMA` or `PARTS`; empty for other metrics."""
     if part not in (*MAXIMA, *PARTS):
         return ""
     return part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")

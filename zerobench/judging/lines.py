@@ -1,13 +1,13 @@
-"""Lines of code that hold bytes, as tables that a budget keeps, and the lines that changed between two measurements.
+"""Lines of code and the bytes they allocated, as tables in a budget, and the lines that changed between measurements.
 
-line      storages of one category that one line of code made in one module, of one rank
-table     the lines that live at the peak, or those that have grown over the measured steps
-folded    a row that stands for equal modules: "blocks.0–4.mlp_in", so that a deep model's table is short
-rest      the sum of the lines that a short table does not list
+line     storages of one category that one line of code made in one module, on one rank
+table    the lines alive at the peak, or those that have grown over the measured steps
+folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a deep model's table is short
+rest     the sum of the lines that a short table does not list
 
-A line's number changes with every edit above it, so lines are matched by category, module, function and label, and
-inside of a function by number, shifted as most lines of the file are, then by order. The differences of all moved lines
-add up to that of the two tables.
+The number of a line changes with every edit above it, so lines are matched by category, module, function and label, and
+within a function by number, shifted like most lines of the file, then by order. The differences of all changed lines
+add up to the difference of the two tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..records import CATEGORIES, STATES
 from ..sizes import show_bytes
 
 MOST = 40
-"""Rows of a table that a budget keeps."""
+"""Most rows of a table in a budget."""
 
 AT = ("peak", "growth")
 """The tables of a run."""
@@ -37,7 +37,7 @@ _RANGE = re.compile(r"(\d{1,6})–(\d{1,6})")
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """Storages of one line: as records.LineRow, without its rank."""
+    """Storages of one line: like records.LineRow, without its rank."""
 
     category: str
     module: str
@@ -48,7 +48,7 @@ class Line:
 
     @property
     def function(self) -> tuple[str, str, str]:
-        """The line without its number: "backward of " or nothing, file, function."""
+        """The line without its number: "backward of " or empty, file, function."""
         found = _SOURCE.fullmatch(self.source)
         return (found["backward"] or "", found["file"], found["function"]) if found else ("", "", self.source)
 
@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineTable:
-    """Lines, the largest first. `rest`: bytes of those that are not listed, none above `rest_most`."""
+    """Lines, the largest first. `rest`: bytes of the unlisted lines, none of which is above `rest_most`."""
 
     lines: tuple[Line, ...] = ()
     rest: int = 0
@@ -78,7 +78,7 @@ Lines = dict[str, LineTable]
 
 
 def lines_of(lines: pd.DataFrame) -> Lines:
-    """Returns the tables of one cell, of the run and rank that hold most of each; `lines`: the table of its runs."""
+    """Returns the tables of one cell, each from the run and rank with the most bytes; `lines`: of its runs."""
     found: Lines = {}
     for at in AT:
         mine = lines[lines["at"] == at]
@@ -91,7 +91,7 @@ def lines_of(lines: pd.DataFrame) -> Lines:
 
 
 class LinesOfRuns:
-    """The lines of many runs, found by run without a look at all of them."""
+    """The lines of many runs, indexed by run."""
 
     def __init__(self, lines: pd.DataFrame) -> None:
         self._lines, self._rows = lines, lines.groupby("run_id", sort=False).indices
@@ -111,7 +111,7 @@ def _ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def shortened(table: LineTable, most: int = MOST) -> LineTable:
-    """Returns the table with its largest rows, folded ones counting as one, and the others in its rest."""
+    """Returns the table with its largest rows, folded ones counting as one, and all others in its rest."""
     rows = fold(table.lines)
     kept, left = rows[:most], rows[most:]
     rest_most = max([table.rest_most, *(abs(one.bytes) for one in left)])
@@ -122,7 +122,7 @@ def shortened(table: LineTable, most: int = MOST) -> LineTable:
 
 
 def fold(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Merges lines that differ in one number of their module alone, and of their label where it begins alike."""
+    """Merges lines whose modules differ only in one number, as do their labels if they begin with the same path."""
     folded, depth = list(lines), 0
     while depth <= max((one.module.count(".") for one in folded), default=-1):
         groups: dict[tuple[Any, ...], dict[int, Line]] = {}
@@ -138,13 +138,13 @@ def fold(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def _number_at(module: str, depth: int) -> int:
-    """Returns the number that is a module's part at this depth; -1 if it is none."""
+    """Returns the number at this depth of a module's path; -1 if that part is not a number."""
     part = [*module.split("."), *[""] * depth][depth]
     return int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
 
 
 def _named(one: Line, depth: int, part: str | None) -> tuple[str, str]:
-    """Returns module and label with another part at this depth, the label's where it begins as the module."""
+    """Returns module and label with this part replaced at this depth, in the label if it begins like the module."""
     module, name = one.module.split("."), one.name.split(".")
     alike = name[: depth + 1] == module[: depth + 1]
     for words in (module, *([name] if alike else [])):
@@ -154,7 +154,7 @@ def _named(one: Line, depth: int, part: str | None) -> tuple[str, str]:
 
 
 def _fold_group(mine: dict[int, Line], depth: int) -> list[Line]:
-    """Returns a row per stretch of numbers without a gap."""
+    """Returns a row per range of consecutive numbers."""
     rows: list[Line] = []
     for first, last in _stretches(sorted(mine)):
         one, count = mine[first], last - first + 1
@@ -174,7 +174,7 @@ def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
-    """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or of too many modules."""
+    """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or with too many modules."""
     found = list(lines)
     for depth in range(max((one.module.count(".") for one in found), default=-1) + 1):
         rows: list[Line] = []
@@ -203,7 +203,7 @@ def _unfold_one(one: Line, depth: int, most: int) -> list[Line]:
 
 
 def folded_names(modules: Iterable[str]) -> str:
-    """Returns the names of modules in few words: "blocks.0–4.mlp_in"."""
+    """Returns the names of modules in short form: "blocks.0–4.mlp_in"."""
     rows = fold([Line("", module, "", 1, 1) for module in dict.fromkeys(modules) if module])
     return " and ".join(sorted(one.module for one in rows))
 
@@ -212,7 +212,7 @@ def folded_names(modules: Iterable[str]) -> str:
 
 
 def plain(lines: Lines) -> dict[str, list[list[Any]]]:
-    """Returns the tables as a budget file has them: rows of bytes, storages, category, module, line and label."""
+    """Returns the tables in a budget file's format: rows of bytes, storages, category, module, line and label."""
     shown: dict[str, list[list[Any]]] = {}
     for at, table in lines.items():
         short = shortened(table)
@@ -222,7 +222,7 @@ def plain(lines: Lines) -> dict[str, list[list[Any]]]:
 
 
 def parse_lines(content: Any) -> Lines:
-    """Reads what `plain` has written. Raises ValueError."""
+    """Parses the output of `plain`. Raises ValueError."""
     found: Lines = {}
     if not isinstance(content, dict) or not set(content) <= set(AT):
         raise ValueError(f"lines is {content!r:.80}; it is a mapping with peak and growth")
@@ -249,7 +249,7 @@ def _is_row(row: Any, kinds: tuple[type, ...]) -> bool:
 NO_LINE = "no line of Python"
 
 SHARE = 0.05
-"""Part of a metric's difference that a line must explain to be named."""
+"""Fraction of a metric's difference that a line must explain to be named."""
 
 Key = Callable[[Line], Any]
 
@@ -258,13 +258,13 @@ KEYS: tuple[tuple[Key, bool], ...] = (
     (lambda one: (one.category, one.module, one.function), False),
     (lambda one: (one.category, one.module, one.function[0], one.function[2]), True),
 )
-"""By what lines are matched, the strictest first, and True if each side's must be of one file: a label may change,
-and a function may move to another file, or its file be named from another folder."""
+"""Keys by which lines are matched, the strictest first, and True if each side's lines must be from one file: a label
+may change, and a function may move to another file, or its file be named relative to another folder."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a file, with words on it. `file` is empty and `line` 0 if no line of Python is known."""
+    """A line of a file, with a message on it. `file` is empty and `line` 0 if no line of Python is known."""
 
     file: str
     line: int
@@ -273,8 +273,8 @@ class Place:
 
 @dataclass(frozen=True)
 class MovedLine:
-    """A line whose bytes differ, `before` and `after`, over those `modules` in which they do. Its `source` is the line
-    as it is now, or as it was where it is gone. `is_rest`: the lines that a short table does not list.
+    """A line whose bytes differ, `before` and `after`, summed over the `modules` in which they do. `source`: the line
+    as it is now, or as it was if it is gone. `is_rest`: stands for the lines that a short table does not list.
     """
 
     category: str
@@ -287,12 +287,12 @@ class MovedLine:
 
     @property
     def difference(self) -> int:
-        """Bytes more than before."""
+        """Additional bytes compared with before."""
         return self.after - self.before
 
     @property
     def about(self) -> str:
-        """Modules and label, or the category; of the rest its largest line."""
+        """Modules and label, or else the category; for the rest its largest line."""
         if self.is_rest:
             return f"the largest: {self.source}" if self.source else ""
         return ", ".join(part for part in (folded_names(self.modules), self.name) if part) or self.category
@@ -310,12 +310,12 @@ class MovedLine:
 
     @property
     def place(self) -> Place:
-        """The line in its file, and its words."""
+        """The line in its file, with its message."""
         return place_of(self.source, self.words)
 
 
 def place_of(source: str, sentence: str) -> Place:
-    """Returns the place that a line of the tables names."""
+    """Returns the place that a line of the tables refers to."""
     one = Line("", "", source, 0, 0)
     return Place(one.function[1], one.number, sentence)
 
@@ -341,7 +341,9 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
 
 
 def _shifts(ours: list[Line], theirs: list[Line]) -> dict[str, int]:
-    """Returns file -> by how many lines its code is further down, as most lines are that both sides have once."""
+    """Returns file -> the number of lines by which its code has moved down, by majority of the lines unique on both
+    sides.
+    """
     numbers: dict[Any, tuple[list[int], list[int]]] = {}
     for side, lines in enumerate((ours, theirs)):
         for one in lines:
@@ -369,7 +371,9 @@ def _match(
 
 
 def _in_order(ours: list[Line], theirs: list[Line], shifts: dict[str, int]) -> list[tuple[Line, Line]]:
-    """Pairs lines of one function: equal ones first, then those of the same number, then by their order."""
+    """Pairs lines of one function: equal ones first, then those of equal size, then those with the same number, then by
+    order.
+    """
     likes: tuple[Callable[[int, int], Any], ...] = (
         lambda number, size: (number, size), lambda _, size: size, lambda number, _: number, lambda *_: 0,
     )  # fmt: skip
@@ -392,13 +396,13 @@ def _without(lines: list[Line], taken: list[Line]) -> list[Line]:
 
 
 def _apart_from_rest(lines: list[Line], other: LineTable) -> tuple[list[Line], list[Line]]:
-    """Splits lines that `other` does not list: those that are too large for its rest, and those that may be in it."""
+    """Splits lines that `other` does not list: those too large for its rest, and those that may be in it."""
     small = set(unfold(row for row in fold(lines) if abs(row.bytes) <= other.rest_most))
     return [one for one in lines if one not in small], [one for one in lines if one in small]
 
 
 def _by_line(pairs: list[tuple[Line | None, Line | None]]) -> list[MovedLine]:
-    """Merges pairs of one line over the modules in which it has moved."""
+    """Merges pairs of the same line over the modules in which it changed."""
     found: dict[tuple[Any, ...], MovedLine] = {}
     for one, other in pairs:
         now = other or one
@@ -432,8 +436,8 @@ def categories_of(metric: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def lines_behind(metric: str, by: float, before: Lines, after: Lines, most: int = 3) -> list[MovedLine]:
-    """Returns the lines that explain a metric's difference of `by` bytes: those that moved in its direction, enough to
-    matter, the largest first.
+    """Returns the lines that explain a metric's difference of `by` bytes: those with a considerable change in the same
+    direction, the largest first.
     """
     where = categories_of(metric)
     if where is None or where[0] not in before or where[0] not in after or not by:
@@ -445,7 +449,7 @@ def lines_behind(metric: str, by: float, before: Lines, after: Lines, most: int 
 
 
 def largest_lines(metric: str, lines: Lines, most: int = 3) -> list[Place]:
-    """Returns the lines that hold most of a metric's bytes, for a limit that has no measurement before."""
+    """Returns the lines with the most bytes of a metric, for a limit without an earlier measurement."""
     where = categories_of(metric)
     if where is None or where[0] not in lines:
         return []

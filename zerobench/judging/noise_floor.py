@@ -2,11 +2,11 @@
 
 A *launch's time* is the median of its steps. For launches of one cell, s is the standard deviation of the times'
 logarithms. The *floor* is the effect (paired.py) that the ratio of two further launches of identical code stays below
-in 95 % of cases: exp(t · s · √2) − 1, with Student's t for n − 1 degrees of freedom, which is the prediction interval
-of a difference of two. It uses every launch once, so no pairing has to be chosen, and few launches make it wide.
-The mean over k pairs has √k times less: `NoiseFloor.of`.
+in 95 % of cases: exp(t · s · √2) − 1, with Student's t for n − 1 degrees of freedom. This is the prediction interval of
+a difference of two. It uses every launch once, so no pairing has to be chosen; with few launches it is wide. For the
+mean over k pairs, s is smaller by √k: `NoiseFloor.of`.
 
-Records are kept by *environment*: device class, processor, cores and torch's minor version.
+Records are kept per *environment*: device class, processor, cores and torch's minor version.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENVIRONMENT = ("device_class", "processor", "cores", "torch")
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """One record. `floors`: a time's column -> the floor of one pair. `medians`: the launches' times, seconds."""
+    """One record. `floors`: a time's column -> the floor of one pair. `medians`: the launches' times, in seconds."""
 
     environment: dict[str, Any]
     cell: str
@@ -43,7 +43,7 @@ class NoiseFloor:
     medians: dict[str, list[float]]
 
     def of(self, metric: str, pairs: int = 1) -> float:
-        """Returns the floor of the geometric mean over so many pairs."""
+        """Returns the floor of the geometric mean over `pairs` pairs."""
         return float(np.expm1(np.log1p(self.floors[metric]) / np.sqrt(pairs)))
 
     @property
@@ -74,7 +74,7 @@ def floor_of(times: list[float]) -> float:
 
 
 def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor:
-    """Returns the record of a cell's launches, rows that are ok. Raises ValueError if they are too few."""
+    """Returns the record of a cell's launches, all of them ok. Raises ValueError if there are too few."""
     if len(launches) < LEAST_LAUNCHES:
         raise ValueError(f"{base_name(config)} has {len(launches)} launches; a noise floor needs {LEAST_LAUNCHES}")
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
@@ -91,12 +91,14 @@ def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor
 
 
 def read(folder: Path) -> list[NoiseFloor]:
-    """Reads all records in a folder; none if there is no folder. Raises ValueError for a file with other content."""
+    """Reads all records in a folder; none if the folder does not exist. Raises ValueError for a file with other
+    content.
+    """
     return [floor for path in sorted(folder.glob("*.yaml")) for floor in _read_file(path)]
 
 
 def write(folder: Path, floor: NoiseFloor) -> Path:
-    """Adds a record to its device class's file, instead of an earlier one of the same environment."""
+    """Adds a record to its device class's file, replacing an earlier one of the same environment."""
     name = re.sub(r"[^a-z0-9]+", "-", floor.environment["device_class"].lower()).strip("-")
     path = folder / f"{name}.yaml"
     others = [one for one in (_read_file(path) if path.is_file() else []) if one.environment != floor.environment]

@@ -1,14 +1,14 @@
 """Paired comparison of times. Launch i of A and launch i of B are a *pair*; its ratio is B's time over A's.
 
 The geometric mean of the pairs' ratios is reported, with a 95 % t-interval over the logarithms. An *effect* is the
-distance of a ratio from 1, equal for twice and for half: max(r, 1/r) − 1. A *threshold* is the larger of the smallest
-relevant effect and of identical code's (noise_floor.py). *Slower* and *faster* need both: an interval without 1, which
-rules out chance within these launches, and an effect above the threshold, which rules out variation that such an
-interval does not include.
+distance of a ratio from 1, the same for double and half: max(r, 1/r) − 1. A *threshold* is the larger of the smallest
+relevant effect and the noise floor of identical code (noise_floor.py). *Slower* and *faster* need both: an interval
+without 1, which rules out chance within these launches, and an effect above the threshold, which rules out variation
+that such an interval does not include.
 
-There is a verdict only where launches were *interleaved*, both of a pair before any of the next: measured one after the
-other, A and B also differ by the machine's drift, and identical code is called slower or faster in 31 of 100 cases at a
-drift of 3 %, in 72 at 10 %.
+There is a verdict only if launches were *interleaved*, both of a pair before any of the next. Measured one after the
+other, A and B also differ by the machine's drift: identical code is called slower or faster in 31 of 100 cases at a
+drift of 3 %, and in 72 at 10 %.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Effect:
 
 
 def pair_up(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Pair]:
-    """Pairs launches of A and B with the same number; where they have no number in common, in their order."""
+    """Pairs launches of A and B with the same number; if they have no number in common, in order."""
     ours, theirs = ({row["repeat"]: row for row in sorted(side, key=lambda r: r["repeat"])} for side in (a, b))
     both = [(row, theirs[repeat]) for repeat, row in ours.items() if repeat in theirs]
     return both or list(zip(ours.values(), theirs.values(), strict=False))
@@ -78,13 +78,13 @@ def same_runs(pairs: list[Pair]) -> bool:
 
 
 def detectable(pairs: list[Pair], metric: str = "step_s") -> float | None:
-    """Returns the smallest effect that such pairs detect in 80 of 100 cases; None for fewer than three pairs."""
+    """Returns the smallest effect that these pairs detect in 80 of 100 cases; None for fewer than three pairs."""
     spread = _spread(pairs, metric)
     return None if spread is None else float(np.expm1(_reach(len(pairs)) * spread))
 
 
 def pairs_needed(pairs: list[Pair], effect: float, metric: str = "step_s", most: int = 1000) -> int | None:
-    """Returns the number of pairs with such a spread that detect this effect in 80 of 100 cases; None above `most`."""
+    """Returns the number of pairs with this spread that detect the effect in 80 of 100 cases; None above `most`."""
     spread = _spread(pairs, metric)
     if spread is None:
         return None
@@ -99,7 +99,7 @@ def _spread(pairs: list[Pair], metric: str) -> float | None:
 
 
 def _reach(pairs: int) -> float:
-    """Returns the standard deviations between 1 and the smallest effect that is detected."""
+    """Returns the distance between 1 and the smallest detected effect, in standard deviations."""
     quantiles = stats.t.ppf([0.975, POWER], pairs - 1)
     return float(quantiles.sum() / np.sqrt(pairs))
 

@@ -1,8 +1,8 @@
 """Recording: measured values become limits, and each limit that changes is explained.
 
-baseline   the launches of a cell by one code that its limits are taken from
+baseline   the launches of a cell, all by the same code, from which its limits are taken
 noisy      an exact metric in which the launches of a baseline differ: no limit would hold
-change     a limit before and now, with the category and the line of code that moved it
+change     a limit before and now, with the category and the line of code that changed it
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEADER = ["cell", "metric", "before", "now", "difference", "moved most", "line"]
 
 @dataclass(frozen=True)
 class LimitChange:
-    """One limit. `before` is None for a new metric, `metric` empty for a new cell. `within`: the old one allows it."""
+    """One limit. `before`: None for a new metric; `metric`: empty for a new cell; `within`: the old limit allows it."""
 
     cell: str
     metric: str
@@ -49,7 +49,7 @@ class LimitChange:
 
     @property
     def row(self) -> list[str]:
-        """The change in words, under HEADER."""
+        """The change as a table row, under HEADER."""
         if not self.metric:
             return [self.cell, f"{self.now:.0f} limits", "–", "–", "new", "", ""]
         now = show_value(self.metric, self.now)
@@ -95,12 +95,12 @@ def print_changes(changes: list[LimitChange]) -> None:
 
 
 PROCESSORS = "; "
-"""Separates processors where a file's values are of several; kernels' scratch is then judged on none of them."""
+"""Separates processors if a file has values from several; kernels' scratch memory is then judged on none of them."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is recorded of a cell: `metrics`, or those of use, and `step_s` if `time`. `tolerances`: fractions."""
+    """What to record for a cell: `metrics`, or the useful ones, and `step_s` if `time`. `tolerances`: fractions."""
 
     metrics: tuple[str, ...] = ()
     time: bool = False
@@ -115,8 +115,8 @@ class Wanted:
 def record_cell(
     file: BudgetFile, row: dict[str, Any], wanted: Wanted, taken: set[str]
 ) -> tuple[list[LimitChange], list[str]]:
-    """Replaces a cell's recorded values; manual ceilings and tolerances stay, also those of the same work under a name
-    that is not `taken` by a row of this recording. Returns the changed limits, and sentences on metrics that are too
+    """Replaces a cell's recorded values. Manual ceilings and tolerances stay, as do those of the same work under a name
+    that is not `taken` by a row of this recording. Returns the changed limits, and messages on metrics that are too
     noisy.
     """
     if row["status"] != "ok":
@@ -143,8 +143,8 @@ def record_cell(
 
 
 def _processors(environment: Environment, row: dict[str, Any], wanted: Wanted, taken: set[str]) -> str:
-    """Returns the processors on which kernels' scratch was recorded: the row's, and those named before where a value is
-    of an earlier recording.
+    """Returns the processors on which kernels' scratch memory was recorded: the row's, and earlier ones if a value of
+    an earlier recording remains.
     """
     named = str(environment.about.get("processor") or "")
     stay = named and any(
@@ -171,7 +171,7 @@ def _limits(before: dict[str, Limit], row: dict[str, Any], wanted: Wanted) -> di
 
 
 def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
-    """Returns a sentence per limit that a launch of its own baseline does not meet; times are guarded apart."""
+    """Returns a message per limit that a launch of its own baseline does not meet; times are checked separately."""
     said = []
     for metric, limit in limits.items():
         values = row.get("launched", {}).get(metric, [])
@@ -189,7 +189,7 @@ def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
 
 
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:
-    """Raises an error if the machine cannot repeat a time within the tolerance: such a time is no budget."""
+    """Raises UnjudgedError if the machine cannot repeat a time within the tolerance: such a time cannot be a budget."""
     low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
     if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
         raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")

@@ -18,14 +18,14 @@ JUNIT_TAGS = {"regression": "failure", "missing": "failure", "unjudged": "error"
 
 @dataclass
 class Verdicts:
-    """All that a check has found. `judged`: (cell, metric); `measured`: (cell, metric) -> limit and value."""
+    """All findings of a check. `judged`: (cell, metric); `measured`: (cell, metric) -> limit and value."""
 
     findings: list[Finding] = field(default_factory=list)
     judged: list[tuple[str, str]] = field(default_factory=list)
     measured: dict[tuple[str, str], tuple[Limit, float]] = field(default_factory=dict)
 
     def add(self, other: Verdicts) -> None:
-        """Takes in what another file's check has found."""
+        """Adds the findings of another file's check."""
         self.findings += other.findings
         self.judged += other.judged
         self.measured |= other.measured
@@ -43,7 +43,7 @@ class Verdicts:
 
 
 def print_findings(verdicts: Verdicts) -> None:
-    """Prints a sentence per finding, and the number of limits that held."""
+    """Prints a message per finding, and the number of limits that hold."""
     console = stdout_console()
     for finding in verdicts.findings:
         console.print(f"{finding.kind}: ", style=STYLES[finding.kind], end="")
@@ -54,7 +54,7 @@ def print_findings(verdicts: Verdicts) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a report, and the folders above it."""
+    """Writes a report, creating its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
@@ -84,12 +84,12 @@ def write_junit(path: Path, verdicts: Verdicts) -> None:
 
 
 def one_line(text: str) -> str:
-    """Returns a text without line breaks and other control characters, which XML and a table's cell cannot hold."""
+    """Replaces line breaks and other control characters, which XML and table cells cannot contain, by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def write_markdown(path: Path, verdicts: Verdicts) -> None:
-    """Writes a table of the findings under a line with their numbers; no sentence leaves its cell, nor is HTML."""
+    """Writes a table of the findings below a line with their number; messages are escaped to stay in their cells."""
     lines = [f"**Budgets:** {verdicts.words}.", ""]
     if verdicts.findings:
         lines += ["| | what moved |", "| --- | --- |"]
@@ -100,8 +100,8 @@ def write_markdown(path: Path, verdicts: Verdicts) -> None:
 
 
 def write_benchmark(path: Path, verdicts: Verdicts) -> None:
-    """Writes the JSON that github-action-benchmark charts as customSmallerIsBetter: each measured metric of which less
-    is better and which is not 0 throughout.
+    """Writes the JSON that github-action-benchmark charts as customSmallerIsBetter: each measured metric where smaller
+    is better and that is not 0 in both limit and value.
     """
     rows = []
     sentences = {(one.cell, one.metric): one.sentence for one in verdicts.findings}

@@ -1,7 +1,7 @@
-"""Figures of finished runs: what `zerobench plot` draws, and what `results.plot` returns as matplotlib axes.
+"""Figures of finished runs, for `zerobench plot` and, as matplotlib axes, for `results.plot`.
 
-page.py says how large a figure and its text are, panels.py which cells stand side by side, marks.py and style.py what
-is drawn of them; each other module is a figure, with one function `draw(results, ...)`.
+page.py determines the size of a figure and its text, panels.py which cells are shown side by side, marks.py and
+style.py how they are drawn; each other module is a figure, with one function `draw(results, ...)`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Plots:
 
 
 def _shown(figure: Any) -> Drawn:
-    """Makes the figure one of pyplot's, so that notebooks show it, and returns its axes."""
+    """Registers the figure with pyplot, so that notebooks show it, and returns its axes."""
     import numpy as np
     from matplotlib import pyplot as plt
 

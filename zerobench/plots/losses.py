@@ -2,8 +2,8 @@
 
 Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks. Curves that are equal to
 the bit are one line, whose label names them all. Right: the curves minus DDP's (or the first one, if DDP did not run);
-without differences in any setting there is no right panel. A loss that is not finite is a gap, with a cross at the
-axis; a cell that failed, or was not run, is named.
+omitted if no setting has differences. A loss that is not finite is a gap, with a cross at the axis; a cell that failed,
+or was not run, is named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Curves = dict[str, pd.Series]
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """A setting's losses, and next to them the differences if any setting has some."""
+    """Draws each setting's losses, and next to them the differences if any setting has some."""
     settings = [
         cells.assign(status=cells["status"].mask(cells["backend"] == "simulated", "simulated, no losses"))
         for cells in comparisons(results)
@@ -46,13 +46,13 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def _curves(results: Results, cells: pd.DataFrame) -> Curves:
-    """Returns the losses of cells that are ok: the reference's first, else in their order."""
+    """Returns the losses of ok cells: the reference's first, then the others in order."""
     found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
     return dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name))
 
 
 def _distinct(found: Curves) -> Curves:
-    """The curves without repetitions: those that are equal to the bit are one, under all their labels."""
+    """Merges curves that are equal to the bit into one, under all their labels."""
     names: dict[str, list[str]] = {}
     for label, curve in found.items():
         same = next((one for one in names if found[one].equals(curve)), label)
@@ -78,7 +78,7 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame, found: Curves) -> None:
 
 
 def _draw_differences(axes: Axes, found: Curves) -> None:
-    """Zero in the middle; words instead of axes if all differences are zero."""
+    """Draws the differences, with zero in the middle; a message instead of axes if all are zero."""
     if not _differ(found):
         axes.set_axis_off()
         words = _sentence(found) if len(found) > 1 else "no other losses"
@@ -109,7 +109,7 @@ def _scale_steps(axes: Axes) -> None:
 
 
 def losses(results: Results, cell: Any) -> pd.Series:
-    """Mean over the ranks by step, of the timed pass of the newest launch; NaN if a rank's is not finite."""
+    """Mean over the ranks by step, in the timed pass of the newest launch; NaN if a rank's loss is not finite."""
     steps = rows_of(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == "timed")]
     return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False)

@@ -1,8 +1,8 @@
 """Marks of figures: bars with a name for each cell, curves against N, and notes on missing data.
 
-Names of cells below an axis are a small table of what differs between them or, if there is no room, words upright. A
-cell's *label* is its strategy and words: `key=value`, or a flag. A *row* of the table is a key with its value for
-each cell; what all cells have in common is left out. Strategies are the last row, once for all neighbors of one.
+Names of cells below an axis are a small table of their differences or, if there is no room, vertical text. A cell's
+*label* is its strategy followed by words: `key=value`, or a flag. A *row* of the table is a key with its value for each
+cell; keys with the same value in all cells are left out. The last row has the strategies, once per group of neighbors.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .style import look
 def bars(
     axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], None], rows: Rows | None = None
 ) -> None:
-    """A place on the x axis for each cell: what `draw_cell` draws, or the word for why there is nothing.
+    """Draws a place on the x axis for each cell: with `draw_cell` if it is ok, else its status.
 
-    `rows`: in what cells of a strategy differ, by what it is called; without them what their labels say.
+    `rows`: the differences between cells of a strategy, by their name; by default those in their labels.
     """
     for place, cell in enumerate(cells.itertuples()):
         if cell.status == "ok":
@@ -42,7 +42,7 @@ def bars(
 
 
 def absent(axes: Axes, place: float, word: str, color: str = "black", number: int = 0) -> None:
-    """The word in the place of what is not there, upright at the axis; `number` sets several at one place apart."""
+    """Writes a word, vertically at the axis, in place of a missing value; `number` offsets several at one place."""
     axes.annotate(
         f"× {word}",
         (place, 0),
@@ -58,14 +58,14 @@ def absent(axes: Axes, place: float, word: str, color: str = "black", number: in
 
 
 def unit_of(largest: Any) -> tuple[str, int]:
-    """The unit in which sizes up to `largest` bytes read well, and its bytes; `largest` may be missing."""
+    """The unit that suits sizes up to `largest` bytes, and its number of bytes; `largest` may be missing."""
     if pd.isna(largest):
         largest = 0
     return ("GiB", 2**30) if largest >= 4 * 2**30 else ("MiB", 2**20) if largest >= 2**20 else ("KiB", 2**10)
 
 
 def show(value: float) -> str:
-    """A bar's number: three digits, no more than one of them behind the point."""
+    """Formats a bar's number: three digits, at most one of them after the decimal point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
@@ -76,9 +76,9 @@ def split(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: float = 1) -> Iterator[tuple[Any, Any]]:
-    """Draws `values` against N, a line a label with a gap where a cell is not ok, and its status there.
+    """Draws `values` against N, a line per label, with a gap and the status where a cell is not ok.
 
-    Yields each label's cells and its look, for whatever else there is to draw of it.
+    Yields each label's cells and its look, for drawing more of it.
     """
     there: Counter[int] = Counter()
     for label, mine in cells.groupby("label", sort=False):
@@ -103,7 +103,7 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
 
 
 def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
-    """Color and marker of the strategy; labels of one strategy differ in how the marker is filled."""
+    """Color and marker of the strategy; labels of one strategy differ in the marker's fill."""
     strategy = str(cells.loc[cells["label"] == label, "strategy"].iloc[0])
     siblings = list(dict.fromkeys(cells.loc[cells["strategy"] == strategy, "label"]))
     fill = ("full", "none", "left", "right")[siblings.index(label) % 4]
@@ -111,7 +111,7 @@ def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
 
 
 def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
-    """A legend's entry for every label of the panels."""
+    """A legend entry for every label of the panels."""
     found: dict[str, dict[str, Any]] = {}
     for cells in panels:
         found |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in found}
@@ -123,14 +123,14 @@ Rows = Mapping[str, Sequence[str]]
 
 NONE = "–"
 LINE = 1.25
-"""Height of a row, in heights of its text."""
+"""Height of a row, in multiples of its text's height."""
 
 BESIDE, MARGIN = 36, 8
-"""Points that an axis and its label take to the left of the axes, and what is left between panels."""
+"""Width in points of an axis and its label to the left of the axes, and of the margin between panels."""
 
 
 def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
-    """Names the places 0, 1 ... of the x axis by their strategies and by what else differs."""
+    """Names the places 0, 1 ... of the x axis by their strategies and their other differences."""
     places, shown = range(len(strategies)), {key: values for key, values in rows.items() if len(set(values)) > 1}
     values = ["\n".join(parts) for parts in zip(*shown.values(), strict=True)] if shown else list(strategies)
     beside = max([BESIDE, *(width_of(key) + MARGIN for key in shown)])
@@ -145,14 +145,14 @@ def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
 
 
 def rows_of_labels(labels: Sequence[str]) -> Rows:
-    """Rows of what differs between labels; a flag is a key whose value is "yes"."""
+    """Rows of the differences between labels; a flag is a key with the value "yes"."""
     words = [words_of(label) for label in labels]
     keys = dict.fromkeys(key for mine in words for key in mine)
     return {key: [_show(key, mine.get(key)) for mine in words] for key in keys}
 
 
 def words_of(label: str) -> dict[str, str]:
-    """Words of a label beside the strategy: key -> value; of a flag "yes"."""
+    """Words of a label after the strategy: key -> value; for a flag "yes"."""
     pairs = (word.rstrip(",").partition("=") for word in label.split()[1:])
     return {key: value or "yes" for key, _, value in pairs}
 
@@ -176,7 +176,7 @@ def _points_wide(axes: Axes) -> float:
 
 
 def _head_and_group(axes: Axes, keys: Sequence[str], strategies: Sequence[str]) -> None:
-    """Writes the keys to the left of their values, and below them each strategy once, below a line."""
+    """Writes the keys to the left of their values, and below a line under them each strategy once."""
     size = FontProperties(size=mpl.rcParams["xtick.labelsize"]).get_size_in_points()
     gap = mpl.rcParams["xtick.major.size"] + mpl.rcParams["xtick.major.pad"]
     how = {"textcoords": "offset points", "va": "top", "fontsize": "small", "annotation_clip": False}

@@ -1,9 +1,9 @@
 """Memory per strategy, stacked by category, with the prediction marked.
 
-Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind; and everything
-at the instant of the overall peak, with what the allocator has beyond the ledger on top, hatched. Each on the
-rank that needs most, of the newest launches. One panel for each set of cells that train the same thing; a cell that
-failed, or was not run, is drawn as such.
+Two bars per strategy: the model states (and buffers in flight) at their own maximum, to which formulas apply; and
+everything at the instant of the overall peak, with the allocator's bytes beyond the ledger on top, hatched. Each is on
+the rank that needs the most, over the newest launches. One panel for each set of cells that train the same thing; a
+cell that failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .panels import MOST_PANELS, comparisons, rows_of, title
 from .style import CATEGORIES, VERMILION, number, patches, rule, seen, stack
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
-"""Part that is no category of the ledger's: the allocator's peak less the ledger's."""
+"""The part that is not a category of the ledger: the allocator's peak minus the ledger's."""
 
 LEAST_OUTSIDE = 0.001
-"""Fraction of the peak below which nothing is drawn."""
+"""Fraction of the peak below which that part is not drawn."""
 
 CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
 
@@ -46,7 +46,7 @@ def _capacity(text: str) -> int:
 
 
 def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:
-    """`capacity`: bytes that a rank has, drawn as a line."""
+    """Draws the figure. `capacity`: bytes of a rank, drawn as a line."""
     settings = comparisons(results)
     largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
     name, unit = unit_of(largest)
@@ -90,7 +90,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
 
 
 def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:
-    """Bytes of the allocator at its peak beyond the ledger at its own: kernels, libraries, rounding."""
+    """Draws the allocator's peak beyond the ledger's own: kernels, libraries, rounding. Returns its height."""
     outside = cell.outside_ledger_bytes
     if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes:
         return 0.0
@@ -99,7 +99,7 @@ def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int)
 
 
 def _fullest(memory: pd.DataFrame, total: str, column: str) -> dict[str, int]:
-    """Bytes by category on the rank, of the launches, where `total` is largest: those that make it up."""
+    """Bytes by category on the rank, among all launches, with the largest `total`: the parts of that total."""
     most = memory[memory["category"] == total].sort_values("max_bytes").iloc[-1]
     rank = memory[(memory["run_id"] == most["run_id"]) & (memory["rank"] == most["rank"])]
     sizes = rank.set_index("category")[column]

@@ -1,17 +1,17 @@
-"""Pages that figures are made for: formats, width, style; and the layout that holds a figure to them.
+"""Pages that figures are made for: formats, width, style; and the layout that fits a figure to them.
 
-A *page* is what the options --format, --width and --style choose. Its width is in inches, as printed: a *column* of a
-paper in two columns, or the whole *page*. Its *style* is the size of text: of a paper, at least 7 pt; of slides, where
-a figure is enlarged to the width of the slide, more. A *sheet* is a figure with its caption and the height that each of
-its axes is to have, in inches of a paper. It is *settled* once its layout is known: titles are wrapped, labels that
-would run together stand upright, numbers have room above their bars, and what is around the axes takes nothing of them.
+A *page* is the choice of the options --format, --width and --style. Its width is in inches, as printed: a *column* of a
+two-column paper, or the whole *page*. Its *style* is the size of text: at least 7 pt for a paper; larger for slides,
+where a figure is enlarged to the width of the slide. A *sheet* is a figure with its caption and the height of each of
+its axes, in inches of a paper. It is *settled* once its layout is final: titles are wrapped, colliding labels are
+rotated, numbers have room above their bars, and the surroundings of the axes do not shrink them.
 
-Lengths of the layout are dots of the figure, as matplotlib's bounding boxes have them. *Numbers* are texts of the group
-NUMBER, which stand above their bars.
+Lengths of the layout are in dots of the figure, as in matplotlib's bounding boxes. *Numbers* are texts of the group
+NUMBER, which are above their bars.
 
-PGF is written where no TeX is installed: matplotlib's backend asks a running LaTeX how wide every text is, to lay a
-figure out. Here the widths of matplotlib's own font are taken for it, which is wider than Computer Modern: no text
-leaves its place when the document sets it.
+PGF is written without TeX: matplotlib's backend would ask a running LaTeX for the width of every text to lay a figure
+out. Here the widths of matplotlib's own font are used instead. It is wider than Computer Modern, so no text leaves its
+place when the document is typeset.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ WIDTHS = {"column": 3.35, "page": 7.0}
 """Size of a figure, in inches."""
 
 POINTS = {"paper": 8.5, "slides": 10.5}
-"""Style -> size of a title; all other text is "small" beside it, which is 5/6 of it."""
+"""Style -> size of a title; all other text is "small", which is 5/6 of it."""
 
 DOTS = {"paper": 150, "slides": 300}
-"""Style -> dots an inch of a PNG."""
+"""Style -> dots per inch of a PNG."""
 
 CAPTIONED = ("png", "svg")
-"""Formats that stand alone, with their caption above; documents that take the others have captions of their own."""
+"""Formats that stand alone, with their caption above; documents with the other formats have their own captions."""
 
 ABOUT = 2
-"""Inches for what is around the axes until the layout says how much that is: more than enough."""
+"""Inches for the surroundings of the axes until the layout knows their size: more than enough."""
 
 FORMATS = ("pdf", "svg", "png", "pgf")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page: formats, width and style of the figures that are made for it."""
+    """A page: formats, width and style of its figures."""
 
     formats: tuple[str, ...] = CAPTIONED
     width: str = "page"
@@ -66,7 +66,7 @@ class Page:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Draws what is drawn within for this page."""
+        """Draws everything inside the block for this page."""
         with mpl.rc_context({**SETTINGS, **self._rc()}):
             yield
 
@@ -75,7 +75,7 @@ class Page:
         return {"font.size": POINTS[self.style], "savefig.dpi": DOTS[self.style], "figure.figsize": (wide, high)}
 
     def save(self, figure: Figure, out: Path, name: str) -> None:
-        """Settles a figure, writes NAME in every format under `out` and its caption as NAME.txt, and says where."""
+        """Settles a figure, writes NAME in every format to `out` and its caption as NAME.txt, and prints the paths."""
         settle(figure)
         out.mkdir(parents=True, exist_ok=True)
         caption = caption_of(figure)
@@ -99,7 +99,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
 
 
 def page_of(options: dict[str, Any]) -> Page:
-    """Takes the page's options out of `options`."""
+    """Pops the page's options from `options`."""
     return Page(options.pop("format"), options.pop("width"), options.pop("style"))
 
 
@@ -131,11 +131,11 @@ SETTINGS: dict[str, Any] = {
     "svg.fonttype": "path",  # text looks alike where the font is not installed
     "svg.hashsalt": "zerobench",  # the same data give the same file
 }
-"""matplotlib's settings of every page: the default page's, and the style."""
+"""matplotlib's settings for every page: those of the default page, and the style."""
 
 
 class Sheet(Figure):
-    """A figure as wide as the page. `high`: inches of a paper that each of its axes is to have, of `rows` rows."""
+    """A figure as wide as the page. `high`: height of each of its axes, in inches of a paper; `rows`: rows of axes."""
 
     def __init__(self, rows: int, high: float, caption: str) -> None:
         scale, wide = mpl.rcParams["font.size"] / POINTS["paper"], mpl.rcParams["figure.figsize"][0]
@@ -146,22 +146,22 @@ class Sheet(Figure):
         self.suptitle(caption, wrap=False)
 
     def once_settled(self, draw: Callable[[], object]) -> None:
-        """Has `draw` called when it is known where everything is."""
+        """Calls `draw` once the layout is final."""
         self.afterwards.append(draw)
 
 
 def room_for(least: float) -> int:
-    """Number of axes that stand side by side, each with its labels at least so wide, in inches of a paper."""
+    """Number of axes that fit side by side, each at least `least` inches of a paper wide with its labels."""
     return max(1, int(mpl.rcParams["figure.figsize"][0] / (least * mpl.rcParams["font.size"] / POINTS["paper"])))
 
 
 def sheet(
     panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
 ) -> tuple[Sheet, list[tuple[Any, pd.DataFrame]]]:
-    """A figure, and the axes of each panel, `across` of them; what is left out is said in the caption.
+    """Returns a figure, and the `across` axes of each panel; the caption says how many panels are left out.
 
     `size`: the least width of one of the axes with its labels, and the height of the axes alone, in inches of a paper.
-    As many stand side by side as the page has room for.
+    As many are placed side by side as fit the page.
     """
     shown = panels[:most]
     if len(panels) > most:
@@ -178,7 +178,7 @@ def sheet(
 
 
 def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = None, title: str | None = None) -> None:
-    """The figure's legend, below it, in as many columns as the page has room for. `labels`: else the handles' own."""
+    """Draws the figure's legend below it, in as many columns as fit the page. `labels`: by default the handles' own."""
     entries = list(handles)
     words = [one.get_label() for one in entries] if labels is None else list(labels)
     for columns in range(len(entries), 0, -1):
@@ -189,7 +189,7 @@ def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = N
 
 
 def settle(figure: Figure) -> None:
-    """Makes the layout final: nothing runs together, leaves the figure or squeezes the axes."""
+    """Finalizes the layout: nothing collides, leaves the figure or squeezes the axes."""
     lay_out(figure)
     wrap_titles(figure)
     stand_upright(figure)
@@ -205,14 +205,14 @@ def settle(figure: Figure) -> None:
 
 
 def lay_out(figure: Figure) -> None:
-    """Gives axes and texts their places, without drawing them."""
+    """Places axes and texts without drawing them."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
 
 
 def _stretch(figure: Sheet) -> None:
-    """Makes the figure so much higher, or lower, that its axes are as high as they are to be."""
+    """Changes the figure's height so that its axes get their intended height."""
     if figure.axes:
         lowest = min(axes.get_position().height for axes in figure.axes) * figure.get_figheight()
         figure.set_figheight(figure.get_figheight() + figure.rows * (figure.high - lowest))
@@ -224,7 +224,7 @@ def caption_of(figure: Figure) -> str:
 
 
 def above(figure: Figure, there: bool) -> None:
-    """Shows the caption above the figure, or leaves its room to the axes."""
+    """Shows the caption above the figure, or gives its room to the axes."""
     title = figure._suptitle
     if title is not None:
         title.set_visible(there)
@@ -245,20 +245,20 @@ def write(figure: Figure, path: Path, caption: str) -> None:
 
 
 NUMBER = "number"
-"""`gid` of the texts above bars."""
+"""`gid` of the numbers above bars."""
 
 TOGETHER = re.compile(r" (?=[=×%])|(?<=[=×]) |(?<=\d) (?=[A-Z])")
-"""Spaces at which no line is broken: within "N = 2" and "1.04 M"."""
+"""Spaces at which lines are not broken: within "N = 2" and "1.04 M"."""
 
 GAP = 3
-"""Dots that are to be between two labels."""
+"""Least distance between two labels, in dots."""
 
 STUCK = "\N{NO-BREAK SPACE}"
-"""Between words that a line's end is to leave together: lines end at commas and periods where they can."""
+"""Joins words that should stay on one line: if possible, lines end at commas and periods."""
 
 
 def wrap_titles(figure: Figure) -> None:
-    """Breaks titles that are wider than their axes, and a caption that is wider than the figure."""
+    """Wraps titles that are wider than their axes, and a caption that is wider than the figure."""
     for axes in figure.axes:
         for side in ("left", "center"):
             if axes.get_title(loc=side):
@@ -270,7 +270,7 @@ def wrap_titles(figure: Figure) -> None:
 
 
 def _room(figure: Figure, axes: Axes, side: str) -> float:
-    """Dots that a title of the axes may take: up to the next one, or to the figure's edge."""
+    """Width available to a title of the axes, in dots: up to the next title, or to the figure's edge."""
     box = axes.get_window_extent()
     if side == "center":
         middle = (box.x0 + box.x1) / 2
@@ -296,7 +296,7 @@ def _wrap(text: Text, room: float) -> None:
 
 
 def stand_upright(figure: Figure) -> None:
-    """Turns the names below the x axis, and the numbers above bars, where they would run together."""
+    """Rotates the names below the x axis, and the numbers above bars, if they would collide."""
     for axes in figure.axes:
         names = [label for label in axes.get_xticklabels() if label.get_text()]
         if run_together(names):
@@ -309,13 +309,13 @@ def stand_upright(figure: Figure) -> None:
 
 
 def run_together(labels: Sequence[Text]) -> bool:
-    """True if two neighbors touch."""
+    """Returns True if two neighbors touch."""
     boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
     return any(a.padded(GAP / 2).overlaps(b.padded(GAP / 2)) for a, b in pairwise(boxes))
 
 
 def headroom(axes: Axes) -> None:
-    """Raises the y axis until the numbers are below its end."""
+    """Raises the upper end of the y axis until all numbers are below it."""
     inside, high = axes.get_window_extent(), axes.transData
     for text in axes.texts:
         if text.get_gid() != NUMBER or not text.get_visible():
@@ -336,7 +336,7 @@ SIGNS = {
     "÷": r"\ensuremath{\div}", "·": r"\ensuremath{\cdot}", "≥": r"\ensuremath{\geq}", "≤": r"\ensuremath{\leq}",
     "…": r"\ldots{}",
 }  # fmt: skip
-"""Signs that pdfLaTeX does not take as they are, outside of formulas."""
+"""Characters that pdfLaTeX does not accept as they are, outside of formulas."""
 
 HEAD = r"""%% \usepackage{pgf} and \input this file.
 %% {caption}
@@ -370,7 +370,7 @@ class RendererWithoutTex(RendererPgf):
 
 
 def escaped(text: str) -> str:
-    """A text with SIGNS written for LaTeX; formulas, between dollars, stay as they are."""
+    """Escapes SIGNS for LaTeX; formulas, between dollar signs, stay unchanged."""
     parts = text.split("$")
     for place in range(0, len(parts), 2):
         parts[place] = "".join(SIGNS.get(sign, sign) for sign in parts[place])

@@ -1,8 +1,8 @@
-"""Runs as panels of cells that belong side by side.
+"""Runs as panels of cells to be shown side by side.
 
-A *cell* is a row of results/summary.py, with the `label` that tells it from its neighbors. A combination that other
-cells lead one to expect, and that was not run, is a cell too: its status is "missing". Of a cell that is not ok a
-figure draws its status, as a word (`absent`).
+A *cell* is a row of results/summary.py, with a `label` that distinguishes it from its neighbors. A combination that
+other cells suggest but that was not run is a cell too, with the status "missing". For a cell that is not ok a figure
+shows its status, as a word (`absent`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ..results.tables import Results
 MOST_PANELS = 12
 
 FAMILY = [key for key in SETTING if key not in ("world_size", "batch")]
-"""Cells that agree in these may stand in one panel, whatever their N and batch."""
+"""Cells that agree in these keys may share a panel, whatever their N and batch."""
 
 
 def families(results: Results) -> list[pd.DataFrame]:
-    """Labeled cells by model, sequence, device and the like; strategies in a fixed order."""
+    """Labeled cells, grouped by model, sequence, device and the like; strategies in a fixed order."""
     cells = summarize(results.runs).sort_values("strategy", kind="stable")
     return [_labeled(mine) for _, mine in cells.groupby(FAMILY, sort=False, dropna=False)]
 
 
 def comparisons(results: Results) -> list[pd.DataFrame]:
-    """A panel a setting: cells that train the same thing, in every panel of a family the same labels."""
+    """A panel per setting: cells that train the same thing, with the same labels in every panel of a family."""
     panels: list[pd.DataFrame] = []
     for cells in families(results):
         whole = completed(cells, ["label", "strategy"], ["world_size", "batch"])
@@ -44,7 +44,7 @@ def comparisons(results: Results) -> list[pd.DataFrame]:
 
 
 def grids(results: Results) -> list[pd.DataFrame]:
-    """A panel a family and micro-batch: every label at every N, in the order of N."""
+    """A panel per family and micro-batch: every label at every N, ordered by N."""
     panels = []
     for cells in families(results):
         for _, mine in cells.groupby(["micro_batch", "accumulation"], dropna=False):
@@ -54,7 +54,7 @@ def grids(results: Results) -> list[pd.DataFrame]:
 
 
 def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Panels with the status "no times" for what ran without: simulated worlds, ranks that share a GPU."""
+    """Panels with the status "no times" for cells that ran without: simulated worlds, ranks that share a GPU."""
     return [
         cells.assign(status=cells["status"].mask((cells["status"] == "ok") & cells["step_s"].isna(), "no times"))
         for cells in settings
@@ -62,8 +62,8 @@ def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
-    """The cells of a family, with a row of status "missing" for every combination of what one command has under `one`
-    with what it has under `other` that no cell has.
+    """The cells of a family, plus a row with the status "missing" for every combination that no cell has of a command's
+    values in `one` with its values in `other`.
     """
     every = _of_one_sweep(cells, one, other)
     whole = every.merge(cells, how="left", on=[*one, *other])
@@ -81,8 +81,8 @@ def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
 
 
 def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
-    """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch; what was measured
-    of them only where nothing else tells two cells apart.
+    """Adds `label`: the strategy, and the keys other than N and batch in which cells of this strategy differ;
+    measurement keys only if nothing else distinguishes two cells.
     """
     choices: tuple[dict[str, Any], ...] = ({"measure": {}}, {})
     for beside in choices:
@@ -100,19 +100,19 @@ def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
 
 
 def cores_of(cells: pd.DataFrame) -> float:
-    """Cores that all ranks of a panel have together; infinite if ranks are no processes of one CPU."""
+    """Total number of cores for all ranks of a panel; infinite if ranks are not processes on one CPU."""
     known = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
     return float(known.min()) if len(known) else float("inf")
 
 
 def on_cores(panels: Sequence[pd.DataFrame]) -> str:
-    """Words of a caption for where times were measured; empty if not on a CPU."""
+    """Caption text on the cores on which times were measured; empty if not on a CPU."""
     known = sorted({cores_of(cells) for cells in panels} - {float("inf")})
     return f", all ranks on {' or '.join(f'{count:.0f}' for count in known)} cores" if known else ""
 
 
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
-    """Title of a panel: what its cells have in common: the model, the keys `of`, and in what else the panels differ."""
+    """Title of a panel, shared by its cells: the model, the keys `of`, and the keys in which panels differ."""
     first, psi = cells.iloc[0], cells["psi"].dropna()
     shown = {"world_size": "N = {}", "batch": "batch {} ×", "micro_batch": "micro-batch {} ×"}
     parts = [shown[key].format(cells[key].dropna().iloc[0]) for key in of]
@@ -127,7 +127,7 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
 
 
 def model_of(name: str, shape: str) -> str:
-    """A model's name, and with which options other than those that the name stands for it ran."""
+    """A model's name, and the options that differ from the defaults of that name."""
     file, options = config_dir() / "model" / f"{name}.yaml", dict(word.split("=", 1) for word in shape.split())
     usual = yaml.safe_load(file.read_text()) if file.is_file() else {}
     others = [f"{key}={options[key]}" for key, value in usual.items() if options.get(key, str(value)) != str(value)]
@@ -135,13 +135,13 @@ def model_of(name: str, shape: str) -> str:
 
 
 def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:
-    """Returns the options of the model that differ between its panels."""
+    """Returns the model's options that differ between its panels."""
     others = [set(panel["shape"].iloc[0].split()) for panel in panels]
     return "".join(f", {option}" for option in shape.split() if not all(option in other for other in others))
 
 
 def _of_one_sweep(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
-    """Every combination that a command would have run, of the commands that made these cells."""
+    """Every combination that a command would have run, over all commands that made these cells."""
     products = [
         mine[one].drop_duplicates().merge(mine[other].drop_duplicates(), how="cross")
         for _, mine in cells.groupby("command", sort=False)

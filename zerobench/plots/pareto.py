@@ -1,14 +1,14 @@
 """All runs as memory against throughput, with the Pareto front.
 
 Up and to the left is better. Filled points are on the front: no other cell needs less memory without being slower. The
-staircase is the most tokens/s that any cell reaches within a peak. One panel, with a front of its own, for each set of
-cells that train the same thing on as many ranks; whiskers are 95 % intervals, if there are any. Labels: in what
-cells of one strategy differ. Cells that failed, or that have no run where another strategy has, have no place in the
-plane: they stand below it.
+staircase is the most tokens/s that any cell reaches within a given peak. One panel, with its own front, for each set of
+cells that train the same thing on the same number of ranks; whiskers are 95 % intervals, if available. Labels: the
+differences between cells of one strategy. Cells that failed, or that have no run although another strategy has, have no
+place in the plane: they are listed below it.
 
-A name stands next to its point, where it is free, and is joined to it by a line if another point is as near. All boxes
-and distances are in pixels of the figure, at its own dpi. A *mark* is the box of a point's marker; *strokes* are the
-lines that the axes have already. A name lies on no other name and on no mark, and where it can on no stroke.
+A name is placed next to its point where there is room, and joined to it by a line if another point is similarly close.
+All boxes and distances are in pixels of the figure, at its own dpi. A *mark* is the box of a point's marker; *strokes*
+are the existing lines of the axes. A name overlaps no other name and no mark and, if possible, no stroke.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_LABELS = 24
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One panel a setting: cells of as many ranks and sequences."""
+    """One panel per setting: cells with the same number of ranks and sequences."""
     settings = list(_settings(results))
     figure, places = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
     for axes, cells in places:
@@ -83,7 +83,7 @@ def front(cells: pd.DataFrame) -> pd.Series:
 
 
 def _named(cells: pd.DataFrame) -> pd.DataFrame:
-    """`name`: what tells a cell from others of its strategy; empty if nothing does."""
+    """Adds `name`: the difference of a cell from others of its strategy; empty if there is none."""
     shown = [key for key in ("micro_batch", "accumulation") if cells[key].nunique() > 1]
     names = []
     for cell in cells.itertuples():
@@ -100,7 +100,7 @@ def _without_a_place(cells: pd.DataFrame) -> list[str]:
 
 
 def _points(axes: Axes, cells: pd.DataFrame) -> str:
-    """Draws the cells and their front; the unit of the x axis."""
+    """Draws the cells and their front; returns the unit of the x axis."""
     name, unit = unit_of(cells["peak_bytes"].max())
     cells = cells.assign(x=cells["peak_bytes"].astype("float64") / unit, front=front(cells))
     for cell in cells.itertuples():
@@ -124,7 +124,7 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
 
 
 def _label(axes: Axes, cells: pd.DataFrame) -> None:
-    """Names beside the points; of many, those of the front."""
+    """Writes names next to the points; if there are many, only on the front."""
     points = {line.get_gid(): line.get_xydata()[0] for line in axes.lines if line.get_gid() is not None}
     shown = cells if len(cells) <= MOST_LABELS else cells[front(cells)]
     shown = shown[shown["name"] != ""].sort_values("tokens_per_s", ascending=False)
@@ -133,16 +133,16 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 MARK, GAPS = 4.0, (5.0, 12.0, 20.0, 32.0, 46.0)
-"""Points: half of a marker's width; the distances at which a name may stand from its point."""
+"""In points: half of a marker's width; the possible distances of a name from its point."""
 
 SIDES = [(1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1)]
 """Directions, right and up, in the order in which they are tried."""
 
 CLEARLY = 1.5
-"""A name needs no line to its point where every other point is so many times as far."""
+"""A name needs no line to its point if every other point is farther away by this factor."""
 
 CROSSED, UNCLEAR, WRONG = 1.5, 2.0, 5.0
-"""Costs of a place, in rings of GAPS: of a crossed stroke, of another point that is as near, of one that is nearer."""
+"""Costs of a place, in rings of GAPS: for a crossed stroke, another point similarly close, another point closer."""
 
 PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
 LEADER = {"arrowstyle": "-", "lw": 0.5, "color": "#555555", "shrinkA": 0, "shrinkB": 3}
@@ -151,9 +151,9 @@ Point = tuple[float, float]
 
 
 def name_points(axes: Axes, named: Sequence[tuple[str, float, float]], others: Sequence[Point]) -> list[Annotation]:
-    """Writes each (name, x, y) beside its point, in data coordinates; `others` are points without a name.
+    """Writes each (name, x, y) next to its point, in data coordinates; `others` are points without a name.
 
-    The figure's layout is final (`once_settled`). A name for which no place is free stands in the first.
+    The figure's layout must be final (`once_settled`). A name without a free place takes the first one.
     """
     scale = axes.figure.dpi / 72
     marks = {point: _mark(axes, point, scale) for point in [*((x, y) for _, x, y in named), *others]}
@@ -173,7 +173,7 @@ def name_points(axes: Axes, named: Sequence[tuple[str, float, float]], others: S
 def _place(
     axes: Axes, extent: Bbox, point: Point, marks: Mapping[Point, Bbox], taken: list[Bbox], strokes: list[Path]
 ) -> tuple[Bbox, bool]:
-    """The box of a name of this extent, and True if a line must join it to its point."""
+    """Returns the box of a name of this extent, and True if a line must join it to its point."""
     others = [mark for at, mark in marks.items() if at != point]
 
     def unclear(box: Bbox) -> float:
@@ -193,7 +193,7 @@ def _place(
 
 
 def _boxes(mark: Bbox, extent: Bbox, scale: float) -> Iterator[tuple[int, Bbox]]:
-    """The number of the ring, and the place there, from near to far."""
+    """Yields the number of the ring and a place on it, from near to far."""
     x, y = _middle(mark)
     width, height = extent.width, extent.height
     for (ring, gap), (right, up) in product(enumerate(GAPS), SIDES):
@@ -224,7 +224,7 @@ def _middle(box: Bbox) -> Point:
 
 
 def _distance(box: Bbox, mark: Bbox) -> float:
-    """From the box to the middle of the mark."""
+    """Distance from the box to the center of the mark."""
     x, y = _middle(mark)
     across, up = max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0)
     return float((across**2 + up**2) ** 0.5)

@@ -1,8 +1,8 @@
 """Model states and peak memory against the number of ranks, at a fixed micro-batch.
 
-Left: the states and what is in flight, at their maximum. Markers are measured, dashed lines predicted, dotted lines the
-paper's formula alone. Right: everything at the peak, measured. Each on the rank that needs most. One row of panels for
-each model and micro-batch; a cell that failed, or that has no run where others have, is named at its N.
+Left: the states and buffers in flight, at their maximum. Markers are measured, dashed lines predicted, dotted lines the
+paper's formula alone. Right: everything at the peak, measured. Each is on the rank that needs the most. One row of
+panels for each model and micro-batch; a cell that failed, or that has no run although others have, is named at its N.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAPTION = "Memory on the rank with the most, at a fixed micro-batch."
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Two panels a setting: states, peak."""
+    """Draws two panels per setting: states, peak."""
     settings = grids(results)
     name, unit = unit_of(results.runs["peak_bytes"].max())
     figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)

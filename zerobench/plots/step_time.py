@@ -1,13 +1,12 @@
 """Time of a step per strategy, split into forward, backward and update, with the step's 95 % interval.
 
-The dot is the step of the slowest rank: the median over the steps of one launch with the interval of that median; or,
-of several launches, the geometric mean of their medians with a t-interval in which the launch is the unit. The figure
-says which. A bar is as high as the dot, and split in the proportions of the phases' own medians, which do not add up to
-the step's. Where there are too few steps for an interval there is none. A cell that failed, or was not run, is drawn as
-such.
+The dot is the step of the slowest rank: for one launch, the median over its steps with the interval of that median; for
+several launches, the geometric mean of their medians with a t-interval over launches. The figure says which. A bar is
+as high as the dot, and split in the proportions of the phases' own medians, which do not add up to the step's. With too
+few steps there is no interval. A cell that failed, or was not run, is drawn as such.
 
 A cell that was traced (measure.trace=true) has a second bar, the step of the traced pass, which the profiler slows
-down: where nothing communicates, where computation hides communication, and where communication is exposed.
+down: time without communication, time in which computation hides communication, and exposed communication.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SPLIT = "Bars are split in the proportions of the phases' medians."
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One bar a cell."""
+    """Draws one bar per cell."""
     settings = with_times(comparisons(results))
     figure, places = sheet(settings, panels, (3.2, 2.4), caption(settings))
     for axes, cells in places:
@@ -45,12 +44,12 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def is_traced(cells: Any) -> Any:
-    """True if a cell, or each of some, has a traced pass to draw."""
+    """True for a cell, or for each of several, that has a traced pass to draw."""
     return pd.notna(cells.traced_step_s) & (cells.status == "ok")
 
 
 def caption(settings: Sequence[pd.DataFrame]) -> str:
-    """Unit of the intervals."""
+    """Returns the caption, with the unit of the intervals: launches or steps."""
     cells = pd.concat(settings)
     cells = cells[cells["status"] == "ok"]
     several, single = cells[cells["launches"] > 1], cells[cells["launches"] == 1]

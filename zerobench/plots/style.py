@@ -28,17 +28,17 @@ CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
 OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
 
 _COLORS: dict[str, str] = {}
-"""Strategy that only a user's script knows -> the color that its runs were told."""
+"""Strategy that only a user's script knows -> the color recorded with its runs."""
 
 
 def learn_colors(results: Results, folders: Iterable[Path]) -> None:
-    """Takes the colors of users' strategies from the provenance of their runs in `folders`."""
+    """Reads the colors of users' strategies from the provenance of their runs in `folders`."""
     strategies = dict(zip(results.runs["run_id"], results.runs["strategy"], strict=True))
     for run in (run for where in folders for run in run_folders(where)):
         strategy, file = strategies.get(run.name), run / "provenance.json"
         if strategy is None or find(strategy) is not None or not file.is_file():
             continue
-        # a file that is damaged costs a color, no figure
+        # a damaged file costs a color, not the figure
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             color = json.loads(read_text(file))["look"]["color"]
             if is_color_like(color):
@@ -46,13 +46,13 @@ def learn_colors(results: Results, folders: Iterable[Path]) -> None:
 
 
 def look(strategy: str) -> Look:
-    """The look of a strategy by its row in the table; else by its name, in the color that its script says."""
+    """The look of a strategy from the table of strategies; otherwise derived from its name, in its recorded color."""
     row, spare = find(strategy), spare_look(crc32(strategy.encode()))
     return row.look if row is not None else spare._replace(color=_COLORS.get(strategy, spare.color))
 
 
 def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, width: float) -> float:
-    """Draws the parts as one stacked bar; the height of all together."""
+    """Draws the parts as one stacked bar; returns its height."""
     bottom = 0.0
     for name, height in parts.items():
         color, hatch = fills[name]
@@ -62,11 +62,11 @@ def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, wi
 
 
 LEAST = 0.002
-"""Fraction of an axis: a smaller bar cannot be seen, and a legend does not name it."""
+"""Fraction of an axis: a smaller bar is invisible, and a legend does not name it."""
 
 
 def seen(figure: Figure, fills: Fills) -> Fills:
-    """Returns the `fills` that can be seen in a figure's bars (`stack`)."""
+    """Returns the `fills` that are visible in a figure's bars (`stack`)."""
     found: set[object] = set()
     for axes in figure.axes:
         least = LEAST * axes.get_ylim()[1]
@@ -76,12 +76,12 @@ def seen(figure: Figure, fills: Fills) -> Fills:
 
 
 def patches(fills: Fills) -> list[Patch]:
-    """A legend's entries for parts of bars."""
+    """Legend entries for parts of bars."""
     return [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in fills.items()]
 
 
 def rule(label: str, line: str = "-", **more: object) -> Line2D:
-    """A legend's entry for a line that is no strategy's."""
+    """A legend entry for a line that does not belong to a strategy."""
     return Line2D([], [], linestyle=line, label=label, **{"color": "black", **more})
 
 

@@ -1,12 +1,12 @@
-"""Tokens/s against the number of ranks, what of it is lost in per cent, and the memory that pays for it.
+"""Tokens/s against the number of ranks, its loss in percent, and the memory that it buys.
 
-Left: tokens/s of all ranks together, with their 95 % interval where there is one. Middle: the drop,
+Left: tokens/s of all ranks together, with their 95 % interval if there is one. Middle: the drop,
 100 · (1 - tokens/s ÷ reference), where the reference is
-    ddp      what DDP reaches at the same N: the price of a stage (the default), or
-    linear   N times what the same strategy reaches at N = 1: the price of scaling.
-If the reference was not measured there is no drop, and the panel says so. Right: peak memory on the largest rank.
-Where ranks are processes of one CPU, the caption says how many cores they have, and the shade begins where there are
-more ranks than cores. A cell that failed, or that has no run where others have, is named at its N.
+    ddp      DDP's tokens/s at the same N: the price of a stage (the default), or
+    linear   N times the same strategy's tokens/s at N = 1: the price of scaling.
+If the reference was not measured there is no drop, and the panel says so. Right: peak memory on the largest rank. If
+ranks are processes on one CPU, the caption gives their number of cores, and the shaded area marks more ranks than
+cores. A cell that failed, or that has no run although others have, is named at its N.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_drop_from(parser: argparse.ArgumentParser) -> None:
 
 
 def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
-    """Three panels a setting: tokens/s, drop, peak."""
+    """Draws three panels per setting: tokens/s, drop, peak."""
     settings = with_times(grids(results))
     name, unit = unit_of(results.runs["peak_bytes"].max())
     caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
@@ -80,7 +80,7 @@ def _shade_shared_cores(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
-    """Per cent of the reference that a cell does not reach; NaN if there is no reference, or no cell."""
+    """A cell's shortfall from the reference, in percent; NaN without a reference or a cell."""
     if drop_from == DDP:
         ok = cells[(cells["strategy"] == DDP) & (cells["status"] == "ok")]
         most = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())

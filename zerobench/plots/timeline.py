@@ -1,7 +1,7 @@
 """Memory against time within one step, stacked by category, with the phases of the step marked.
 
-The last measured step of the accounted pass, on the rank that needs most. That pass carries the instrument and is
-slower than the timed one, so that the axis is per cent of the step, without milliseconds. One panel per cell, with one
+Shows the last measured step of the accounted pass, on the rank that needs the most. That pass carries the instrument
+and is slower than the timed one, so the axis is in percent of the step, not in milliseconds. One panel per cell, on one
 scale for cells that train the same thing; a cell that failed, or was not run, is an empty panel that says so.
 """
 
@@ -23,14 +23,14 @@ from .style import CATEGORIES, LEAST, patches
 CAPTION = "Live memory during one step, on the rank with the largest sum."
 
 WHOLE = 100
-"""Per cent: the length of the axis."""
+"""Length of the axis, in percent."""
 
 LITTLE, NONE = 0.15, 0.05
-"""Fraction of the step: a shorter phase has its name upright, or outside of it."""
+"""Fractions of the step: a phase shorter than these has its name rotated, or outside of it."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One panel a cell."""
+    """Draws one panel per cell."""
     settings = comparisons(results)
     singles = [cells.iloc[[place]] for cells in settings for place in range(len(cells))]
     scales = [cells["peak_bytes"].max() for cells in settings for _ in range(len(cells))]
@@ -59,14 +59,14 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
-    """The instants, in their order, of the launch and rank with the largest sum."""
+    """The instants, in order, of the launch and rank with the largest sum."""
     total = rows[[f"{name}_bytes" for name in CATEGORIES]].sum(axis=1)
     most = rows.loc[total.idxmax()]
     return rows[(rows["run_id"] == most["run_id"]) & (rows["rank"] == most["rank"])].sort_values("instant")
 
 
 def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
-    """Draws steps: what is alive stays so until the next instant. Returns the categories that can be seen."""
+    """Draws a step function: live bytes stay constant until the next instant. Returns the visible categories."""
     passed = _passed(rows)
     low, drawn = 0 * passed, set()
     for name, (color, hatch) in CATEGORIES.items():
@@ -81,14 +81,14 @@ def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
 
 
 def _passed(rows: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The instants as per cent of the step."""
+    """The instants in percent of the step."""
     seconds = rows["seconds"].to_numpy(dtype="float64")
     return np.asarray(WHOLE * seconds / (seconds[-1] or 1))
 
 
 def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
-    """A line where each phase begins, and its name at the top: upright if there is little room, and left of the line
-    if there is none. Time between two phases counts as data, and is mostly too short for a name.
+    """Draws a line at the beginning of each phase, with its name at the top: rotated if there is little room, and left
+    of the line if there is none. Time between two phases counts as data, and is mostly too short for a name.
     """
     phases = rows["phase"]
     is_first = (phases != phases.shift()).to_numpy()

@@ -1,8 +1,8 @@
 """Communication volume of a step per strategy, in ψ (elements moved over parameters), stacked by collective.
 
-By the paper's convention: an all-reduce of ψ elements counts 2, a reduce-scatter or an all-gather 1. The black mark is
-the prediction. One panel for each set of cells that train the same thing; a cell that failed, or was not run, is
-drawn as such.
+By the paper's convention, an all-reduce of ψ elements counts 2ψ, a reduce-scatter or an all-gather ψ. The black mark is
+the prediction. One panel for each set of cells that train the same thing; a cell that failed, or was not run, is drawn
+as such.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CAPTION = "What a rank communicates in one step, by collective."
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One bar a cell."""
+    """Draws one bar per cell."""
     settings = comparisons(results)
     figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION)
     for axes, cells in places:

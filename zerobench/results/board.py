@@ -1,10 +1,10 @@
-"""The board of a sweep: its launches and how far each is, for processes that follow it, on other machines too.
+"""The board of a sweep: its launches and their progress, for processes that follow it, including on other machines.
 
-A board is a hidden folder of the results folder, locked by the sweep (host/temporary.py), with one file that is
-replaced as a whole. It is *up* while the lock is held. The sweep takes it down at its end; a board whose lock is free
-is that of a sweep that was *killed*, and the next sweep removes it.
+A board is a hidden folder inside the results folder, locked by the sweep (host/temporary.py), with one file that is
+replaced atomically. It is *up* while the lock is held. The sweep removes it at its end; a board whose lock is free
+belongs to a sweep that was *killed*, and the next sweep removes it.
 
-Events and metrics of torch.distributed.elastic are lines of a log, from which no other machine can tell how far a
+Events and metrics of torch.distributed.elastic are lines of a log, from which another machine cannot see how far a
 sweep is.
 """
 
@@ -30,7 +30,7 @@ BOARD = ".sweep-"
 FILE = "board.json"
 
 EVERY_S = 1.0
-"""Least interval, in seconds, between two versions of a board during a launch."""
+"""Shortest interval, in seconds, between two versions of a board during a launch."""
 
 
 WAITING, SUBMITTED, RUNNING = "waiting", "submitted", "running"
@@ -39,13 +39,14 @@ WAITING, SUBMITTED, RUNNING = "waiting", "submitted", "running"
 SKIPPED = "skipped"
 
 AWAITS = "awaits"
-"""Mode of a running launch that another sweep measures just now."""
+"""Mode of a running launch that another sweep is measuring."""
 
 
 @dataclass
 class BoardLaunch:
-    """A launch of a sweep. `state`: waiting, submitted (its job waits for the launcher), running, skipped, reused or
-    its run's status. `mode`: the pass, or AWAITS; `step`: "3/10" of it. `seconds`: since it began, or that it took.
+    """A launch of a sweep. `state`: waiting, submitted (its job is waiting for the launcher), running, skipped, reused
+    or its run's status. `mode`: the pass, or AWAITS; `step`: its progress, "3/10". `seconds`: elapsed time, or its
+    duration.
     """
 
     name: str
@@ -58,13 +59,13 @@ class BoardLaunch:
 
     @property
     def is_done(self) -> bool:
-        """True once it has ended, or will not be run."""
+        """True once it has ended, or will not run."""
         return self.state not in (WAITING, SUBMITTED, RUNNING)
 
 
 @dataclass(frozen=True)
 class Board:
-    """A sweep in its own words. `current`: index of its current launch; `left`: the remaining time, in words."""
+    """A sweep's report on itself. `current`: index of its current launch; `left`: the remaining time, as text."""
 
     path: Path
     host: str
@@ -81,15 +82,15 @@ class Board:
 
 @dataclass
 class BoardWriter:
-    """The boards of one sweep, one per results folder. Where a folder cannot be written to it has none: a sweep does
-    not fail because it cannot be followed.
+    """The boards of one sweep, one per results folder. A folder that cannot be written to has none: a sweep does not
+    fail because it cannot be followed.
     """
 
     boards: dict[Path, Aside | None] = field(default_factory=dict)
     _written: float = 0.0
 
     def put_up(self, where: Path) -> None:
-        """Puts a board up in a results folder, unless there is one of this sweep."""
+        """Creates a board in a results folder, unless this sweep already has one there."""
         if where not in self.boards:
             self.boards[where] = None
             with contextlib.suppress(OSError):
@@ -97,12 +98,12 @@ class BoardWriter:
                 self.boards[where] = claim(where, ".claim-", BOARD, str(os.getpid()), mode=0o777)
 
     def name_in(self, where: Path) -> str:
-        """Returns the name of the board in a results folder, "" if it has none."""
+        """Returns the name of the board in a results folder; "" if it has none."""
         board = self.boards.get(where)
         return board.path.name if board is not None else ""
 
     def write(self, launches: Sequence[BoardLaunch], current: int, left: Callable[[], str], at_once: bool) -> None:
-        """Replaces what the boards say; without `at_once` not more often than each EVERY_S."""
+        """Rewrites the boards; unless `at_once`, at most once every EVERY_S."""
         now = time.monotonic()
         boards = [board for board in self.boards.values() if board is not None]
         if not boards or (not at_once and now - self._written < EVERY_S):
@@ -131,12 +132,12 @@ def is_up(path: Path) -> bool:
 
 
 def board_folders(where: Path) -> list[Path]:
-    """Returns the boards of a results folder, those of killed sweeps too."""
+    """Returns the boards of a results folder, including those of killed sweeps."""
     return sorted(path for path in where.glob(f"{BOARD}*") if path.is_dir() and not path.is_symlink())
 
 
 def read_board(path: Path) -> Board | None:
-    """Reads a board; None if it was taken down, says nothing yet, or is not one."""
+    """Reads a board; None if it was removed, has no content yet, or is not a board."""
     try:
         said = json.loads(read_text(path / FILE))
         launches = [

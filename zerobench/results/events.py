@@ -1,8 +1,8 @@
-"""The table `events` of one run and rank, read: streams in order, live bytes after each event, collectives.
+"""Reads the table `events` of one run and rank: ordered streams, live bytes after each event, collectives.
 
 stream       the events of a rank, in order
-change       a row's addition to the sum of a tier and category; a label moves a storage's size from one to another
-collective   from its first launch until its wait has returned, or no wait was recorded
+change       a row's contribution to the sum of a tier and category; a label moves a storage's size between categories
+collective   from its first launch until its wait returns, if a wait was recorded
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIGNS = {"live": 1, "birth": 1, "free": -1, "label": 1}
 def live_bytes(events: pd.DataFrame) -> pd.DataFrame:
     """Returns the sums after each event of one run and rank: index as `events`, columns (tier, category), int64, bytes.
 
-    A tier in which nothing lives has columns of zeros.
+    A tier without live bytes has columns of zeros.
     """
     signs = events["kind"].astype("object").map(SIGNS).fillna(0).astype("int64")
     changes = events["bytes"].astype("int64") * signs
@@ -40,7 +40,7 @@ def live_bytes(events: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class RecordedCollective:
-    """One collective. `begin`, `end`: places of its first launch and of its wait, or -1; `launches`: its rows."""
+    """One collective. `begin`, `end`: indices of its first launch and of its wait, or -1; `launches`: its rows."""
 
     begin: int
     end: int
@@ -73,7 +73,7 @@ def collectives_of(rows: Sequence[Any]) -> list[RecordedCollective]:
 
 
 def streams_of(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Returns rank -> its stream, of the events of one run."""
+    """Returns rank -> its stream, from the events of one run."""
     return {
         int(str(rank)): mine.sort_values("index", ignore_index=True) for rank, mine in events.groupby("rank", sort=True)
     }

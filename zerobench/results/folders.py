@@ -1,12 +1,12 @@
-"""Folders of runs, the writing side. A run is written aside, in a folder that is claimed, then renamed.
+"""Folders of runs, the writing side. A run is written to a claimed temporary folder, which is then renamed.
 
     1. claim    a hidden folder with a lease is created; abandoned ones, whose lease is free, are removed
-    2. fill     logs, tables and the row are written there, and are on the disk
+    2. fill     logs, tables and the row are written there, and flushed to the disk
     3. rename   to PREFIX-ATTEMPT-TOKEN, atomically: readers see a complete run or none
 
-A lease (host/leases.py) works on file systems with and without locks: no living run is taken for an abandoned one, by
-a process on another machine or in another container either, and no lease outlives its process for ever. The token is
-random, so that no two machines name a run alike, and a copy of all files merges two folders.
+A lease (host/leases.py) works on file systems with and without locks: no process, even on another machine or in another
+container, considers a live run abandoned, and no lease outlives its process for long. The token is random, so that no
+two machines give a run the same name, and two folders can be merged by copying all files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_run(
     provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Path:
-    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT-TOKEN, one more than the last; sets row.run_id."""
+    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT-TOKEN with the next attempt; sets row.run_id."""
     try:
         (aside.path / "config.yaml").write_text(yaml.safe_dump(config.written(), sort_keys=False))
         (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
@@ -80,7 +80,7 @@ def write_run(
 
 
 def next_attempt(results_dir: Path, prefix: str) -> int:
-    """Returns one more than the last attempt of which this process knows."""
+    """Returns one more than the last attempt that this process can see."""
     others = results_dir.glob(f"{escape(prefix)}-*")
     return 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)
 
@@ -88,7 +88,8 @@ def next_attempt(results_dir: Path, prefix: str) -> int:
 def amend_row(folder: Path, changes: dict[str, Any]) -> None:
     """Changes columns of a finished run's row; readers see the old row or the new one.
 
-    A process that was killed here leaves a file beside it. The row is then still the old one, so another comes here.
+    A process that is killed here leaves a temporary file behind. The row is then still the old one, so the amendment is
+    repeated, which removes the file.
     """
     path = folder / "run.json"
     for left in folder.glob(f".{path.name}.*"):
@@ -98,12 +99,12 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def turn(results_dir: Path, launch: str, on_wait: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
-    """Holds a `launch`, any text, against all other processes that write to this folder; waits for one that holds it.
-    `on_wait`: called with True if a wait begins, with False at its end.
+    """Holds a `launch`, any text, exclusively among all processes that write to this folder; waits for another holder.
+    `on_wait`: called with True when a wait begins, with False at its end.
 
-    A turn is a lease, named by a hash of the text. Two processes that find the same dead one at the same moment may
-    both go on, in rare cases: the launch is then measured twice, and no run is lost. In a read-only folder no process
-    waits.
+    A turn is a lease, named by a hash of the text. In rare cases two processes that find the same dead lease at the
+    same moment may both continue: the launch is then measured twice, and no run is lost. In a read-only folder no
+    process waits.
     """
     place = results_dir / f"{TURN}{hashlib.sha256(launch.encode()).hexdigest()[:16]}"
     with contextlib.ExitStack() as held:
@@ -122,12 +123,12 @@ def turn(results_dir: Path, launch: str, on_wait: Callable[[bool], None] = lambd
 
 
 def write_search(results_dir: Path, row: SearchRow) -> None:
-    """Writes the result of a search; the same search again replaces it."""
+    """Writes the result of a search, replacing an earlier one of the same search."""
     folder = results_dir / SEARCHES
     folder.mkdir(parents=True, exist_ok=True)
     replace_text(folder / f"{row.search_id}.json", json.dumps(finite(asdict(row)), indent=1, allow_nan=False))
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Replaces non-finite numbers by null, since JSON has none."""
+    """Replaces non-finite numbers by null, since JSON cannot represent them."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

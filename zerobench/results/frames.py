@@ -1,12 +1,12 @@
 """Rows as tables in files and as frames, with the columns of their dataclass and one type for each.
 
-A *kind* is the dataclass of a row. A column has one type in parquet and one in pandas, by the type of its field.
-Columns that a file lacks are filled; what a file has beyond them is left out. A reader relies on these types:
+A *kind* is the dataclass of a row. The type of a field determines its column's type in parquet and in pandas. Columns
+that a file lacks are filled in; additional columns are dropped. Readers can rely on these types:
 
-category   strategy, category, phase and tier are ordered: a sort, a groupby and a legend follow the order of the
-           stages, of the ledger and of a step. A frame has the values that it holds and no others
+category   strategy, category, phase and tier are ordered: sort, groupby and legends follow the order of the stages, of
+           the ledger and of a step. A frame's categories are only the values that occur in it
 unit       `frame.attrs["units"]` is column -> unit, for every number that has one (`zerobench columns`)
-bytes      are integers, but for means over a group of ranks (`wire_bytes` of traffic)
+bytes      are integers, except for means over a group of ranks (`wire_bytes` of traffic)
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 MOST_VALUES = 2**28
-"""Largest table that is read, rows times columns: 2 GiB of numbers, which a file of a few kB can stand for."""
+"""Largest table that is read, as rows times columns: 2 GiB of numbers, which a file of a few kB can expand to."""
 
 
 def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:
-    """Returns the columns of `kind` in a file, behind `run_id` where the table holds many runs."""
+    """Returns the columns of `kind` in a file, after `run_id` if the table has many runs."""
     columns = [pa.field("run_id", pa.string())] * with_run_id
     columns += [pa.field(name, _ARROW[base]) for name, base in columns_of(kind)]
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
@@ -48,7 +48,7 @@ def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
 
 
 def write_frame(path: Path, frame: pd.DataFrame, kind: type, with_run_id: bool) -> None:
-    """Writes a frame with the columns of `kind` as a parquet file; replaces an existing one when it is whole."""
+    """Writes a frame with the columns of `kind` as a parquet file, replacing an existing one atomically."""
     aside = path.with_name(f".{path.name}")
     table = pa.Table.from_pandas(untyped(frame), schema=schema_of(kind, with_run_id), preserve_index=False)
     pq.write_table(table, aside, write_page_checksum=True)
@@ -56,7 +56,7 @@ def write_frame(path: Path, frame: pd.DataFrame, kind: type, with_run_id: bool) 
 
 
 def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
-    """Reads a table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
+    """Reads a table; an empty one if there is no file. Raises ValueError, with the file's name, if it is damaged."""
     if not os.path.lexists(path):
         return pa.table({})
     with _opened(path, kind, own=run_id is not None) as file:
@@ -66,7 +66,7 @@ def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
 
 
 def check_table(path: Path, kind: type) -> None:
-    """Checks the end of a run's table, if it has one. Raises ValueError, with the file's name, where it is damaged."""
+    """Checks the footer of a run's table, if it has one. Raises ValueError, with the file's name, if it is damaged."""
     if os.path.lexists(path):
         with _opened(path, kind, own=True):
             pass
@@ -74,7 +74,7 @@ def check_table(path: Path, kind: type) -> None:
 
 @contextmanager
 def _opened(path: Path, kind: type, own: bool) -> Iterator[pq.ParquetFile]:
-    """Opens a table, checks its size and columns, and raises any error in the block as ValueError with its name."""
+    """Opens a table, checks its size and columns; raises any error in the block as ValueError with its file name."""
     if not path.is_file():
         raise ValueError(f"{path.name}: it is no file")
     try:
@@ -102,7 +102,7 @@ def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
 
 
 def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
-    """Concatenates the parts, with the columns of `kind` and their types; missing columns are filled."""
+    """Concatenates the parts, with the columns of `kind` and their types; missing columns are filled in."""
     filled = [part for part in parts if len(part)]
     if not filled:
         return _without_rows(kind, more).copy()
@@ -113,7 +113,7 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
 
 
 def _column(frame: pd.DataFrame, name: str, dtype: Any) -> pd.Series:
-    """Returns a column in its type, None for missing text, so that it is equal whether read from JSON or parquet."""
+    """Returns a column in its type, None for missing text, so that it is the same when read from JSON or parquet."""
     found = frame[name] if name in frame else pd.Series(None, frame.index, dtype)
     made = found if found.dtype == dtype else found.astype(dtype)
     if name == "tier":  # an older table has the device only
@@ -138,11 +138,11 @@ ORDERS: dict[str, Callable[[], Sequence[str]]] = {
     "phase": lambda: PHASES,
     "tier": lambda: TIERS,
 }
-"""Column -> its values, in their order. Others, as a user's strategy, follow these by name."""
+"""Column -> its values, in order. Others, such as a user's strategy, follow by name."""
 
 
 class Units(dict[str, str]):
-    """Column -> unit. It is not changed, so that a copy is itself: pandas copies `attrs` with each operation."""
+    """Column -> unit. Never modified, so a copy is the same object: pandas copies `attrs` with each operation."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Units:
         return self
@@ -163,7 +163,7 @@ def typed(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def untyped(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with text in place of categories and without units, as files have it."""
+    """Returns the frame with text instead of categories and without units, as stored in files."""
     made = frame.astype({name: "object" for name in ORDERS if name in frame})
     made.attrs = {}
     return made

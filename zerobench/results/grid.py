@@ -1,14 +1,14 @@
-"""A table of text, rendered for a terminal, in which it fits, and as Markdown, HTML and CSV.
+"""A table of text, rendered for a terminal, fitted to its width, and as Markdown, HTML and CSV.
 
-A column of *words* may be folded between words; a column of *figures* is shown whole or not at all. A table's *natural*
-width has each cell on one line. Where the terminal is narrower,
+A column of *words* may be wrapped between words; a column of *figures* is shown whole or not at all. At its *natural*
+width a table has each cell on one line. If the terminal is narrower:
 
-    1. squeeze   margins go, words and headings are folded
-    2. leave out columns go, the least important first, and a line below the table names them; or
-    2. go on     where none is less important, or they were asked for by name, the columns that do not fit go on in
-                 another table below, beside the first column again
+    1. squeeze    margins are dropped, words and headings are wrapped
+    2. leave out  columns are dropped, the least important first, and a line below the table names them; or
+    2. continue   if no order of importance is given, or the columns were requested by name, the columns that do not fit
+                  continue in another table below, after the first column again
 
-A file has no width: it gets all columns, with words folded where that keeps the lines to FILE_WIDTH.
+A file has no width: it gets all columns, with words wrapped if that keeps lines within FILE_WIDTH.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from ..host.terminal import FILE_WIDTH, Output, is_endless, is_quiet
 from ..sizes import escape_control, printable
 
 FOLDED = 20
-"""Characters that a column of words keeps at least, where it has as many."""
+"""Least width of a column of words, in characters, if its content is that wide."""
 
 LONGEST_WORD = 32
-"""Characters of a word for which a column stays wide enough; a longer one is broken."""
+"""Longest word, in characters, that a column is kept wide enough for; a longer one is broken."""
 
 Columns = tuple[int, ...]
-"""Indices of columns, in the order in which they are shown."""
+"""Indices of columns, in display order."""
 
 
 GridCell = str | Text
-"""Text of a cell; a *marked* one is a Text with a style, bold where there are fonts."""
+"""Text of a cell; a *marked* one is a Text with a style, bold where fonts are available."""
 
 
 @dataclass(frozen=True)
 class Grid:
     """A table, a renderable of rich. `rows`: cells, one line each. `left`: names of its columns of words, or the number
-    of them, which then are the first; the others are figures, to the right. `first_to_go`: names of columns in the
-    order in which a narrow terminal leaves them out, then the others from the right; None: none is left out. `chosen`:
-    names of columns to show, besides the first; empty: all; None: those that fit. `hints`: a line names what is left
-    out.
+    of them if they come first; all others are figures, aligned right. `first_to_go`: names of columns in the order in
+    which a narrow terminal drops them, followed by the others from the right; None: none is dropped. `chosen`: names of
+    columns to show, in addition to the first; empty: all; None: those that fit. `hints`: a line names the dropped
+    columns.
     """
 
     header: Sequence[str]
@@ -63,7 +63,7 @@ class Grid:
 
     @cached_property
     def words(self) -> frozenset[int]:
-        """Places of the columns of words."""
+        """Indices of the columns of words."""
         if isinstance(self.left, int):
             return frozenset(range(self.left))
         return frozenset(place for place, name in enumerate(self.header) if name in self.left)
@@ -73,7 +73,7 @@ class Grid:
         return [[one if isinstance(one, Text) else Text(printable(one)) for one in row] for row in self.rows]
 
     def markdown(self, sides: bool = True) -> str:
-        """Returns a table of pipes. `sides`: columns of figures stand to the right."""
+        """Returns a pipe table. `sides`: align columns of figures right."""
         ruler = ["---" if place in self.words or not sides else "--:" for place in range(len(self.header))]
         lines = [[_pipe_free(one) for one in row] for row in (self.header, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
@@ -111,7 +111,7 @@ class Grid:
             yield from self._hint([self.header[place] for place in every if place not in kept], console)
 
     def _hint(self, missing: list[str], console: Console) -> Iterator[Text]:
-        """Yields the line on columns that were left out; once per console, where it has many tables of a kind."""
+        """Yields the line on dropped columns; only once per console, as it may have many similar tables."""
         words = f"left out at {console.width} columns: {', '.join(missing)}"
         told = console.told if isinstance(console, Output) else set()
         if missing and self.hints and not is_quiet() and words not in told:
@@ -119,12 +119,12 @@ class Grid:
             yield Text(f"{words}; a wider terminal shows them, or --columns NAME,NAME or all", style="dim")
 
     def _wanted(self) -> Columns:
-        """Returns the columns to show: all, or the first and those that were chosen, where this table has any."""
+        """Returns the columns to show: all, or the first and the chosen ones, if this table has any."""
         mine = [self.header.index(name) for name in self.chosen or () if name in self.header]
         return tuple(dict.fromkeys([0, *mine])) if mine else tuple(range(len(self.header)))
 
     def _fewer(self, every: Columns) -> Iterator[Columns]:
-        """Yields the columns, then one fewer each time, down to the first alone."""
+        """Yields the columns, then one fewer each time, down to the first only."""
         named = [self.header.index(name) for name in self.first_to_go or () if name in self.header]
         rest = [place for place in reversed(every) if place not in named and place != 0]
         yield every
@@ -132,7 +132,7 @@ class Grid:
             yield tuple(place for place in every if place not in [*named, *rest][:gone])
 
     def _blocks(self, every: Columns, width: int) -> Iterator[Columns]:
-        """Yields the columns of each of the tables that lie one below the other."""
+        """Yields the columns of each of the tables below one another."""
         block: Columns = (0,)
         for place in every[1:]:
             if len(block) > 1 and not self._fits((*block, place), width):
@@ -152,7 +152,7 @@ class Grid:
         return max((_width(row[place]) for row in self._cells), default=0)
 
     def _least(self, place: int, width: int) -> int:
-        """Returns the characters that a column needs. The first column names the rows: it is folded only where it would
+        """Returns the characters that a column needs. The first column names the rows: it is wrapped only if it would
         take more than three fifths of the terminal.
         """
         cells = self._widest(place)
@@ -162,7 +162,7 @@ class Grid:
         return max(cells, _longest_word(self.header[place]))
 
     def _drawn(self, columns: Columns, width: int, squeezed: bool = True) -> Table:
-        """Draws these columns. `squeezed`: margins and headings may give way."""
+        """Draws these columns. `squeezed`: margins and headings may be reduced."""
         natural = {place: self._natural(place) for place in columns}
         roomy = not squeezed or sum(natural.values()) + _margins(len(columns), roomy=True) <= width
         least = {
@@ -189,12 +189,12 @@ def _marked_up(cell: Text) -> str:
 
 
 def _margins(count: int, roomy: bool) -> int:
-    """Returns the characters between and around columns, as rich draws them."""
+    """Returns the number of characters between and around columns, as rich draws them."""
     return 3 * count + 1 if roomy else 2 * (count - 1)
 
 
 def _between(least: dict[int, int], natural: dict[int, int], room: int) -> dict[int, int]:
-    """Returns the characters of each column: what it needs, and of what is left up to what it would like."""
+    """Returns the width of each column: its minimum plus a share of the spare room, up to its natural width."""
     found, spare = dict(least), room - sum(least.values())
     wishes = sorted(least, key=lambda place: natural[place] - least[place])
     for number, place in enumerate(wishes):

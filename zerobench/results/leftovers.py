@@ -1,14 +1,14 @@
-"""Leftovers of killed processes in a results folder, the folders of a launcher's jobs among them. Each sweep removes
-them when it begins, `zerobench prune` too.
+"""Leftovers of killed processes in a results folder, including the folders of a launcher's jobs. Each sweep removes
+them when it begins, and so does `zerobench prune`.
 
 in use      a job's folder in which the composing process, or a task of the job, holds its lease (host/leases.py)
-orphan      a job in use without its composing process, on whose board its launches were
+orphan      a job in use without its composing process, whose board used to list its launches
 abandoned   hidden, and no living process will finish it:
             partial runs, boards, turns   whose lease is free
-            folders of a launcher's jobs  that are not in use: the composing process was killed, and the job is over or
-                                          has not begun; a job that begins without its folder ends at once
-            unclaimed ones                folders before their lease or half removed, files before they replace another:
-                                          nothing tells whose they are, so they count once they are an hour old
+            folders of a launcher's jobs  that are not in use: the composing process was killed, and the job has ended
+                                          or not begun; a job that begins without its folder ends immediately
+            unclaimed ones                folders that have no lease yet or are half removed, files that are about to
+                                          replace another: their owner is unknown, so they count after an hour
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from .run_files import ASIDE as CACHE
 from .tables import SEARCHES
 
 JOBS = ".jobs"
-"""The folder, in a results folder, of jobs' folders."""
+"""The folder, in a results folder, with the folders of jobs."""
 
 ORDER = "order.json"
 
 COMPOSER = f"{TASK_LEASE}composer"
-"""Lease, in a job's folder, of the composing process."""
+"""Lease of the composing process, in a job's folder."""
 
 UNLEASED = ".claim-"
-"""Prefix of a folder that is being claimed, for a few milliseconds: testing its lock could keep its owner from it."""
+"""Prefix of a folder during claiming, a few milliseconds: testing its lock then could prevent its owner from getting
+it.
+"""
 
 UNCLAIMED_AT_MOST_S = 3600.0
 
 UNCLAIMED = tuple(f"{prefix}*" for prefix in (UNLEASED, PRUNED, PROBE, BROKEN, CACHE, f"{SEARCHES}/.", f"{JOBS}/."))
-"""Patterns of unclaimed ones."""
+"""Patterns of unclaimed entries."""
 
 
 def partials(where: Path) -> list[Path]:
-    """Returns the folders in which runs are written, those of dead processes too."""
+    """Returns the folders in which runs are written, including those of dead processes."""
     return [path for path in sorted(where.glob(f"{PARTIAL}*")) if path.is_dir() and not path.is_symlink()]
 
 
@@ -71,7 +73,7 @@ def _unclaimed(where: Path) -> Iterator[Path]:
 
 
 def tidy(where: Path) -> None:
-    """Removes the leftovers, as far as they can be removed."""
+    """Removes the leftovers, as far as possible."""
     for path in abandoned(where):
         if path.parent.name == JOBS and is_in_use(path):  # the job has begun since
             continue
@@ -96,7 +98,7 @@ def job_folders(results_dir: Path) -> list[Path]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Returns True if the composing process, or a task of the job, lives, on any machine."""
+    """Returns True if the composing process, or a task of the job, is alive, on any machine."""
     with suppress(OSError):  # it is being removed, by its composing process
         tasks = (is_held(path) for path in folder.glob(f"{TASK_LEASE}[0-9]*") if path.suffix == "")
         return is_held(folder / COMPOSER, lock=folder) or any(tasks)

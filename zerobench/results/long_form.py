@@ -1,11 +1,11 @@
-"""Measured figures in tidy form: a row per figure, whose columns are run_id, rank, metric, value and unit.
+"""Measured figures in tidy form: a row per figure, with the columns run_id, rank, metric, value and unit.
 
-    of a run     rank is missing; metric and value are a column of the table of runs, and what is in it
-    of a rank    rank is a number; the metric has the name of the run's column that is made of the ranks' figures:
-                 of bytes and volumes the largest, of times the median over the steps of the slowest rank in each
+    of a run     rank is missing; metric is a column of the table of runs, and value is its value
+    of a rank    rank is a number; metric is the run's column that is derived from the ranks' figures: for bytes and
+                 volumes their maximum, for times the median over the steps of the slowest rank in each
 
-A figure that was not measured has no row, so that a failed run has none at all. Values are float64, in which bytes are
-exact up to 2**53.
+A figure that was not measured has no row, so a failed run has none at all. Values are float64, in which bytes are exact
+up to 2**53.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIGURES = {
     for column in columns_of("runs")
     if column.unit and column.name not in _CHOSEN | {"schema_version"}
 }
-"""Metric -> unit: the numbers of the table of runs that are measured or predicted, in its order."""
+"""Metric -> unit: the measured or predicted numbers in the table of runs, in its order."""
 
 OF_MEMORY: dict[tuple[str, str, str], str] = {
     ("device", "total", "max_bytes"): "peak_bytes",
@@ -45,26 +45,26 @@ OF_MEMORY: dict[tuple[str, str, str], str] = {
     ("host", "states", "max_bytes"): "host_states_bytes",
     ("nvme", "total", "max_bytes"): "nvme_bytes",
 }
-"""Tier, category and column of a memory row of a whole step -> the metric that it is."""
+"""Tier, category and column of a memory row of a whole step -> the corresponding metric."""
 
 OF_STEPS = {"seconds": "step_s", "forward_s": "forward_s", "backward_s": "backward_s", "update_s": "update_s"}
 """Column of steps -> the metric that is its median over the measured steps of the timed pass."""
 
 OF_TRAFFIC = {"payload_bytes": "payload_bytes", "volume_elements": "volume_psi"}
-"""Column of traffic -> the metric that is its sum per step, of ψ where the metric says so."""
+"""Column of traffic -> the metric that is its sum per step, over ψ for metrics ending in _psi."""
 
 RANKS = (*OF_MEMORY.values(), *OF_STEPS.values(), *OF_TRAFFIC.values(), *(f"volume_{n}_psi" for n in COLLECTIVES))
-"""Metrics that ranks have figures of."""
+"""Metrics for which ranks have their own figures."""
 
 
 def long_form(
     runs: pd.DataFrame, memory: pd.DataFrame, steps: pd.DataFrame, traffic: pd.DataFrame,
     metrics: Sequence[str] = (), beside: Sequence[str] = (),
 ) -> pd.DataFrame:  # fmt: skip
-    """Returns the figures of all runs and ranks, or those of `metrics`, with the columns `beside` of `runs`.
+    """Returns the figures of all runs and ranks, or only `metrics`, with the columns `beside` of `runs`.
 
-    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a
-    column that is not there.
+    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a column that
+    does not exist.
     """
     _check("metric", metrics, list(FIGURES))
     _check("column", beside, [str(name) for name in runs.columns])
@@ -112,7 +112,7 @@ def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:
-    """Sums of a step: those of all measured steps over their number, as the run's own figures are."""
+    """Sums per step: those of all measured steps divided by their number, as in the run's own figures."""
     runs = runs.set_index("run_id")
     traffic = traffic[~traffic["kind"].isin(LINKS) & ~traffic["control"].fillna(True)]
     steps = traffic["run_id"].map({name: json.loads(one)["measure"]["steps"] for name, one in runs["config"].items()})

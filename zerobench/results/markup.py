@@ -1,11 +1,11 @@
-"""Elements of HTML, and bars as SVG: of the page of a report, and of results in a notebook.
+"""HTML elements, and bars as SVG, for the page of a report and for results in a notebook.
 
-*Html* is text that is markup already; every other object is shown as its text, escaped, so that nothing of a run's
+*Html* is text that is already markup; every other object is shown as its text, escaped, so that nothing from a run's
 folder becomes markup.
 
 A *bar* is a row of a figure: a label and a text above, a thick line of *parts*, and a thin one below it. Lengths are in
-the unit of the values; one scale serves a figure. Each part has a color and a pattern of its own (records/palette.py).
-Bars take a page's colors, tell their values on hover, focus and touch, and print.
+the unit of the values, on one scale per figure. Each part has its own color and pattern (records/palette.py). Bars
+adopt a page's colors, show their values on hover, focus and touch, and can be printed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VOID = ("meta", "input", "br", "rect", "line", "circle", "path", "use")
 
 
 class Html(str):
-    """Markup: it is not escaped again."""
+    """Markup, which is not escaped again."""
 
 
 def h(name: str, /, *inside: object, **attributes: object) -> Html:
-    """Builds an element. `data_tip=` is the attribute data-tip, `class_=` is class; None and False leave one out."""
+    """Builds an element. `data_tip=` is the attribute data-tip, `class_=` is class; None and False omit one."""
     words = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID and not inside:
         return Html(f"<{name}{words}>" if name in ("meta", "input", "br") else f"<{name}{words}/>")
@@ -35,7 +35,7 @@ def h(name: str, /, *inside: object, **attributes: object) -> Html:
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:
-    """Concatenates parts, those escaped that are not markup."""
+    """Concatenates parts, escaping those that are not markup."""
     return Html(between.join(part if isinstance(part, Html) else escape(_plain(part)) for part in parts))
 
 
@@ -51,7 +51,7 @@ def _plain(value: object) -> str:
 
 
 def grid(one: Grid, caption: str | None = None) -> Html:
-    """Builds a table in a box that scrolls by itself: a wide table never widens the page."""
+    """Builds a table in a box with its own scrolling: a wide table never widens the page."""
     name = caption or f"table of {', '.join(filter(None, one.header))}"
     return h("div", Html(one.html()), class_="box", role="region", tabindex=0, aria_label=name)
 
@@ -62,27 +62,27 @@ def parts(told: Iterable[str | Grid]) -> Html:
 
 
 def listing(lines: Iterable[object]) -> Html:
-    """Builds lines of a log or of commands, as they are."""
+    """Builds lines of a log or of commands, unchanged."""
     return h("pre", h("code", "\n".join(map(str, lines))), tabindex=0)
 
 
 def details(summary: object, inside: Html, lazy: bool, **attributes: object) -> Html:
-    """Builds a part that opens. `lazy`: its content is text until then, which costs a browser nothing."""
+    """Builds a collapsible part. `lazy`: its content stays text until it is opened, which costs a browser nothing."""
     held = h("script", Html(inside), type="text/html") if lazy else inside
     return h("details", h("summary", summary), held, **attributes)
 
 
 WIDTH, ROW = 360.0, 50.0
 LABEL, THICK, THIN = 12.0, 17.0, 32.0
-"""Offsets in a row: the base of its text, the top of the thick line and of the thin one."""
+"""Offsets in a row: the baseline of its text, the top of the thick line and of the thin one."""
 
 TEXT: dict[str, object] = {"font_size": 12, "fill": "currentColor"}
 MARK: dict[str, object] = {"stroke": "currentColor", "stroke_width": 2, "class_": "mark"}
 ABSENT: dict[str, object] = {"stroke": "currentColor", "stroke_dasharray": "3 4", "class_": "absent"}
-"""Attributes of texts and lines, which a page's style may replace."""
+"""Attributes of texts and lines, which a page's style may override."""
 
 FILLS: Fills = {**CATEGORIES, **COLLECTIVES, **PHASES, "step": ("#0072B2", ""), "states": ("#999999", "")}
-"""All parts that bars have: names are distinguished over the figures."""
+"""All parts that bars have: names are unique across the figures."""
 
 HATCHES = {
     "//": "M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4",
@@ -92,12 +92,12 @@ HATCHES = {
     "--": "M0,4 h8",
     "..": "M3,4 h2",
 }
-"""Hatch in matplotlib's signs -> strokes of a tile of 8 by 8."""
+"""Hatch in matplotlib's notation -> strokes of a tile of 8 by 8."""
 
 
 @dataclass(frozen=True)
 class BarPart:
-    """A part of a bar; `told`: its line where it is pointed at; `value`: its length."""
+    """A part of a bar; `told`: its tooltip; `value`: its length."""
 
     name: str
     value: float
@@ -106,7 +106,7 @@ class BarPart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row. `mark`: where the prediction is; `reach`: the ends of an interval; without `pieces` it says `absent`."""
+    """A row. `mark`: the prediction; `reach`: the ends of an interval; `absent`: shown if there are no `pieces`."""
 
     label: str
     text: str
@@ -119,7 +119,7 @@ class Bar:
 
 
 def patterns() -> Html:
-    """Builds the patterns that all figures of a page use, in an element that shows nothing."""
+    """Builds the patterns for all figures of a page, in an invisible element."""
     made = [
         h("pattern",
           h("rect", width=8, height=8, fill=color),
@@ -132,28 +132,28 @@ def patterns() -> Html:
 
 
 def figure(rows: Sequence[Bar], name: str) -> str:
-    """Builds bars that stand alone, without a page's style and script, with their patterns and a legend."""
+    """Builds bars that stand alone, without a page's style and script, including patterns and a legend."""
     there = {piece.name for row in rows for piece in row.pieces if piece.value > 0}
     return h("div", patterns(), bars(rows, name, titles=True), legend([part for part in FILLS if part in there]))
 
 
 def bars(rows: Sequence[Bar], name: str, titles: bool = False) -> Html:
-    """Builds a figure of rows. `name`: its subject, for screen readers. `titles`: a browser shows the words of a part
-    where it is pointed at; else the page's script does.
+    """Builds a figure of rows. `name`: its subject, for screen readers. `titles`: the browser shows the tooltips of
+    parts; otherwise the page's script does.
     """
     style = {"xmlns": "http://www.w3.org/2000/svg", "style": "width:100%;max-width:40rem"} if titles else {}
     return _svg(rows, name, 0.0, titles, **style)
 
 
 def deltas(rows: Sequence[Bar], name: str) -> Html:
-    """Builds a figure of differences: pieces above zero to the right of the middle, below zero to the left. `name`: its
-    subject, for screen readers.
+    """Builds a figure of differences: positive pieces to the right of the middle, negative ones to the left. `name`:
+    its subject, for screen readers.
     """
     return _svg(rows, name, WIDTH / 2)
 
 
 def _svg(rows: Sequence[Bar], name: str, zero: float, titles: bool = False, **style: object) -> Html:
-    """`zero`: the x of values of 0."""
+    """Builds the figure. `zero`: the x of values of 0."""
     scale = (WIDTH - zero) / (max(map(_farthest, rows), default=0.0) or 1.0)
     drawn = [_row(row, place, zero, scale, titles) for place, row in enumerate(rows)]
     return h("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {ROW * len(rows):g}", role="group", aria_label=name, **style)
@@ -225,11 +225,11 @@ def _cut(text: str, most: int) -> str:
 
 
 def legend(names: Sequence[str], *lines: Html) -> Html:
-    """Builds the key to the parts that a figure has; `lines`: further entries."""
+    """Builds the legend for the parts of a figure; `lines`: further entries."""
     entries = [h("li", swatch(name), name.replace("_", "-")) for name in names]
     return h("ul", *entries, join(lines), class_="legend")
 
 
 def swatch(name: str) -> Html:
-    """Builds the sample of a part."""
+    """Builds the color sample of a part."""
     return h("svg", h("rect", width=14, height=12, fill=f"url(#fill-{name})"), width=14, height=12, aria_hidden="true")

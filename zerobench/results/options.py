@@ -1,6 +1,5 @@
-"""Options that verbs share, such as --where KEY=VALUE (results/selection.py applies it) and --columns peak,step, the
-parser, and the message and exit code of a command that is refused.
-
+"""Options that verbs share, such as --where KEY=VALUE (results/selection.py applies it) and --columns peak,step; their
+parser; and the message and exit code of a refused command.
 Imports no heavy module: a verb's --help must not wait for pandas.
 """
 
@@ -24,7 +23,7 @@ RESULTS = "results/runs"
 
 @dataclass(frozen=True)
 class Where:
-    """One condition on runs: the key has one of these values, or none of them."""
+    """A condition on runs: the key has one of these values or, if `is_not`, none of them."""
 
     key: str
     values: tuple[str, ...]
@@ -43,7 +42,7 @@ class Where:
 
 
 def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
-    """Adds --where and, where failed and superseded runs are left out by default, --all."""
+    """Adds --where and, for verbs that leave out failed and superseded runs by default, --all."""
     words = "only runs with this key or column, such as strategy=zero1,zero2 or optimizer.lr=1e-3; may be repeated"
     parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
     if attempts:
@@ -54,7 +53,7 @@ STATUS = ["cell", "status", "ago", "code", "peak", "step"]
 """Columns of the table of `zerobench status`."""
 
 ALL = "all"
-"""In place of names: each column, also those that do not fit side by side."""
+"""Replaces the names: every column, including those that do not fit side by side."""
 
 HELP = (
     "columns of the printed table, after the first: names or their beginnings, comma-separated, or all;"
@@ -70,8 +69,8 @@ def add_columns(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
 
 
 def choose(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that `text` chooses, in its order; none for "all". Raises ArgumentTypeError for a
-    name that is no column, or that several begin with.
+    """Returns the names that `text` selects, in its order; empty for "all". Raises ArgumentTypeError for a name that is
+    not a column, or is the beginning of several.
     """
     if text.strip() == ALL:
         return ()
@@ -79,7 +78,7 @@ def choose(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _named(word: str, known: Sequence[str]) -> str:
-    """Returns the column of that name in any case, else the only one that begins with it."""
+    """Returns the column of that name, ignoring case, or else the only one that begins with it."""
     same = [name for name in known if name.lower() == word.lower()]
     fitting = same or [name for name in known if word and name.lower().startswith(word.lower())]
     if len(fitting) == 1:
@@ -92,8 +91,8 @@ def _named(word: str, known: Sequence[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose error messages repeat words of the command line without control of the terminal, and whose help
-    keeps the lines of a description or an epilog that has several.
+    """A parser whose error messages escape control characters from the command line, and whose help keeps the line
+    breaks of a description or epilog.
     """
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
@@ -107,10 +106,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def verb(act: Callable[Concatenate[list[str], P], int]) -> Callable[Concatenate[list[str], P], int]:
-    """Makes a verb of a function of its name: an error in what was asked for is a message, and exit code 2.
+    """Turns a function into the verb of its name: an error in the command becomes a message and exit code 2.
 
     These errors are ValueError, RefusedError with its `problems`, and OSError for a file that cannot be read or
-    written; anything else is a fault of the program's and comes through.
+    written; any other exception is a bug and is not caught.
     """
     name = act.__name__.replace("_", "-")
 
@@ -125,8 +124,8 @@ def verb(act: Callable[Concatenate[list[str], P], int]) -> Callable[Concatenate[
 
 
 def refuse(error: Exception, name: str = "") -> int:
-    """Prints an error on standard error, a line for each of its `problems`; a list in a message, of lines with an
-    indent, stays one. Returns exit code 2. `name`: of the verb, "" for a run or a sweep.
+    """Prints an error on standard error, a line for each of its `problems`; an indented list in a message stays a list.
+    Returns exit code 2. `name`: of the verb, "" for a run or a sweep.
     """
     for problem in getattr(error, "problems", [error]):
         lines = f"{f'zerobench {name}'.strip()}: {problem}".split("\n  ")

@@ -26,9 +26,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class SweepColumn:
-    """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max chooses the best
-    of the strategies that are compared, None marks none. `there`: True if a cell makes the column worth its width.
-    `times`: True of a time, of which none is best on a busy machine.
+    """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max selects the best
+    of the compared strategies, None marks none. `there`: True if a cell makes the column worth showing. `times`: True
+    for a time, which is not ranked on a busy machine.
     """
 
     show: Callable[[Row], str]
@@ -39,7 +39,7 @@ class SweepColumn:
 
 
 def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> SweepColumn:
-    """Builds a column of MiB. `on_host`: the column of bytes in host memory, ranked together with it without a GPU."""
+    """Builds a column of MiB. `on_host`: the column of bytes in host memory, added for the ranking without a GPU."""
 
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
@@ -55,7 +55,7 @@ def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None =
 
 
 def _some(key: str) -> SweepColumn:
-    """Builds a column of bytes that most sweeps do not have."""
+    """Builds a column of bytes that most sweeps lack."""
     shown = _mib(key).show
     return SweepColumn(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
 
@@ -69,7 +69,7 @@ def _any(row: Row, *keys: str) -> bool:
 
 
 def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> SweepColumn:
-    """Builds a column of numbers, rounded where they are ranked too; a dash where a number is missing."""
+    """Builds a column of numbers, rounded for the ranking as well; a dash if a number is missing."""
 
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
@@ -137,7 +137,7 @@ FIRST_TO_GO = (
     "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantized", "up MiB", "down MiB",
     "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ", "states MiB",
 )  # fmt: skip
-"""Columns that a narrow terminal leaves out, the first ones first. A cell that trains differently gets a line."""
+"""Columns that a narrow terminal drops, in order. A cell that trains differently gets a line."""
 
 ALL_COLUMNS = ("cell", "status", *COLUMNS)
 
@@ -148,8 +148,8 @@ def print_results(
     rows: list[Row], chosen: Sequence[str] | None = None, more: Mapping[str, SweepColumn] | None = None
 ) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
-    reason. `chosen`: names of columns, instead of those that fit; see Grid. `more`: columns of this sweep alone,
-    before the others.
+    reason. `chosen`: names of columns, instead of those that fit; see Grid. `more`: columns of this sweep only, before
+    the others.
     """
     cells = sorted_cells(rows)
     console = stdout_console()
@@ -167,12 +167,12 @@ def print_results(
 
 
 def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
-    """Returns the columns of the table that any of the cells makes worth their width."""
+    """Returns the columns of the table that any of the cells makes worth showing."""
     return {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
 
 
 def print_other_training(rows: list[Row]) -> None:
-    """Prints a line for each cell that does not train as DDP does, and a note where cells had no reference."""
+    """Prints a line for each cell that does not train like DDP, and a note if cells had no reference."""
     for row in rows:
         if row["training"] == "differs":
             words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
@@ -211,7 +211,7 @@ def sorted_cells(rows: list[Row]) -> list[Row]:
 
 
 def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
-    """Returns the indices of the best values, one comparison at a time; where all are equal none is best."""
+    """Returns the indices of the best values of each comparison; if all values are equal, none is best."""
     places: dict[tuple[Any, ...], list[int]] = {}
     for place, cell in enumerate(cells):
         if cell["status"] == "ok":
@@ -232,7 +232,7 @@ def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
 def grid_of(
     cells: list[Row], columns: Mapping[str, SweepColumn], chosen: Sequence[str] | None = None, sign: str = "*"
 ) -> Grid:
-    """Returns the table of cells; the best values are marked by their style, and followed by `sign`."""
+    """Returns the table of cells; the best values are styled, and followed by `sign`."""
     best = {name: best_rows(cells, column) for name, column in columns.items()}
     rows = []
     for place, cell in enumerate(cells):

@@ -1,4 +1,4 @@
-"""Provenance of a figure: code, versions, machine; and the hashes that make two runs the same measurement."""
+"""Provenance of a figure: code, versions, machine; and hashes that identify equal measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 @cache
 def source_hash(model_kind: str, data_name: str = "", strategy: str = "", without: tuple[str, ...] = ()) -> str:
     """Hash of this package's code and of the files that build a user's model, data or strategy: 12 hex digits.
-    `without`: its parts that are left out.
+    `without`: top-level parts of the package to leave out.
     """
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
@@ -49,7 +49,7 @@ def source_of(config: CellConfig, without: tuple[str, ...] = ()) -> str:
 
 @cache
 def device_class(device: str) -> str:
-    """Returns "cpu", or the GPU's model; "cuda" on a machine without one, whose cells are refused."""
+    """Returns "cpu", or the GPU's model; "cuda" on a machine without a GPU, whose cells are refused."""
     if device != "cuda":
         return "cpu"
     import torch
@@ -58,12 +58,12 @@ def device_class(device: str) -> str:
 
 
 def torch_minor(torch_version: str) -> str:
-    """Returns "2.13" of "2.13.0+cpu": bytes and times are comparable within a minor version."""
+    """Returns "2.13" for "2.13.0+cpu": bytes and times are comparable within a minor version."""
     return ".".join(torch_version.split("+")[0].split(".")[:2])
 
 
 def alloc_conf(device: str) -> str | None:
-    """Returns the environment's setting of CUDA's allocator, such as "expandable_segments:True"; None elsewhere."""
+    """Returns the setting of CUDA's allocator, such as "expandable_segments:True"; None on other devices."""
     given = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
     return next(filter(None, given), None) if device == "cuda" else None
 
@@ -92,7 +92,7 @@ def provenance(config: CellConfig) -> dict[str, Any]:
 
 
 def _users_look(strategy: str) -> dict[str, Any]:
-    """Label and color of a user's strategy, for figures that are drawn where its script is not known."""
+    """Label and color of a user's strategy, for drawing figures without its script."""
     spec = strategies.find(strategy)
     return {"look": {"label": spec.label, "color": spec.look.color}} if spec is not None and spec.of_user else {}
 
@@ -124,14 +124,14 @@ def machine(device: str, backend: str) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Returns the command line, as far as it is known."""
+    """Returns the command line, as far as known."""
     script = Path(sys.argv[0]).name
     program = "zerobench" if script in ("__main__.py", "zerobench") else script
     return shlex.join([program, *sys.argv[1:]])
 
 
 def commit_of(folder: Path) -> str | None:
-    """Returns the commit of the checkout that contains the folder, or None outside of one."""
+    """Returns the commit of the checkout that contains the folder; None outside of a checkout."""
     return _git("rev-parse", "HEAD", where=folder)
 
 

@@ -1,7 +1,7 @@
 """Fallbacks for runs that cannot be written to their results folder: the disk is full, or the folder was removed.
 
-A run is tried in its results folder, there once more, then in a folder beside it, then in the system's temporary
-folder. Each of these is an ordinary results folder. Where all fail, the row is in the sweep's table only.
+A run is tried in its results folder, then there once more, then in a folder next to it, then in the system's temporary
+directory. Each of these is an ordinary results folder. If all fail, the row is only in the sweep's table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def places(results_dir: Path) -> list[Path]:
 
 
 def temporary_place() -> Path:
-    """Returns the results folder among the system's temporary files: the user's, of a name that anyone may take."""
+    """Returns the user's results folder in the system's temporary directory; its name may be taken by anyone."""
     return Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}"
 
 
@@ -51,7 +51,7 @@ def _claim_in(place: Path, prefix: str) -> Aside:
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
-    """Claims a folder for a run, in the first place that permits it. Raises the first OSError if none does."""
+    """Claims a folder for a run, in the first place that works. Raises the first OSError if none does."""
     errors = []
     for place in places(results_dir):
         try:
@@ -86,7 +86,7 @@ def keep(
 
 
 def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callable[[Aside], None]) -> Path | None:
-    """Returns the place that took the run, with the logs of the folder that was `begun`; None if none did."""
+    """Returns the place that took the run, with the logs of the folder `begun`; None if none did."""
     for place in places(results_dir):
         with suppress(OSError):
             aside = _claim_in(place, prefix)
@@ -113,13 +113,13 @@ def why_unwritable(results_dir: Path) -> str:
 
 
 def remove_empty(results_dir: Path) -> None:
-    """Removes the folder beside the results folder if it holds no run: what was begun there was not finished."""
+    """Removes the folder next to the results folder if it has no runs: nothing that was begun there was finished."""
     with suppress(OSError):
         places(results_dir)[1].rmdir()
 
 
 def sentences(lost: Sequence[Unwritten]) -> list[str]:
-    """Returns the sentences at the end of a sweep on runs outside of their results folder."""
+    """Returns the messages at the end of a sweep on runs outside of their results folder."""
     found = []
     for (results_dir, error, kept), count in Counter((one.results_dir, one.error, one.kept) for one in lost).items():
         those = f"{show_count(count, 'run')} could not be written to {results_dir} ({error})"

@@ -1,6 +1,6 @@
-"""Checks of a run that was read from files: any program may have written them, and one bad run must not spoil a folder.
+"""Checks of a run read from files: any program may have written them, and one bad run must not spoil a folder.
 
-Each check returns the end of a sentence, or "" if the run is valid. A valid run can be sorted, named, summarized and
+Each check returns the end of a message, or "" if the run is valid. A valid run can be sorted, named, summarized and
 written again without further checks.
 """
 
@@ -19,13 +19,13 @@ from ..config.identity import VERSION, VERSION_KEY
 from ..records import SCHEMA_VERSION
 
 IDENTITY = ("run_id", "cell_id", "status", "strategy", "model", "config", "source_hash", "started", "repeat")
-"""Columns of a run that must have a value: it is found, grouped and ordered by them."""
+"""Columns of a run that must have a value: runs are found, grouped and ordered by them."""
 
 SECTIONS = ("strategy", "model", "precision", "optimizer", "data")
 """Parts of a run's config, each a mapping with a name."""
 
 CHOICES = ("offload", "activation", "buffers", "zeropp")
-"""Parts that a config has where they are not at their default."""
+"""Parts that a config has only if they are not at their default."""
 
 _LARGEST_INT = 2**63
 
@@ -51,7 +51,7 @@ def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
 
 
 def problem_of_version(row: dict[str, Any]) -> str:
-    """Checks that `row` is of this version or an older one."""
+    """Checks that `row` is of this schema version or an older one."""
     version = row.get("schema_version", 0)
     if not _is(version, int):
         return f"schema_version is {version!r:.60}, which is no version"
@@ -59,7 +59,7 @@ def problem_of_version(row: dict[str, Any]) -> str:
 
 
 def problem_of_columns(row: dict[str, Any], kind: type) -> str:
-    """Checks that `row` has the columns of `kind`; an earlier version may lack newer ones, which are None."""
+    """Checks that `row` has the columns of `kind`; an older version may lack newer ones, which are None."""
     older = 0 < int(row.get("schema_version", 0)) < SCHEMA_VERSION
     missing = [
         name
@@ -70,7 +70,7 @@ def problem_of_columns(row: dict[str, Any], kind: type) -> str:
 
 
 def problem_of_values(row: dict[str, Any], kind: type) -> str:
-    """Checks that every column of `kind` holds a value of its type, or None."""
+    """Checks that every column of `kind` has a value of its type, or None."""
     for name, base in columns_of(kind):
         value = row.get(name)
         if value is not None and not _is(value, base):
@@ -113,7 +113,7 @@ def _problem_of_config(text: str) -> str:
 
 
 def problem_of_table(schema: pa.Schema, kind: type, own: bool) -> str:
-    """Checks that a table's columns have the types of `kind`. `own`: of one run, whose rows do not name it."""
+    """Checks that a table's columns have the types of `kind`. `own`: it is of one run, whose rows do not name it."""
     if (passed := _PASSED.get((kind, own))) is not None and passed.equals(schema):
         return ""
     problem = _problem_of_columns(schema, kind, own)
@@ -123,7 +123,7 @@ def problem_of_table(schema: pa.Schema, kind: type, own: bool) -> str:
 
 
 _PASSED: dict[tuple[type, bool], pa.Schema] = {}
-"""Kind of a row, and whether of one run -> the columns of the last table that was valid: those of the next one, too."""
+"""Kind of a row, and whether of one run -> the columns of the last valid table, which usually fit the next one, too."""
 
 
 def _problem_of_columns(schema: pa.Schema, kind: type, own: bool) -> str:
@@ -139,7 +139,7 @@ def _problem_of_columns(schema: pa.Schema, kind: type, own: bool) -> str:
 
 
 def _is(value: Any, base: type) -> bool:
-    """Returns True if a value can stand in a column of this type, as a table on disk has it."""
+    """Returns True if a column of this type can store the value, in a table on disk."""
     if base is str:
         return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
     if base is bool or isinstance(value, bool):

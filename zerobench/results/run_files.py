@@ -1,16 +1,16 @@
-"""The tables of the runs in a results folder: rows first, a long table when it is used.
+"""The tables of the runs in a results folder: rows first, a long table when it is first used.
 
-ended     a table whose end was read: the number of its rows, its columns and their types
-whole     a table whose pages were read too, each compared with its checksum
+ended    a table whose footer was read: the number of its rows, its columns and their types
+whole    a table whose pages were read too, each compared with its checksum
 
-A run with a damaged table is left out. Of a small folder all is read with the rows. Of a large one only the ends are:
-a long table is read when it is used, and a run has no rows there if one of its pages is damaged.
+A run with a damaged table is left out. In a small folder everything is read with the rows. In a large one only the
+footers are: a long table is read when it is used, and a run has no rows in it if one of its pages is damaged.
 
-What was read of a large folder is cached, each table beside the runs as one file::
+The tables of a large folder are cached, each as one file::
 
     .tables-NAME-KEY/    NAME.parquet; index.json: run -> sizes and times of its files
 
-Ten thousand small files take seconds to read, one large one a moment. The cache is derived data: a run whose files
+Ten thousand small files take seconds to read, one large file a moment. The cache is derived data: a run whose files
 have changed is read again, a deleted one is left out, and a read-only folder has no cache.
 """
 
@@ -105,7 +105,7 @@ class RunFiles:
         return frame
 
     def _recall(self, name: str, kind: type) -> tuple[pd.DataFrame, set[str]]:
-        """Returns the cached rows of a table, and the runs that they are of; none if the cache is damaged."""
+        """Returns the cached rows of a table, and their runs; none if the cache is damaged."""
         cache, known = recall(self._where, name, self._states)
         known &= {run_id for _, run_id in self._used} if name != RUNS else known
         try:
@@ -125,7 +125,7 @@ class RunFiles:
 
 
 def read_or_warn(folder: Path, name: str, kind: type, run_id: str) -> pa.Table | None:
-    """Reads a long table of a run; None, with a warning, where it is damaged or the run was removed."""
+    """Reads a long table of a run; None, with a warning, if it is damaged or the run was removed."""
     try:
         if not folder.is_dir():
             raise ValueError("the run was removed meanwhile")
@@ -137,22 +137,22 @@ def read_or_warn(folder: Path, name: str, kind: type, run_id: str) -> pa.Table |
 
 PREFIX = ".tables-"
 ASIDE = ".tables."
-"""Prefix of a cache until it is whole."""
+"""Prefix of a cache until it is complete."""
 
 INDEX = "index.json"
 
 WORTH = 64
-"""Runs from which on a folder has a cache."""
+"""Number of runs from which on a folder has a cache."""
 
 RENEWED_AFTER = 16
-"""Runs, or a tenth of those that are remembered, that must be new before the cache is written again."""
+"""The cache is rewritten once this many runs, or a tenth of the cached ones, are new."""
 
 Signature = list[list[int | str]]
 """Name, size in bytes and time of the last change in ns of every file of a run."""
 
 
 def is_there(where: Path) -> bool:
-    """Returns True if a table of the folder is cached."""
+    """Returns True if any table of the folder is cached."""
     return next(where.glob(f"{PREFIX}*"), None) is not None
 
 
@@ -167,12 +167,12 @@ def recall(where: Path, name: str, states: dict[str, Signature]) -> tuple[Path |
 
 
 def is_due(new: int, remembered: int) -> bool:
-    """Returns True if so many uncached runs are worth a new cache."""
+    """Returns True if `new` uncached runs are worth a new cache."""
     return new >= max(RENEWED_AFTER, remembered // 10) and new + remembered >= WORTH
 
 
 def keep(where: Path, name: str, index: dict[str, Signature], write: Callable[[Path], None]) -> None:
-    """Replaces the cache of a table: `write` writes it, of the runs of `index`, to a path."""
+    """Replaces the cache of a table: `write` writes the rows of the runs in `index` to a path."""
     of_all_tables = [path for path in where.glob(f"{PREFIX}*") if "-" not in path.name.removeprefix(PREFIX)]
     old = [*where.glob(f"{PREFIX}{name}-*"), *of_all_tables]  # an earlier version wrote the latter
     aside = where / f"{ASIDE}{uuid.uuid4().hex[:12]}"

@@ -1,10 +1,10 @@
-"""Which runs: by keys (--where), by name, the newest of each cell, in the order in which they began.
+"""Selection of runs: by keys (--where), by name, the newest of each cell, in the order in which they began.
 
 A run's folder is named PREFIX-ATTEMPT-TOKEN: cell and environment, a number that grows with every attempt at them in
-one folder, and a random word by which runs of different machines differ (older runs have none). Among attempts of one
-prefix in one folder the number decides, unless two have the same one, as after a merge; between others the wall clock's
-`started` does, which may have been set back. A *moment* is (started, attempt): the latest start of this attempt and
-those before it, which gives all runs one order.
+one folder, and a random word that distinguishes runs of different machines (older runs have none). Attempts with the
+same prefix in one folder are ordered by number, unless two have the same one, as after a merge; all others by the wall
+clock's `started`, which may have been set back. A *moment* is (started, attempt): the latest start of this attempt and
+the ones before it, which puts all runs in one order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from .tables import Results
 
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
-"""Statuses of rows without a result. Others are results: that a cell does not fit (oom), for example."""
+"""Statuses of rows without a result. Other statuses are results: for example, that a cell does not fit (oom)."""
 
 
 def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
-    """Returns the tables of the selected runs, and a sentence on attempts that were left out, or nothing.
+    """Returns the tables of the selected runs, and a message on attempts that were left out, or an empty one.
 
-    Raises ValueError for a key that no run has, and for conditions that none meets.
+    Raises ValueError for a key that no run has, and for conditions that no run meets.
     """
     runs = matching(results.runs, where)
     kept = runs if everything else standing(runs)
@@ -48,7 +48,7 @@ def chosen(results: Results, where: Sequence[Where], everything: bool = True) ->
 
 
 def standing(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs without failed attempts and without those that a newer one of the same cell supersedes."""
+    """Returns the runs without failed attempts and without those superseded by a newer run of the same cell."""
     ended = runs[~runs["status"].isin(ATTEMPTS)]
     return runs.loc[sorted(latest(ended).index)] if len(ended) else ended
 
@@ -104,18 +104,18 @@ def _equal(value: Any, wanted: str) -> bool:
 
 
 LISTED = 10
-"""Number of candidates that are listed where a name fits several."""
+"""Most candidates that are listed if a name fits several."""
 
 Row = dict[str, Any]
 
 
 def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = ()) -> Row:
-    """Returns the run of that name, else the newest of the cell of that name, else the only one whose name begins with
-    it, else the only one that contains it, else the newest of the only cell whose name begins with it: among more cells
-    a name gets longer.
+    """Returns the run of that name, or else the newest of the cell of that name, or else the only one whose name begins
+    with it, or else the only one that contains it, or else the newest of the only cell whose name begins with it: with
+    more cells around, names get longer.
 
-    `rows`: in the order in which they began. For the message of the ValueError if `name` fits none or several:
-    `where` they are, a `hint`, and what is said of each run that was `left_out`, for it may be the one.
+    `rows`: in the order in which they began. For the message of the ValueError if `name` fits none or several: `where`
+    they are, a `hint`, and a message for each run that was `left_out`, since it may be the one.
     """
     by_id = {str(row["run_id"]): row for row in rows}
     if name in by_id:
@@ -150,7 +150,7 @@ CODE = ("source_hash", "torch_version", "device_class")
 
 
 def split(run_id: str) -> tuple[str, int]:
-    """Splits a run's name into PREFIX and ATTEMPT; a name without a number is its own prefix, attempt 0."""
+    """Splits a run's name into PREFIX and ATTEMPT; a name without a number is its own prefix, with attempt 0."""
     found = _NAME.fullmatch(run_id)
     return (found[1], int(found[2])) if found else (run_id, 0)
 
@@ -183,7 +183,7 @@ def in_order(places: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns each cell's newest launch of each repeat, all by the same code; cells in their first order."""
+    """Returns each cell's newest launch of each repeat, all by the same code; cells in order of first appearance."""
     last = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id")[list(CODE)]
     same = (runs[list(CODE)].to_numpy() == last.loc[runs["cell_id"]].to_numpy()).all(axis=1)
     kept = runs[same].drop_duplicates(["cell_id", "repeat"], keep="last")

@@ -1,7 +1,7 @@
-"""Results and a run as a notebook or a prompt shows them: text that fits a terminal, or HTML with a figure.
+"""Display of results and of a run in a notebook or at a prompt: text that fits a terminal, or HTML with a figure.
 
-The figures are those of a sweep's table. Everything that comes from a run's folder is escaped in HTML: names and
-reasons may hold whatever wrote them.
+The figures are those of a sweep's table. Everything from a run's folder is escaped in HTML: names and reasons may
+contain anything.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from .tables import Results, Run
 
 MOST_CELLS = 20
-"""Rows shown at most."""
+"""Most rows that are shown."""
 
 LAST_TO_GO = ("volume ψ", "states MiB", "tokens/s")
-"""Columns that go after those of FIRST_TO_GO, where a terminal is narrower still."""
+"""Columns that an even narrower terminal drops, after those in FIRST_TO_GO."""
 
 
 def text_of(results: Results) -> str:
-    """Returns a heading, a line per cell with as many columns as fit, and how many more there are."""
+    """Returns a heading, a line per cell with as many columns as fit, and the number of further cells."""
     if results.runs.empty:
         return "Results: no runs."
     cells = cells_of(results)
@@ -46,7 +46,7 @@ def text_of(results: Results) -> str:
 
 
 def text_of_run(run: Run) -> str:
-    """Returns what was run, and its figures with their predictions, a line each."""
+    """Returns the run's title, and its figures with their predictions, one per line."""
     words, figures = title_of(run), figures_of(run)
     width = max((len(name) for name, *_ in figures), default=0)
     lines = [f"  {name:<{width}}  {value:>12}" + f"  {beside}" * bool(beside) for name, value, beside in figures]
@@ -54,7 +54,7 @@ def text_of_run(run: Run) -> str:
 
 
 def cells_of(results: Results) -> list[Row]:
-    """Returns the rows of the table: a cell each, named, as `zerobench status` orders them."""
+    """Returns the rows of the table: one per cell, named, ordered as in `zerobench status`."""
     return sorted_cells(records_of(results.runs))
 
 
@@ -85,7 +85,7 @@ def title_of(run: Run) -> str:
 
 
 def figures_of(run: Run) -> list[tuple[str, str, str]]:
-    """Returns name, value with its unit, and what stands beside it, of the figures that a run has."""
+    """Returns name, value with its unit, and a comment, for each figure that a run has."""
     row: Any = run.row
     low, high = row["step_s_low"], row["step_s_high"]
     interval = "" if pd.isna(low) else f"95 % interval {low * 1000:.1f} to {high * 1000:.1f} ms"
@@ -114,7 +114,7 @@ def _predicted(words: str) -> str:
 
 
 def _drawn(cells: list[Row]) -> list[str]:
-    """Returns the lines of the table, with as many columns as the terminal has room for."""
+    """Returns the lines of the table, with as many columns as fit the terminal."""
     grid = replace(grid_of(cells, columns_of(cells), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False)
     # in a notebook rich would display what it prints, captured or not
     console = Output(width=shutil.get_terminal_size().columns, color_system=None, force_jupyter=False)
@@ -129,7 +129,7 @@ def _cut(lines: Sequence[str]) -> list[str]:
 
 
 UNITS = {"formula": "formula MiB", "predicted": "predicted MiB", "95 % interval": "95 % interval ms"}
-"""Column of the sweep's table -> its name with a unit, if it does not stand next to one that names it."""
+"""Column of the sweep's table -> its name with a unit, for columns whose neighbor does not show it."""
 
 BEST = "Bold: the best of the strategies that train the same thing."
 FIGURE = "Memory at the peak by category, on the rank with the most"
@@ -138,7 +138,7 @@ SIDES = tuple(f' style="text-align:{side};white-space:nowrap"' for side in ("lef
 
 
 def html_of(results: Results) -> str:
-    """Returns a table of the cells, why some are not ok, and a figure of their peaks."""
+    """Returns a table of the cells, the reasons of failures, and a figure of the peaks."""
     if results.runs.empty:
         return "<p>Results: no runs.</p>"
     cells = cells_of(results)

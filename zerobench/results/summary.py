@@ -1,9 +1,8 @@
-"""Summarizes the launches of a cell in one row: bytes at their largest, times over the launches.
+"""Summarizes the launches of a cell in one row: for bytes the maximum, for times a mean over the launches.
 
 One launch: medians over its steps, with the interval that it recorded. Several: the geometric mean of their medians,
-with a 95 % t-interval of the logarithms over launches, since steps of one process have common effects that two
-processes do not have. Times of cells that ran while other processes kept the machine busy are shown, and none is
-called the best.
+with a 95 % t-interval of the logarithms over launches, since steps of one process share effects that differ between
+processes. Times of cells that ran on a machine kept busy by other processes are shown, but none is marked as best.
 """
 
 from __future__ import annotations
@@ -21,24 +20,25 @@ from .selection import latest
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
 MEANS = ("mfu", "hfu", "traced_step_s", "communication_s", "exposed_s")
-"""Columns that may be 0 or missing, and the shares: arithmetic means over the launches."""
+"""Columns that may be 0 or missing, and shares: arithmetic means over the launches."""
 
 TRAINING = ("training", "training_words", "loss_deviation", "grad_norm_deviation")
-"""Columns of the verdict on the training: of a launch that trained differently from DDP, if there is one."""
+"""Columns of the verdict on the training: taken from a launch that trained differently from DDP, if there is one."""
 
 LEAST_LAUNCHES = 3
 """Two launches have an interval too, but a useless one: its t is 12.7."""
 
 SETTING = ("model", "shape", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
-"""Columns of a comparison: cells that agree in these train the same thing and are compared."""
+"""Cells that agree in these columns train the same thing and are compared."""
 
 NOT_SHAPE = ("name", "kind", "checkpointing", "tiles", "loss_chunks", "mlp_chunks")
-"""A model's options that change the cost of a step and not its result."""
+"""A model's options that change the cost of a step but not its result."""
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per cell, of its newest launches: the columns of `runs`, `launches`, the interval of tokens/s, and
-    `shape`, the model's options in words, without those that train the same thing. A failed launch fails the cell.
+    """Returns a row per cell, from its newest launches: the columns of `runs`, `launches`, the interval of tokens/s,
+    and `shape`, the model's options as text without those that do not affect the training. A failed launch fails the
+    cell.
     """
     launches: dict[str, list[dict[str, Any]]] = {}
     for row in latest(runs).to_dict("records"):
@@ -49,7 +49,7 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarizes the rows of launches; of thousands of cells, a frame for each would take half a minute."""
+    """Summarizes the rows of launches; for thousands of cells, building a frame for each would take half a minute."""
     failed = [row for row in mine if row["status"] != "ok"]
     row = dict((failed or mine)[-1])
     row["launches"], row["shape"] = len(mine), _shape(CellConfig.from_json(row["config"]))
@@ -68,7 +68,7 @@ def _known(launches: list[dict[str, Any]], name: str) -> list[Any]:
 
 
 def _shape(config: CellConfig) -> str:
-    """Formats "layers=5 hidden=128 ...", equal for cells whose models are."""
+    """Formats "layers=5 hidden=128 ...", which is equal for cells with equal models."""
     written = config.as_dict()
     options = written["model"] | written.get("huggingface", {})
     return " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
@@ -102,7 +102,7 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
 
 
 def _rates(row: dict[str, Any]) -> tuple[float, float]:
-    """Returns the interval of tokens/s, as wide as that of the step; NaN if there is none."""
+    """Returns the interval of tokens/s, derived from that of the step; NaN if there is none."""
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] != "ok" or pd.isna(low) or low <= 0:
         return float("nan"), float("nan")
@@ -111,11 +111,11 @@ def _rates(row: dict[str, Any]) -> tuple[float, float]:
 
 
 SLACK = 0.5
-"""Cores that a quiet machine's own services may take, and that readings may be off by."""
+"""Cores that a quiet machine's own services may use, and the error of the readings."""
 
 
 def is_busy(row: Mapping[str, Any]) -> bool:
-    """Returns True if other processes took cores that the ranks would have used."""
+    """Returns True if other processes used cores that the ranks needed."""
     others = row.get("others_cores")
     if others is None or pd.isna(others):
         return False

@@ -1,12 +1,12 @@
 """Finished runs: `load` reads their tables into `Results`, the tables of one or many runs; `Run` is one of them.
 
-A run's folder (results/folders.py writes it)::
+A run's folder (written by results/folders.py)::
 
     config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, lines, traffic as parquet,
-    and events where they were asked for
+    and events if they were requested
 
-A *collection* (`zerobench export --format parquet`) holds the same tables of many runs, one parquet file each.
-`load` reads a run, a results folder, a collection, or a folder of collections. Frames come typed (frames.py): ordered
+A *collection* (`zerobench export --format parquet`) has the same tables for many runs, one parquet file each.
+`load` reads a run, a results folder, a collection, or a folder of collections. Frames are typed (frames.py): ordered
 categories, integer bytes, units.
 """
 
@@ -62,7 +62,7 @@ class Results:
                 object.__setattr__(self, name, typed(name, table))
 
     def __getattribute__(self, name: str) -> Any:
-        """Reads a table that is used for the first time."""
+        """Loads a table when it is first used."""
         found = object.__getattribute__(self, name)
         if name in ALL_TABLES and callable(found):
             found = typed(name, found())
@@ -70,7 +70,7 @@ class Results:
         return found
 
     def with_runs(self, runs: pd.DataFrame) -> Results:
-        """Returns the same tables with other rows of runs; none is read for it."""
+        """Returns the same tables with other rows of runs, without reading any."""
         return Results(**{**vars(self), "runs": runs})
 
     def of(self, run_ids: Iterable[str]) -> Results:
@@ -145,14 +145,14 @@ class Run(Results):
 
 
 TABLES = {name: ROWS[name] for name in LONG}
-"""The long tables, whose rows carry `run_id`."""
+"""The long tables, whose rows have a `run_id`."""
 OPTIONAL = ("events",)
-"""Tables that have no file where they have no rows."""
+"""Tables that have no file if they have no rows."""
 
 ALL_TABLES = {name: ROWS[name] for name in ("runs", "searches", *LONG)}
 
 SEARCHES = "searches"
-"""The folder, in a results folder, of the results of searches: a JSON file each."""
+"""The folder, in a results folder, with the results of searches, a JSON file each."""
 
 
 def load(path: str | Path) -> Results:
@@ -185,7 +185,7 @@ def merge(parts: Sequence[Results]) -> Results:
 
 
 def of_run(results: Results, place: int, folder: Path) -> Results:
-    """Returns the results of the run at `place` of `results.runs`; no table of another run is read for them."""
+    """Returns the results of the run at index `place` of `results.runs`, without reading other runs' tables."""
     run = results.runs.iloc[[place]]
 
     def long_table(name: str) -> pd.DataFrame:
@@ -203,7 +203,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
-    """Reads the tables of a collection without its invalid runs; None, with a warning, where one is damaged."""
+    """Reads the tables of a collection without its invalid runs; None, with a warning, if a table is damaged."""
     try:
         tables = {name: read_table(folder / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
     except ValueError as error:
@@ -225,16 +225,16 @@ def run_folders(where: Path) -> list[Path]:
 
 
 def collections_in(where: Path) -> list[Path]:
-    """Returns `where` itself if it is a collection, else those directly in it."""
+    """Returns `where` itself if it is a collection, else the collections directly in it."""
     if (where / "runs.parquet").is_file():
         return [where]
     return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "runs.parquet").is_file())
 
 
 def read_row(folder: Path) -> dict[str, Any] | None:
-    """Reads a run's row; None, with a warning, where its run.json cannot be used: other runs must not be affected.
+    """Reads a run's row; None, with a warning, if its run.json cannot be used: other runs must not be affected.
 
-    A copy beside its original is skipped too, since its rows would count twice.
+    A copy next to its original is skipped too, since its rows would count twice.
     """
     row = _read_json_row(folder / "run.json", RunRow)
     if row is not None and folder.name != row["run_id"] and (folder.parent / row["run_id"] / "run.json").is_file():
@@ -244,7 +244,7 @@ def read_row(folder: Path) -> dict[str, Any] | None:
 
 
 def read_searches(where: Path) -> list[dict[str, Any]]:
-    """Reads a results folder's searches, not those of its collections. A damaged one is left out, with a warning."""
+    """Reads a results folder's searches, without those of its collections. Skips a damaged one, with a warning."""
     rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
     return [row for row in rows if row is not None]
 

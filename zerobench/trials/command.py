@@ -1,10 +1,10 @@
-"""Runs a sweep whose cells a Hydra sweeper proposes, as a command does: progress, one table, the best trials; and
-writes the account of its trials, a file beside the runs, RESULTS/searches/NAME-HASH.yaml:
+"""Runs a sweep whose cells a Hydra sweeper proposes, as a command: with progress, one table, and the best trials.
+Writes an account of its trials to a file in the results folder, RESULTS/searches/NAME-HASH.yaml:
 
-sweeper, objectives, axes, fixed    of the sweep; the hash is of these, so that the same command replaces it
+sweeper, objectives, axes, fixed    of the sweep; the hash is of these, so that the same command replaces the file
 best                                the best trials: parameters, values, and the command that runs the cell
-trials                              each with its parameters, status, runs and values, in the order of the proposals
-found                               the plugin's own account, as it wrote it (optimization_results.yaml)
+trials                              each with its parameters, status, runs and values, in the order proposed
+found                               the plugin's own account, unchanged (optimization_results.yaml)
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from .proposals import Proposals
 from .trial import ANSWERS, Trial, best_of
 
 AGAIN = ("measure.repeats=3", "rerun=true")
-"""Overrides that measure the best trial again: of many measured times the best one was lucky, too."""
+"""Overrides that measure the best trial again: the best of many timings is partly luck."""
 
 
 def run_proposed(
     proposed: Proposed, check: Overrides, is_local: bool, chosen: Sequence[str] | None, kind: Callable[..., Sweep]
 ) -> int:
-    """Runs the sweep, and prints its table and its best trials. Returns the exit code: 0 if there is a best one, and
-    all others answered the sweeper, be it that they do not fit; 1 else; 130 stopped by the user. Raises RefusedError.
+    """Runs the sweep, and prints its table and its best trials. Returns the exit code: 0 if there is a best trial and
+    all others answered the sweeper (not fitting counts as an answer); otherwise 1; 130 if the user stopped it. Raises
+    RefusedError.
 
-    `is_local`: cells run one after the other, so that each proposal can follow from all before it.
+    `is_local`: cells run one after the other, so that each proposal can use the results of all earlier ones.
     """
     limit_bytes, refused = _limit_of(check, proposed), None
     with Reporter() as reporter:
@@ -90,7 +91,7 @@ def _limit_of(check: Overrides, proposed: Proposed) -> int | None:
 
 
 def _columns(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial]) -> dict[str, SweepColumn]:
-    """Columns of the sweep's table: the objectives, and of the best trials a mark."""
+    """Columns of the sweep's table: the objectives, with a mark on the best trials."""
     by_cell = {row["cell_id"]: trial for trial in trials for row in trial.rows}
     chosen = {trial.cell.cell_id for trial in best}
 
@@ -134,7 +135,7 @@ def _print_best(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Tria
 
 
 def command_of(proposed: Proposed, trial: Trial) -> list[str]:
-    """Returns the command line that runs this trial's cell: again and three times where its objective is a time."""
+    """Returns the command line that runs this trial's cell; three new launches if an objective is a time."""
     times = any(one.unit in ("s", "tokens / s") for one in proposed.objectives)
     given = {word.partition("=")[0].lstrip("+") for word in proposed.fixed}
     words = [word for word in proposed.fixed if not word.lstrip("+").startswith("search.memory_limit=")]

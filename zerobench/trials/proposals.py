@@ -1,7 +1,7 @@
-"""A Hydra sweeper at work: it proposes batches of cells, our launcher runs them and returns their values.
+"""Runs a Hydra sweeper: it proposes batches of cells, our launcher runs them and returns their values.
 
 1. propose   the plugin calls its launcher with the overrides of a batch
-2. compose   each becomes a cell with all checks of a sweep; a repeated cell keeps its trial's rows
+2. compose   each becomes a cell, with all checks of a sweep; a repeated cell reuses its trial's rows
 3. run       the new cells, through the sweep: reused, run here or dispatched to jobs
 4. return    the objectives' values; infeasible trials as failed jobs
 """
@@ -35,11 +35,11 @@ from ..sweep.sweep import Sweep
 from .trial import InfeasibleError, MissingError, Trial
 
 RESULTS = "optimization_results.yaml"
-"""The file into which Hydra's sweepers write what they have found."""
+"""The file into which Hydra sweepers write their results."""
 
 
 class EndedError(BaseException):
-    """Raised through a plugin, past its handlers, to end the sweep early. `refused`: a proposal that is no cell."""
+    """Raised through a plugin, past its handlers, to end the sweep early. `refused`: a proposal is not a cell."""
 
     def __init__(self, refused: RefusedError | None = None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class EndedError(BaseException):
 @dataclass
 class Proposals:
     """The trials of a sweep. `before`: called with the new cells of a batch before they run; may raise RefusedError.
-    `gave_up`: an error message if the plugin ended with an error; `found`: its own account of what is best.
+    `gave_up`: an error message if the plugin ended with an error; `found`: its own account of the best trials.
     """
 
     proposed: Proposed
@@ -64,7 +64,9 @@ class Proposals:
     _judged: dict[str, Trial] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Has the plugin propose to its end. Raises RefusedError for no cell, or a run without an objective."""
+        """Runs the plugin to its end. Raises RefusedError for a proposal that is not a cell, or a run without an
+        objective.
+        """
         with temporary_folder() as folder:
             try:
                 with ExitStack() as silence, each_job_composed_once():
@@ -80,7 +82,7 @@ class Proposals:
             self.found = _read_results(folder / RESULTS)
 
     def _why(self, error: Exception) -> str:
-        """Says why the plugin gave up; "" if it only misses a best trial, which there is not."""
+        """Returns why the plugin gave up; "" if it only misses a best trial because there is none."""
         if isinstance(error, InfeasibleError):
             rate = next((key for key in self.proposed.asked if key.endswith("max_failure_rate")), "max_failure_rate")
             return f"more trials of a batch failed than {SETTINGS}.{rate} permits, as {error}"
@@ -89,7 +91,7 @@ class Proposals:
         return f"{type(error).__name__}: {first_line(error)}"
 
     def _sweeper(self, folder: Path, silence: ExitStack) -> Any:
-        """Makes the plugin, with our launcher; the jobs of a dispatched sweep have the one that was chosen."""
+        """Creates the plugin, with our launcher; the jobs of a dispatched sweep use the chosen one."""
         config, context = compose_plugin(self.check, self.proposed.words)
         with open_dict(config):
             config.hydra.sweep.dir = str(folder)
@@ -126,7 +128,7 @@ class Proposals:
         return Trial(len(self.trials), words, compose_trial(self.check, [*self.proposed.fixed, *mine]))
 
     def _forced(self, word: str) -> str:
-        """The override with the prefix that a key needs which not all choices of the sweep have."""
+        """Adds the prefix `++` to an override whose key not all choices of the sweep have."""
         key = word.partition("=")[0].lstrip("+")
         added = key in self.check.elsewhere or key.startswith("huggingface.options.")
         return f"++{word.lstrip('+')}" if added else word
@@ -153,14 +155,14 @@ class Proposals:
 
     @property
     def _signs(self) -> list[int]:
-        """A plugin that cannot be told a direction minimizes."""
+        """Signs of the objectives' values: a plugin that cannot be given a direction minimizes."""
         told = bool(self.proposed.direction)
         return [-1 if one.larger and not told else 1 for one in self.proposed.objectives]
 
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Keeps what a plugin logs, and warns programmers of, off the console, which is the sweep's."""
+    """Keeps a plugin's logs, and its warnings for programmers, off the sweep's console."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -172,7 +174,7 @@ def _silenced() -> Iterator[None]:
 
 
 class _Batches(Launcher):
-    """Hydra's launcher of a sweeper: runs batches through Proposals, outside of the plugin's `silence`."""
+    """The launcher that a Hydra sweeper calls: runs batches through Proposals, outside of the plugin's `silence`."""
 
     def __init__(self, proposals: Proposals, silence: ExitStack) -> None:
         self._proposals, self._silence = proposals, silence
@@ -189,7 +191,7 @@ class _Batches(Launcher):
 
 
 def _read_results(path: Path) -> dict[str, Any]:
-    """Returns the plugin's own account of its best parameters; {} where it has written none."""
+    """Returns the plugin's own account of its best parameters; {} if it wrote none."""
     try:
         found = read_yaml(path)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""A trial: a cell that a sweeper has proposed, and what became of it.
+"""A trial: a cell that a sweeper proposed, and its outcome.
 
-feasible     it ran, is within the memory limit, and has a value of each objective
-infeasible   else: invalid, oom, crash, timeout, diverged, or over the limit; its sweeper is told that it failed
+feasible     it ran, is within the memory limit, and has a value for each objective
+infeasible   otherwise: invalid, oom, crash, timeout, diverged, or over the limit; its sweeper sees a failed job
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from ..sweep.search import used_bytes
 Row = dict[str, Any]
 
 OVER = "over the limit"
-"""Status of a trial that needs more memory than is permitted."""
+"""Status of a trial that needs more memory than permitted."""
 
 ANSWERS = ("ok", "oom", "invalid", "diverged", OVER)
 """Statuses that answer a sweeper's question; others are failures of the run."""
 
 
 class InfeasibleError(Exception):
-    """Raised in place of the value of an infeasible trial."""
+    """Raised instead of the value of an infeasible trial."""
 
 
 class MissingError(Exception):
-    """Raised if a run that is ok has no value of an objective: no run of the sweep may have one."""
+    """Raised if an ok run has no value for an objective: then possibly no run of the sweep has one."""
 
 
 class Failed(JobReturn):
-    """The return of an infeasible trial: reading its value raises, without a line on stderr as Hydra's has."""
+    """The return of an infeasible trial: reading its value raises, without the line on stderr that Hydra prints."""
 
     @property  # type: ignore[misc]
     def return_value(self) -> Any:
-        """The value, which there is not."""
+        """Raises the error of the trial, which has no value."""
         raise self._return_value
 
 
 @dataclass(eq=False)
 class Trial:
-    """A trial. `words`: the overrides that were proposed; `rows`: of its launches; `values`: of the objectives, none
-    if it is infeasible. `told`: its values in the direction in which the sweeper optimizes.
+    """A trial. `words`: the proposed overrides; `rows`: of its launches; `values`: of the objectives, none if it is
+    infeasible.
     """
 
     number: int
@@ -66,7 +66,9 @@ class Trial:
         return " ".join(word.lstrip("+") for word in self.words)
 
     def judge(self, rows: Sequence[Row], objectives: Sequence[Objective], limit_bytes: int | None) -> None:
-        """Decides if it is feasible, and takes its values, of several launches as tables do. Raises MissingError."""
+        """Decides whether it is feasible, and takes its values, summarized over launches as in tables. Raises
+        MissingError.
+        """
         self.rows = rows
         found: Row = summarize(frame_of(list(rows), RunRow)).to_dict("records")[0]  # type: ignore[assignment]
         self.status, self.reason = found["status"], found["reason"]
@@ -82,7 +84,7 @@ class Trial:
         self.values = tuple(float(found[one.column]) for one in objectives)
 
     def returned(self, signs: Sequence[int]) -> JobReturn:
-        """Returns what Hydra's launchers return. `signs`: -1 for each value that the sweeper gets negated."""
+        """Returns the result of a Hydra launcher. `signs`: -1 for each value that the sweeper receives negated."""
         if not self.values:
             failed = Failed(overrides=self.words, status=JobStatus.FAILED)
             failed._return_value = InfeasibleError(f"{self.name}: {self.status}: {self.reason}")
@@ -100,7 +102,7 @@ def _why_missing(row: Row) -> str:
 
 
 def best_of(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
-    """Returns the best feasible trial, the first of equals; of several objectives those that none dominates."""
+    """Returns the best feasible trial, the first of equals; for several objectives, the Pareto front."""
     feasible = list({trial.cell.cell_id: trial for trial in reversed(trials) if trial.values}.values())[::-1]
     if len(objectives) == 1:
         found: Trial | None = None

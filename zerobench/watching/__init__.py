@@ -7,8 +7,8 @@
             optimizer.zero_grad()
     watch.results.runs.peak_bytes
 
-watch.py is the object with a life, phases.py finds the phases of a step, held_tensors.py labels tensors that the loop
-holds already, exchange.py brings the ranks' records together, rows.py makes the tables, callbacks.py is for trainers.
+watch.py is the object and its states, phases.py finds the phases of a step, held_tensors.py labels tensors that the
+loop already has, exchange.py collects the ranks' records, rows.py makes the tables, callbacks.py is for trainers.
 """
 
 from .callbacks import lightning_callback, trainer_callback

@@ -8,7 +8,7 @@ from .watch import Watch
 
 
 class WatchOfTrainer:
-    """The part of a callback that is the same for both: the watch, from the first step on, and its end."""
+    """The common part of both callbacks: the watch, created at the first step, and its end."""
 
     watch: Watch | None = None
 

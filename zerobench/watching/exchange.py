@@ -1,6 +1,6 @@
-"""The ranks' records, brought to rank 0 through the job's store: no collective, so a rank that has left blocks none.
+"""Sends the ranks' records to rank 0 through the job's store: no collective, so a rank that has left blocks no other.
 
-A record travels as JSON: nothing of another process is unpickled.
+A record travels as JSON: no data from another process is unpickled.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _exchanges = 0
 
 
 class WatchError(RuntimeError):
-    """A loop cannot be watched, has made no step, or a rank's record is missing."""
+    """A loop cannot be watched, made no step, or a rank's record is missing."""
 
 
 def next_place() -> str:
-    """Returns a prefix of keys in the store, the same on every rank that makes as many watches."""
+    """Returns a prefix of keys in the store, the same on every rank that creates its watches in the same order."""
     global _exchanges
     _exchanges += 1
     return f"zerobench/watching/{_exchanges}"
 
 
 def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout_s: float) -> list[dict[str, Any]]:
-    """Returns the records of all ranks on rank 0, and on others only their own.
+    """Returns the records of all ranks on rank 0, and only the own record on others.
 
     Raises WatchError, which names the ranks that posted none within `timeout_s` seconds, or a rank with its problem.
     """
@@ -62,7 +62,7 @@ def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout
 
 
 def post_problem(place: str, problem: str, rank: int, world_size: int) -> None:
-    """Sends rank 0 an error message instead of this rank's record, and tells the others that no folder comes."""
+    """Sends rank 0 an error message instead of this rank's record; rank 0 tells the others that there is no folder."""
     if world_size == 1:
         return
     with suppress(WatchError):  # the sentence is raised here as well

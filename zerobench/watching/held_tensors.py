@@ -1,14 +1,14 @@
-"""Tensors that a loop holds before it is watched. Model, strategy and optimizer are found, and their tensors named.
+"""Tensors that a loop has before it is watched. Model, strategy and optimizer are identified, and their tensors named.
 
-strategy      class of the model or of the optimizer -> the name in tables; plain where none is known
-engine        an object that labels by itself what it holds (`label_held`), as ours do
-masters       tensors that an optimizer updates and that are no parameters of the model
+strategy      class of the model or of the optimizer -> its name in tables; plain if none is known
+engine        an object that labels its tensors itself (`label_held`), such as ours
+masters       tensors that an optimizer updates and that are not parameters of the model
 states        an optimizer's tensors, by parameter
-the rest      every other tensor that lives already: "made before the watch", so that no byte is missed
+the rest      every other live tensor: "made before the watch", so that no byte is missed
 
-A watch counts every tensor that lives as it begins, so that no byte of its loop is missed. In a process that has done
-other work, that would make its figures depend on what the process has done. Within `leave_out`, the tensors that live
-at its beginning are counted only if the loop uses them: as parameters, states, inputs or results of an operator.
+A watch counts every tensor that is alive when it begins, so that no byte of its loop is missed. In a process that has
+done other work, this would make its figures depend on that work. Within `leave_out`, the tensors that are alive at its
+beginning are counted only if the loop uses them: as parameters, states, inputs or results of an operator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BEFORE = "made before the watch"
 
 
 def inner_model(model: Any) -> nn.Module:
-    """Returns the user's module inside of wrappers that hold it as `module`. Raises ValueError for no model."""
+    """Returns the user's module inside wrappers that store it as `module`. Raises ValueError if there is no model."""
     while type(model).__name__ in WRAPPERS or not isinstance(model, nn.Module):
         inside = getattr(model, "module", None)
         if not isinstance(inside, nn.Module):
@@ -49,9 +49,10 @@ def inner_model(model: Any) -> nn.Module:
 
 
 def called_model(model: Any) -> nn.Module:
-    """Returns the module whose call is the forward: one of WRAPPERS, also where its inside was given, else the model.
+    """Returns the module whose call is the forward: a wrapper in WRAPPERS, even if the wrapped model was given, else
+    the model.
 
-    A trainer's callbacks are given the model, and know nothing of the wrapper that the trainer calls.
+    A trainer's callbacks receive the model, not the wrapper that the trainer calls.
     """
     called = model if isinstance(model, nn.Module) else inner_model(model)
     if not dist.is_initialized() or type(called).__name__ in WRAPPERS:
@@ -61,7 +62,7 @@ def called_model(model: Any) -> nn.Module:
 
 
 def strategy_of(model: Any, optimizers: list[Any]) -> str:
-    """Names the strategy that the objects of a loop belong to, as in the table of strategies where it is one of it."""
+    """Names the strategy that the objects of a loop belong to, as in the table of strategies if it is there."""
     names = {type(one).__name__ for one in (model, *optimizers)}
     if "ZeroRedundancyOptimizer" in names:
         return "zero_redundancy"
@@ -93,7 +94,7 @@ def torch_optimizers(optimizers: list[Any]) -> list[torch.optim.Optimizer]:
 
 
 class HeldTensors:
-    """Labels what the objects of a loop hold. `engines`: those of them that label it themselves."""
+    """Labels the tensors of a loop's objects. `engines`: the objects that label theirs themselves."""
 
     def __init__(self, ledger: Ledger, outer: Any, model: nn.Module, optimizers: list[Any]) -> None:
         self._ledger, self._model = ledger, model
@@ -101,7 +102,7 @@ class HeldTensors:
         self._optimizers = torch_optimizers(optimizers)
 
     def label_all(self) -> None:
-        """Labels parameters, buffers, gradients, masters and states as they are now, then all that lives beside."""
+        """Labels the current parameters, buffers, gradients, masters and states, then all other live tensors."""
         gc.collect()  # what is garbage already is not to go in the midst of a step
         self._ledger.lines.silent = True
         if not self._engines:
@@ -118,7 +119,9 @@ class HeldTensors:
         self._ledger.lines.silent = False
 
     def label_updated(self) -> None:
-        """Labels what optimizers update and keep: masters, which are no parameters, their gradients, and states."""
+        """Labels the tensors that optimizers update and keep: masters (which are not parameters), their gradients, and
+        states.
+        """
         of_model = set(self._model.parameters())
         for optimizer in self._optimizers:
             for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
@@ -134,8 +137,8 @@ class HeldTensors:
                         label_parts(value, labels.OPTIMIZER, str(name))
 
     def _meet_all_others(self) -> None:
-        """Shows the ledger every other tensor that lives, found by the garbage collector; not a dataset mapped from a
-        file or lent by NumPy, which torch has no memory for (its storage cannot be resized).
+        """Reports every other live tensor, found by the garbage collector, to the ledger; not a dataset mapped from a
+        file or borrowed from NumPy, for which torch has no memory (its storage cannot be resized).
         """
         for one in living_tensors():
             for part in parts_of(one):
@@ -146,12 +149,12 @@ class HeldTensors:
 
 
 _apart: dict[int, StorageWeakRef] = {}
-"""Address of a storage -> a weak reference to it, without which the address could be another one's by now."""
+"""Address of a storage -> a weak reference to it, to detect that the address has been reused."""
 
 
 @contextmanager
 def leave_out() -> Iterator[None]:
-    """Leaves out of the watches in this block what lives as it begins."""
+    """Excludes tensors that are alive at the beginning of this block from the watches in it."""
     gc.collect()  # what only circles hold is not alive
     _apart.clear()
     for one in living_tensors():

@@ -1,17 +1,16 @@
-"""Phases of a step of a loop that names none, and its end.
+"""Detects the phases of a step, and its end, in a loop that does not name them.
 
-forward     from the call of the model, or of its `training_step` (Lightning's), until backward is called: with the loss
+forward     from the call of the model, or of its `training_step` (Lightning), until backward is called: with the loss
 backward    an engine's `backward`, or torch.autograd.backward, which Tensor.backward and every library calls
-update      an engine's `step`, or an optimizer's, whichever it is, with those that it calls itself
-data        all else: drawing a batch, zero_grad, logging
+update      an engine's `step`, or any optimizer's, with the steps of other optimizers that it calls
+data        everything else: drawing a batch, zero_grad, logging
 
-An update whose closure computes the loss again has a forward and a backward within, and goes on after them.
+An update whose closure recomputes the loss contains a forward and a backward, and continues after them.
 
-A step ends after that of an optimizer, or of an engine in its place:
-
-optimizer    torch's own hook after a step; of a wrapper that steps now and then, that of the optimizer inside
-engine       its method `step`, with all that comes after the update in it
-scaler       a GradScaler that skips the update for an overflow ends the step as well
+A step ends after the step of an optimizer, or of an engine in its place:
+optimizer   torch's own hook after a step; for a wrapper that steps only sometimes, the wrapped optimizer's
+engine      its method `step`, including everything after the update in it
+scaler      a GradScaler that skips the update because of an overflow ends the step as well
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Phases(AbstractContextManager["Phases"]):
-    """Hooks of a model, of backward, of all optimizers and of `engines`, from enter to exit, which tell a watch."""
+    """Hooks of a model, of backward, of all optimizers and of `engines`, active in its block, that notify a watch."""
 
     def __init__(self, model: nn.Module, engines: Sequence[Any], listener: Watch) -> None:
         self._model, self._engines, self._listener = model, engines, listener
@@ -61,7 +60,7 @@ class Phases(AbstractContextManager["Phases"]):
         self._stack.close()
 
     def begin_step(self) -> None:
-        """A step begins: nothing of the one before goes on, also where its update has ended with an error."""
+        """Begins a step: no phase of the previous step continues, even if its update ended with an error."""
         self._open.clear()
 
     def _begin(self, phase: str) -> None:
@@ -103,7 +102,9 @@ class Phases(AbstractContextManager["Phases"]):
 
 
 def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManager[Any]]) -> Callable[[], None]:
-    """Has a method run within the `context` of its arguments; returns what undoes it, unless it was replaced since."""
+    """Makes a method run within the `context` of its arguments; returns a function that undoes this, unless the method
+    has been replaced again.
+    """
     own, method = vars(owner).get(name), getattr(owner, name)
 
     def put(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +125,7 @@ def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManage
 
 
 def _as_control(*_args: Any) -> AbstractContextManager[Any]:
-    """A broadcast of buffers, which is no part of the volume."""
+    """Marks a broadcast of buffers as control traffic, which is not part of the volume."""
     return labels.collective("control", labels.BUFFERS)
 
 
@@ -141,15 +142,15 @@ def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def is_engine(one: Any) -> bool:
-    """Returns True for an object with a step that is no optimizer of torch's, nor a wrapper of one; a module with a
-    step is one if it has a backward, too.
+    """Returns True for an object with a step that is neither a torch optimizer nor a wrapper of one; a module must have
+    a backward, too.
     """
     methods = ("step", "backward") if isinstance(one, nn.Module) else ("step",)
     return not isinstance(one, optim.Optimizer) and all(callable(getattr(one, name, None)) for name in methods)
 
 
 def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
-    """Has `act` called after each step; returns what undoes it."""
+    """Calls `act` after each step; returns a function that undoes this."""
     undo, seen = ExitStack(), [0]
 
     def tell() -> None:

@@ -1,7 +1,7 @@
-"""The tables of a watched loop: a row and its long tables, in the form of any other run's.
+"""The tables of a watched loop: a row and its long tables, in the same format as any other run's.
 
-What a loop does not say is read off it: the strategy and the optimizer by their classes, the batch from the first
-tensor that the model is called with. Its config has the form of a cell's, so that every verb reads it.
+Facts that a loop does not state are inferred: the strategy and the optimizer from their classes, the batch from the
+first tensor that the model is called with. Its config has the format of a cell's, so that every verb can read it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from . import held_tensors
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
-"""A watch may be named as its test is: "test_memory.py::test_step"."""
+"""A watch may be named like its test: "test_memory.py::test_step"."""
 
 
 @dataclass(frozen=True)
 class WatchedWorld:
-    """The ranks of a loop, and when its watch began: by the wall clock, and in seconds of a clock that never jumps."""
+    """The ranks of a loop, and the start of its watch: by the wall clock, and in seconds of a monotonic clock."""
 
     rank: int
     world_size: int
@@ -59,8 +59,8 @@ class WatchedWorld:
 
 @dataclass
 class About:
-    """A loop, as far as it can be read off its objects. `batch` and `sequence`: of one rank, of the first call;
-    `accumulation`: backwards in a step, for each optimizer.
+    """A loop, as far as its objects reveal it. `batch` and `sequence`: of one rank, in the first call; `accumulation`:
+    backwards per step and optimizer.
     """
 
     name: str
@@ -96,7 +96,7 @@ class About:
         )  # fmt: skip
 
     def see_batch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Takes batch and sequence from the first call: (sequences, tokens) of whole numbers, or (samples, ...)."""
+        """Infers batch and sequence from the first call: integers of shape (sequences, tokens), or (samples, ...)."""
         if not self.batch and tensors and tensors[0].dim():
             self.batch = tensors[0].shape[0]
             self.sequence = tensors[0].shape[1] if tensors[0].dim() == 2 and not tensors[0].is_floating_point() else 1
@@ -153,7 +153,7 @@ def _record(about: About, rank: int, plain: dict[str, Any], measured: int) -> Ra
 
 
 def status_of(error: BaseException | None) -> tuple[str, str]:
-    """Returns the run's status and reason for what has ended the loop."""
+    """Returns the run's status and reason, given the error that ended the loop, if any."""
     if error is None:
         return "ok", ""
     lines = str(error).strip().splitlines()

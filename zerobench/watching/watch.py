@@ -1,12 +1,12 @@
-"""A watch over a training loop: an object with a life.
+"""A watch over a training loop, and its states.
 
     new        it knows the loop's model and optimizers, and observes nothing
-    warming    `warmup` steps are observed and leave no records: optimizer states and buckets come to be
+    warming    `warmup` steps are observed without records, while optimizer states and buckets are created
     measuring  `steps` steps are accounted
-    over       every hook is gone, and the loop runs as if it had never been watched
+    over       every hook is removed, and the loop runs as if it had never been watched
     stopped    the ranks' records are one row, with its tables
 
-A step ends where the optimizer's step does, or where the loop calls `watch.step()`.
+A step ends with the optimizer's step, or with the loop's call of `watch.step()`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .phases import Phases, is_engine, on_step, tensors_in
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
 OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_known", "_holdings", "_phases")
-"""Attributes that hold objects of the loop; a watch that has stopped has them no more."""
+"""Attributes that refer to objects of the loop; a stopped watch no longer has them."""
 
 _watching: list[Watch] = []
-"""The watch that observes this process."""
+"""The watch that observes this process, if any."""
 
 ENDS = ("optimizer", "step")
 """Ends of a step: the optimizer's step, or the loop's call of `watch.step()`."""
 
 WATCH_TO = "ZEROBENCH_WATCH_TO"
-"""The environment variable that names the results folder of watches without one of their own."""
+"""The environment variable that names the results folder of watches without their own."""
 
 
 class Watch:
@@ -247,23 +247,23 @@ class Watch:
     # -- what the phases tell -------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
-        """A phase of the loop begins."""
+        """Called when a phase of the loop begins."""
         self.probe.enter_phase(phase)
 
     def on_inputs(self, given: Any) -> None:
-        """The model is called."""
+        """Called when the model is called."""
         self._seen_forward = True
         found = list(tensors_in(given))
         self._about.see_batch(found)
         self.probe.inputs(*found)
 
     def on_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step begins."""
+        """Called when an optimizer's step begins."""
         if optimizer not in self._known:
             self._others = type(optimizer).__name__
 
     def on_loss(self, tensors: Any) -> None:
-        """Backward is called."""
+        """Called when backward is called."""
         self._backwards += 1
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
@@ -271,7 +271,7 @@ class Watch:
                 self._loss += float(tensors.detach())
 
     def after_backward(self) -> None:
-        """Gradients are there."""
+        """Called when the gradients exist."""
         self.probe.after_backward(self.model)
 
 

@@ -1,1 +1,1 @@
-"""`zerobench show`'s account of one run: memory, traffic, tiers, and other witnesses than the ledger."""
+"""Account of one run for `zerobench show`: memory, traffic, tiers, and measurements independent of the ledger."""

@@ -1,6 +1,6 @@
 """A run as a readable account: configuration, memory, traffic, time, losses; a failed run's reason and logs.
 
-Traffic is that of one step on the rank that moves most.
+Traffic is given for one step, on the rank that moves the most.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NONE = "–"
 
 
 def print_account(row: Row, results: Results, folder: Path | None) -> None:
-    """Prints the account of one run; `results` holds its tables, `folder` its logs where it has any."""
+    """Prints the account of one run; `results` holds its tables, `folder` its logs if it has any."""
     console = stdout_console()
     say(console, f"{name_of(row)}: {row['status']}" + (f": {row['reason']}" if row["reason"] else ""), "bold")
     say(console, row["run_id"], "dim")
@@ -51,7 +51,7 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
 
 
 def passages_of(row: Row, results: Results, folder: Path | None) -> list[Passage]:
-    """Returns the account beyond what was run; of a failed run the ends of its logs."""
+    """Returns the account without the setting; for a failed run, the ends of its logs."""
     if row["status"] != "ok":
         return list(_logs(folder))
     found = [*passages_of_memory(row, results)]
@@ -67,7 +67,7 @@ def passages_of(row: Row, results: Results, folder: Path | None) -> list[Passage
 
 
 def setting_of(row: Row) -> Iterator[tuple[str, str]]:
-    """Yields what was run: a label, and its words."""
+    """Yields the setting of the run: a label and its text."""
     config = CellConfig.from_json(row["config"])
     psi: str = "" if pd.isna(row["psi"]) else f", ψ = {row['psi']:,}"
     yield "strategy", _words(config.section("strategy"))
@@ -121,7 +121,7 @@ def _traffic(row: Row, results: Results) -> Passage:
 
 
 def _node_lines(row: Row) -> Iterator[str]:
-    """Yields lines on bytes within and between nodes, and on the part of the model that traveled in codes."""
+    """Yields lines on bytes within and between nodes, and on the part of the model that was sent quantized."""
     for where in ("within", "between"):
         sent, predicted = row[f"{where}_nodes_bytes"], row[f"predicted_{where}_nodes_bytes"]
         if pd.notna(predicted):
@@ -134,7 +134,7 @@ def _node_lines(row: Row) -> Iterator[str]:
 
 
 def volume_lines(row: Row) -> list[str]:
-    """The formula of the volume, and what was moved besides, in ψ."""
+    """The formula of the volume, and the terms beyond it, in ψ."""
     try:
         formula = formulas_of(row).get("volume")
     except ValueError:
@@ -157,7 +157,7 @@ def between_nodes_lines(row: Row) -> list[str]:
 
 
 def wire_lines(row: Row) -> list[str]:
-    """Lines on a rank's wire bytes, by the ring optimum, and its control traffic, each against its prediction."""
+    """Lines on a rank's wire bytes, by the ring optimum, and its control traffic, each with its prediction."""
     lines = [f"a rank sends {show_bytes(row['wire_bytes'])} in the mean{_next_to(row, 'wire')}"]
     if pd.notna(row["control_bytes"]):
         lines.append(f"control traffic {show_bytes(row['control_bytes'])}{_next_to(row, 'control')}")
@@ -167,7 +167,7 @@ def wire_lines(row: Row) -> list[str]:
 
 
 def _loopback(row: Row) -> str:
-    """A line on the bytes over the loopback interface, and the reasons why they exceed the ring optimum."""
+    """A line on the bytes over the loopback interface, and why they exceed the ring optimum."""
     words = f"loopback {show_bytes(row['loopback_bytes'])}, {row['loopback_bytes'] / row['wire_bytes']:.2f} of it"
     sent = row["predicted_loopback_bytes"]
     if pd.notna(sent) and sent > 1.1 * row["wire_bytes"]:
@@ -209,7 +209,7 @@ GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
 
 
 def gpu_lines(row: Row) -> list[str]:
-    """The GPU as it was before or after the steps, as far as nvidia-smi told."""
+    """State of the GPU before or after the steps, as far as nvidia-smi reported it."""
     said: list[str] = []
     if pd.notna(row["sm_clock_mhz"]):
         of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"

@@ -1,12 +1,12 @@
-"""The part of a run's account that is about memory: on the device, in host memory and files, and moved between tiers.
+"""Memory passages of a run's account: on the device, in host memory and files, and moved between tiers.
 
 The *largest rank* is the one whose peak is the run's peak_bytes. A *residual* is measured minus predicted bytes.
-Figures of another tier are of the rank that has most in it, next to the prediction of the states; of host memory
-there is the sum of the ranks' peaks on the fullest node, too. Bytes moved between tiers are of one step over all
-ranks, next to the formula (theory/replay/link_traffic.py).
+Figures of the other tiers are for the rank that has the most in that tier, next to the prediction for the states; for
+host memory the sum of the ranks' peaks on the fullest node is added. Bytes moved between tiers are for one step over
+all ranks, next to the formula (theory/replay/link_traffic.py).
 
-A formula of the paper has no schedule. The replay's prediction knows the schedule, and is to be met to the byte: what
-it has beyond the formula is *in flight*, and is listed by name.
+A formula of the paper has no schedule. The replay's prediction knows the schedule and must be met to the byte; its
+bytes beyond the formula are *in flight* and are listed by name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROCESS = {
     "pinned_requested": "pinned host memory in use",
     "pinned": "pinned host memory held",
 }
-"""Columns of a run, less `_bytes`, in words."""
+"""Columns of a run without the suffix `_bytes` -> their description."""
 
 A_LINE = 3
 
@@ -57,13 +57,11 @@ BESIDE = {
     "pinned": "pinned",
     "device_used": "device used",
 }
-"""The allocator's rows of the memory table, as columns beside the ledger's."""
+"""The allocator's rows of the memory table, shown as columns next to the ledger's."""
 
 
 def passages_of_memory(row: Row, results: Results) -> Iterator[Passage]:
-    """Yields passages on the categories, the formulas, the phases, the ranks and the largest tensors; none without a
-    table of memory.
-    """
+    """Yields passages on the categories, formulas, phases, ranks and largest tensors; none without a memory table."""
     everywhere = results.memory
     memory = everywhere[everywhere["tier"] == "device"]
     totals = memory[(memory["phase"] == "step") & (memory["category"] == "total")]
@@ -90,7 +88,7 @@ def passages_of_memory(row: Row, results: Results) -> Iterator[Passage]:
 
 
 def process_lines(row: Row) -> list[str]:
-    """Lines on a process's memory from the available sources, the maximum over all ranks."""
+    """Lines on a process's memory from all available sources, the maximum over the ranks."""
     seen = [f"{words} {show_bytes(row[f'{name}_bytes'])}" for name, words in PROCESS.items()
             if pd.notna(row[f"{name}_bytes"])]  # fmt: skip
     if pd.notna(row["alloc_retries"]):
@@ -114,7 +112,9 @@ def _categories(mine: pd.DataFrame) -> list[list[str]]:
 
 
 SAID = {"data": "data and rest"}
-"""Phase -> its words: the rest of a step is in it, as the instant from forward to backward with its activations."""
+"""Phase -> its label. The rest of a step counts as data, including the instant between forward and backward, when the
+activations are alive.
+"""
 
 
 def _phases(mine: pd.DataFrame, beside: list[str]) -> list[list[str]]:
@@ -134,7 +134,7 @@ def _rank(memory: pd.DataFrame, rank: int) -> list[str]:
 
 
 def _whole_step(mine: pd.DataFrame) -> dict[str, Row]:
-    """Category -> its row over the whole step, of one rank's."""
+    """Category -> its row over the whole step, for one rank."""
     rows: list[Any] = mine[mine["phase"] == "step"].to_dict("records")
     return {row["category"]: row for row in rows}
 
@@ -157,7 +157,7 @@ LINK_WORDS = {
 
 
 def passages_of_tiers(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
-    """Yields passages of a table each; none if everything is on the device. `memory`: the run's."""
+    """Yields passages of one table each; none if everything is on the device. `memory`: the run's table."""
     note = f"; {ONE_MEMORY}" if row["device"] == "cpu" else ""
     if elsewhere := _memory_elsewhere(row, memory):
         columns = ["tier", "category", "at the peak", "at most", "predicted", "residual"]
@@ -169,7 +169,7 @@ def passages_of_tiers(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
 
 
 def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:
-    """(tier, category, at the peak, at most, predicted, residual) of bytes outside the device."""
+    """(tier, category, at the peak, at most, predicted, residual) for bytes outside the device."""
     rows: list[list[str]] = []
     whole = memory[(memory["phase"] == "step") & (memory["max_bytes"] > 0)]
     for tier, column in ELSEWHERE.items():
@@ -193,7 +193,7 @@ def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:
 
 
 def _moved_between(row: Row) -> list[list[str]]:
-    """(link, bytes, formula, residual) of each that something moves over."""
+    """(link, bytes, formula, residual) of each link that carried bytes."""
     return [
         [
             LINK_WORDS[link],
@@ -228,13 +228,13 @@ SYMBOLS = {
     "r": "reductions of a gradient",
     "m": "micro-batches",
 }
-"""Symbol of an equation, in words."""
+"""Symbol of an equation -> its meaning."""
 
 FORMULA_COLUMNS = ["category", "formula", "in bytes", "in flight", "replayed", "measured"]
 
 
 def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list[str]]:
-    """The table, and lines below it; no table where theory does not cover the run, or an older zerobench made it."""
+    """The table, and lines below it; no table if theory does not cover the run or an older zerobench made it."""
     try:
         formulas = formulas_of(row)
     except ValueError as error:
@@ -255,15 +255,15 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
 
 
 def formulas_of(row: Row) -> dict[str, Formula]:
-    """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError if
-    they are damaged.
+    """A run's formulas by category; none if the run has no theory or was made by an older zerobench. Raises ValueError
+    if they are damaged.
     """
     text = row["formulas"]
     return from_json(text) if isinstance(text, str) else {}
 
 
 def numbers_in(formulas: dict[str, Formula], without: tuple[str, ...] = ()) -> str:
-    """Lists the numbers that these formulas are of, each with its symbol and the words for it."""
+    """Lists the numbers in these formulas, each with its symbol and meaning."""
     numbers = {symbol: value for one in formulas.values() for symbol, value in one.numbers.items()}
     known = [f"{s} = {value:,.10g} {SYMBOLS.get(s, '')}".rstrip() for s, value in numbers.items() if s not in without]
     return ", ".join(known)

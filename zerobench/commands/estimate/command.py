@@ -1,8 +1,8 @@
-"""`zerobench estimate`: what strategies hold and send, side by side, before there is any run.
+"""`zerobench estimate`: memory and traffic of strategies, side by side, before any run.
 
-question    the command line's cells, whose keys are a sweep's own (those left out as in a sweep, but for DEFAULTS), and
-            the device that they are executed for: of the question, not of this machine, which needs no GPU
-execution   one rank of each on fake tensors, in a process of its own (zerobench/fake_execution)
+question    the command line's cells, with the keys and defaults of a sweep except for DEFAULTS, and the device that
+            they are simulated for; that device need not be in this machine
+execution   one rank of each on fake tensors, in its own process (zerobench/fake_execution)
 row         its figures (row.py), shown as tables and written as JSON or CSV (show.py), drawn (figure.py)
 """
 
@@ -33,18 +33,18 @@ from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
 
 DEFAULTS = {"strategy": "ddp,zero1,zero2,zero3,fsdp2", "world_size": "8", "data": "synthetic"}
-"""Key -> its values where the command line says nothing of it."""
+"""Key -> its values if the command line does not set it."""
 
 PLACED = {"device": "cpu", "backend": SIMULATED, "tensors": FAKE}
 """Keys that an estimate sets itself."""
 
 DEVICE = "cuda"
-"""The device that is asked for where nothing is said: memory is scarce there."""
+"""The default device to estimate for: memory is scarce there."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """`words`: the command line without options. `target`: the device that `cells` are executed for."""
+    """`words`: the command line without options. `target`: the device that `cells` are simulated for."""
 
     words: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -71,7 +71,7 @@ def ask(words: Sequence[str], device: str | None = None, attention: str | None =
 
 
 def _on(cell: Cell, target: Target) -> Cell:
-    """Returns the cell with the defaults of the target, so that those which differ there alone are two cells."""
+    """Returns the cell with the target's defaults, so that cells which differ only there stay two cells."""
     return cell if cell.problems else replace(cell, config=target.defaults(cell.config))
 
 
@@ -123,7 +123,7 @@ def estimate(arguments: list[str]) -> int:
 def estimate_all(
     question: Question, jobs: int | None = None, timeout_s: float = Limits().seconds, tensors: int = LARGEST
 ) -> list[EstimateRow]:
-    """Executes the cells of a question, with progress on standard error, and returns a row for each."""
+    """Simulates the cells of a question, with progress on standard error, and returns a row for each."""
     sound = [cell for cell in question.cells if not cell.problems]
     names = name_strategies([cell.config for cell in question.cells])
     with _progress([steps_of(cell.config) for cell in sound]) as tell:
@@ -136,7 +136,7 @@ def estimate_all(
 
 @contextmanager
 def _progress(steps: Sequence[int]) -> Iterator[Any]:
-    """Shows how many of the cells' steps are done; `steps`: each cell's."""
+    """Shows how many of the cells' steps are done; `steps`: the number of steps of each cell."""
     columns = (TextColumn("estimate"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
     console = progress_console()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""Estimates as a figure: a bar per cell, the parts of its peak one on the other, and a device's memory as a line."""
+"""Estimates as a figure: a bar per cell with the parts of its peak stacked, and a device's memory as a line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
 """Part -> color and hatch; two parts of the activations have their own."""
 
 VISIBLE = 1e-3
-"""Fraction of the highest peak from which on a part is drawn."""
+"""A part is drawn from this fraction of the highest peak on."""
 
 
 def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> None:
-    """Draws the cells that have an estimate into `path`. Raises ValueError if there is none."""
+    """Draws the cells that have an estimate into `path`. Raises ValueError if no cell has one."""
     known = [row for row in rows if row.peak_bytes is not None]
     if not known:
         raise ValueError("--figure: no cell has an estimate to draw")

@@ -1,4 +1,4 @@
-"""The estimate of one cell, as the table, JSON and CSV have it. Bytes are those of one rank, the fullest."""
+"""The estimate of one cell, as shown in the table, JSON and CSV. Bytes are for one rank, the fullest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...predict.estimate import closed_form
 from ...records import TensorRow
 
 LARGEST = 5
-"""Tensors at the peak that are told one by one."""
+"""Number of tensors at the peak that are listed individually."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class LargeTensor:
 
     @classmethod
     def of(cls, row: TensorRow, parts: Parts) -> LargeTensor:
-        """Returns that of a row of the table of tensors."""
+        """Builds it from a row of the table of tensors."""
         return cls(row.bytes, parts.of(row), row.name, row.module, row.shape, row.source)
 
     @property
     def where(self) -> str:
-        """Its name and the module that made it, as far as there are any."""
+        """Its name and the module that made it, if known."""
         return " in ".join(filter(None, dict.fromkeys([self.name, self.module]))) or "the model itself"
 
 
@@ -125,7 +125,7 @@ class EstimateRow:
 
 def rows_of(cells: Sequence[Cell], names: Sequence[str], found: dict[str, Execution], target: Target,
             most: int = LARGEST) -> list[EstimateRow]:  # fmt: skip
-    """Returns a row per cell. `found`: executions by the id of their cell; `most`: tensors that are told."""
+    """Returns a row per cell. `found`: executions by the id of their cell; `most`: number of tensors to list."""
     return [_row_of(cell, name, found.get(cell.cell_id), target, most) for cell, name in zip(cells, names, strict=True)]
 
 

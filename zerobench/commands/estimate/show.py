@@ -27,7 +27,7 @@ from ..text_blocks import say
 from .row import EstimateRow
 
 ABREAST = 7
-"""Cells in one table, where the terminal has room for as many; more are shown in tables one below the other."""
+"""Cells in one table, if the terminal is wide enough; further cells are shown in tables below."""
 
 Figure = Callable[[EstimateRow], float | None]
 
@@ -38,11 +38,11 @@ SOMETIMES: dict[str, Figure] = {
     "reserved, at least": lambda row: row.reserved_low_bytes,
     "reserved, at most": lambda row: row.reserved_high_bytes,
 }
-"""Line -> bytes; shown where any cell has some."""
+"""Line -> bytes; shown if any cell has some."""
 
 
 def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Console | None = None) -> None:
-    """Prints the tables, and a sentence for each cell that has no estimate, or that `memory` is too small for."""
+    """Prints the tables, and a message for each cell that has no estimate or for which `memory` is too small."""
     console = console or stdout_console()
     known = [row for row in rows if row.peak_bytes is not None]
     if known:
@@ -58,7 +58,7 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
 
 
 def heading(rows: Sequence[EstimateRow]) -> str:
-    """Returns the settings that all cells have in common, in words; the others are in the cells' names."""
+    """Returns the settings that all cells share; the others are in the cells' names."""
     first = rows[0]
     said = {
         "model": first.model, "psi": f"{first.psi:,} parameters" * bool(first.psi),
@@ -74,8 +74,8 @@ def heading(rows: Sequence[EstimateRow]) -> str:
 
 
 def verdict(row: EstimateRow, memory: int) -> str:
-    """Returns a message on a cell that a device is too small for, by how much, and what takes most of it; or that it
-    is tight for; empty if there is room.
+    """Returns a message if the device is too small for a cell, with the shortfall and the largest part, or if the cell
+    is a tight fit; empty otherwise.
     """
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
     if _left(row, memory) < 0:
@@ -103,7 +103,7 @@ def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Grid:
 
 
 def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[str, list[str], str]]:
-    """Yields name, values and style of the table's lines."""
+    """Yields name, values and style of each line of the table."""
 
     def line(name: str, figure: Figure, form: Callable[[float | None], str] = show_bytes) -> tuple[str, list[str], str]:
         return name, [form(figure(row)) for row in rows], "bold" if not name.startswith(" ") else ""
@@ -140,7 +140,7 @@ def _largest(rows: Sequence[EstimateRow]) -> Grid:
 
 
 FORM = 1
-"""Version of the JSON's form."""
+"""Version of the JSON format."""
 
 
 def as_json(rows: Sequence[EstimateRow], memory: int | None) -> str:

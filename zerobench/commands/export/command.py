@@ -1,4 +1,4 @@
-"""`zerobench export`: the verb. A format is text, one table of all runs, or files that another program opens."""
+"""`zerobench export`: the verb. A format is either text, one table of all runs, or files for another program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "wandb": write_wandb,
     "perfetto": write_perfetto,
 }
-"""Format -> function that writes runs to --out, and returns a sentence on what it wrote."""
+"""Format -> function that writes runs to --out and returns a message on what it wrote."""
 
 
 @verb

@@ -1,15 +1,15 @@
 """Scalars of a run, by tag: one value per step, and final values. For programs that draw curves.
 
 tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
-           rank); of the accounted pass's last step memory/rankR/CATEGORY_bytes
-step       number of the step, warm-up included; of memory the number of the event within the step
-time       seconds since the epoch: the run's start, and the step's own seconds from there; the time between steps, and
-           passes one after the other, are left out
-summary    the columns of the run that are numbers, and have a value
+           rank); memory/rankR/CATEGORY_bytes from the last step of the accounted pass
+step       number of the step, warm-up included; for memory, the number of the event within the step
+time       seconds since the epoch: the run's start plus the durations of the pass's steps; the time between steps is
+           left out, and every pass begins at the run's start
+summary    the numeric columns of the run that have a value
 
-TensorBoard gets a folder of event files per run. Values are written in double precision: bytes are exact. Choices and
-results of each run are in the HParams tab too, so that runs are compared there. Weights & Biases names runs as follows;
-they are written without its package, a folder per run, every file whole.
+TensorBoard gets a folder of event files per run. Values are written in double precision: bytes are exact. The config
+and results of each run are in the HParams tab too, for comparing runs. The Weights & Biases files are written without
+its package, a folder per run, every file atomically:
 
 wandb-history.jsonl    a JSON object per step: `_step`, `_timestamp`, `_runtime` (seconds), and the values by tag
 wandb-summary.json     the numbers of the run's row
@@ -39,7 +39,7 @@ EQUAL = ("grad_norm", "loss_scale")
 """Columns that are equal on all ranks."""
 
 NOT_MEASURED = ("repeat", "schema_version", "seed")
-"""Numbers of a run's row that are no result of it."""
+"""Numbers of a run's row that are not results."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Scalar:
 
 
 def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
-    """Yields the curves of a run, a row of `results.runs`, in the order of their steps."""
+    """Yields the curves of a run (a row of `results.runs`) in step order."""
     yield from scalars_of_steps(results, run)
     began = _began(run)
     timeline = results.timeline[results.timeline["run_id"] == run["run_id"]]
@@ -68,7 +68,7 @@ def _began(run: dict[str, Any]) -> float:
 
 
 def scalars_of_steps(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
-    """Yields the curves of a run but for those of memory, whose axis is the instants of one step."""
+    """Yields the curves of a run except for memory, whose axis is the instants of one step."""
     began = _began(run)
     steps = results.steps[results.steps["run_id"] == run["run_id"]].rename(columns={"seconds": "step_s"})
     for mode, of_pass in steps.groupby("mode", sort=False):
@@ -83,7 +83,7 @@ def scalars_of_steps(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
 
 
 def summary_of(run: dict[str, Any]) -> dict[str, int | float]:
-    """Returns what a run comes to: the numbers of its row that are there."""
+    """Returns the summary of a run: the numbers in its row that have a value."""
     numbers = {name: value for name, value in run.items() if isinstance(value, int | float) and not pd.isna(value)}
     return {name: value for name, value in numbers.items() if not isinstance(value, bool) and name not in NOT_MEASURED}
 
@@ -94,7 +94,7 @@ def choices_of(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(results: Results) -> list[dict[str, Any]]:
-    """Returns the rows of the runs that have finished, with None for what is missing."""
+    """Returns the rows of the finished runs, with None for missing values."""
     runs = results.runs[results.runs["status"] == "ok"]
     return [
         {str(key): value for key, value in row.items()}
@@ -103,7 +103,7 @@ def rows_of(results: Results) -> list[dict[str, Any]]:
 
 
 def said(results: Results, written: int, what: str) -> str:
-    """Returns words on the written runs, and on runs that were left out. Raises ValueError if none is ok."""
+    """Returns a message on the written runs and on runs that were left out. Raises ValueError if none is ok."""
     left = len(results.runs) - written
     if not written:
         raise ValueError(f"{len(results.runs)} runs, none of them ok: nothing to write")
@@ -117,7 +117,7 @@ MISSING = (
 
 
 def write_tensorboard(results: Results, out: Path) -> str:
-    """Writes the runs that are ok below the folder `out`. Raises ValueError without TensorBoard or such runs."""
+    """Writes the ok runs below the folder `out`. Raises ValueError without TensorBoard or without such runs."""
     try:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
@@ -149,7 +149,7 @@ HISTORY, SUMMARY, CONFIG, METADATA = "wandb-history.jsonl", "wandb-summary.json"
 
 
 def write_wandb(results: Results, out: Path) -> str:
-    """Writes the runs that are ok below the folder `out`. Raises ValueError if there are none."""
+    """Writes the ok runs below the folder `out`. Raises ValueError if there are none."""
     rows = rows_of(results)
     words = said(results, len(rows), f"{len(rows)} runs in {out}, each with {HISTORY}, {SUMMARY} and {CONFIG}")
     for run in rows:

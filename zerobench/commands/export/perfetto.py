@@ -2,15 +2,15 @@
 
 process     a rank of a run
 thread      a track of a process: phases, modules in forward and in backward, collectives, units, updates and moves;
-            what overlaps in a track lies on lanes of it, "collectives 2" say
+            spans that overlap in a track are spread over lanes, such as "collectives 2"
 counter     live bytes of a tier and category, from the storages' events
-time        microseconds since the rank's step began: ranks have no clock in common
+time        microseconds since the rank's step began: ranks have no common clock
 
-    phase         to the next one's beginning
+    phase         to the beginning of the next phase
     forward       of a module: from its beginning to its end
-    backward      of a module: from a gradient at its output until backward comes to a module that is not inside it
-    collective    from its first launch until a wait for it has returned; where C++ waits, to the end of its phase
-    unit          from its full parameters being there to their being given back
+    backward      of a module: from a gradient at its output until backward reaches a module that is not inside it
+    collective    from its first launch until a wait for it has returned; if C++ waits, to the end of its phase
+    unit          while its full parameters exist
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TraceSpan:
 
 
 def write_perfetto(results: Results, out: Path) -> str:
-    """Writes one trace of all ranks of all runs; gzip where `out` ends so. Raises ValueError without any events."""
+    """Writes one trace of all ranks of all runs; gzipped if `out` ends in .gz. Raises ValueError without any events."""
     told = [run for run in rows_of(results) if (results.events["run_id"] == run["run_id"]).any()]
     if not told:
         raise ValueError(f"--format perfetto: {NO_EVENTS}")
@@ -164,7 +164,7 @@ def _units(rows: list[Any], end: float) -> Iterator[TraceSpan]:
 
 
 def lanes(spans: Iterable[TraceSpan]) -> list[list[TraceSpan]]:
-    """Spreads spans, in the order of their beginning, over lanes in which none overlaps another."""
+    """Spreads spans, ordered by their beginning, over lanes without overlap."""
     found: list[list[TraceSpan]] = []
     for one in spans:
         free = next((lane for lane in found if lane[-1].end <= one.begin), None)
@@ -175,7 +175,7 @@ def lanes(spans: Iterable[TraceSpan]) -> list[list[TraceSpan]]:
 
 
 def counters(number: int, events: pd.DataFrame) -> Iterator[Entry]:
-    """Yields live bytes by tier and category wherever they change, of those that are ever above zero."""
+    """Yields live bytes by tier and category at each change, except where they are always zero."""
     times = [_us(at) for at in events["seconds"]]
     live = live_bytes(events)
     for tier, category in product(TIERS, CATEGORIES):

@@ -1,8 +1,8 @@
-"""One table of finished runs as text, swept keys among the columns: CSV, Markdown, LaTeX.
+"""One table of finished runs as text, with the swept keys among its columns: CSV, Markdown, LaTeX.
 
-LaTeX is for a paper, with the lines of the package booktabs. A row is a cell: its newest launches together, or in other
-tables than `runs` a row of the table. A *head* is a column's name with its unit below, in which all its numbers are. A
-number that has an interval carries it: 83.6 [77.1, 90.2]. A cell that is not ok has its status in place of numbers.
+LaTeX is for a paper, with the rules of the package booktabs. A row is a cell (its newest launches combined), or, in
+tables other than `runs`, a row of the table. A *head* is a column's name with the unit of all its numbers below. A
+number with an interval is written as 83.6 [77.1, 90.2]. A cell that is not ok shows its status instead of numbers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ ELSEWHERE = {
     "predicted_states_bytes": ("down_bytes", "up_bytes"),
     "wire_bytes": ("between_nodes_bytes", *CODED),
 }
-"""Column of SHORT -> columns that follow it where any run has values for them."""
+"""Column of SHORT -> columns that follow it if any run has values for them."""
 
 
 def select(
     results: tables.Results, table: str, columns: str | None, latest: bool, short: bool
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Returns the table as a frame, and the requested columns. Raises ValueError for one that it does not have."""
+    """Returns the table as a frame, and the requested columns. Raises ValueError for a column that does not exist."""
     frame: pd.DataFrame = results.sweep() if table == "runs" else getattr(results, table)
     if latest and "run_id" in frame:
         kept = selection.latest(results.runs)["run_id"]
@@ -61,13 +61,13 @@ def select(
 
 
 def short_columns(runs: pd.DataFrame) -> list[str]:
-    """Returns SHORT, and those of ELSEWHERE that any of these runs has."""
+    """Returns SHORT plus the columns of ELSEWHERE that any of these runs has."""
     there = [name for more in ELSEWHERE.values() for name in more if runs[name].astype("float64").gt(0).any()]
     return [name for column in SHORT for name in (column, *(n for n in ELSEWHERE.get(column, ()) if n in there))]
 
 
 def note_of(frame: pd.DataFrame, columns: list[str]) -> str:
-    """Returns what a reader of these columns must know, as text to follow the table; empty if there is nothing."""
+    """Returns a note that a reader of these columns needs, to follow the table; empty if there is none."""
     shared = "host_peak_bytes" in columns and shares_memory(frame.to_dict("records"))  # type: ignore[arg-type]
     return f"\n{ONE_MEMORY}\n" if shared else ""
 
@@ -91,12 +91,12 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 FORMULA = ("=", "+", "-", "@")
-"""First characters of a text that a spreadsheet computes."""
+"""First characters by which a spreadsheet recognizes a formula."""
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Formats comma-separated values, floats in full, a line per row: others may have written the texts, so control
-    characters are escaped, and a text that begins like a formula gets an apostrophe before it.
+    """Formats comma-separated values, floats in full, a line per row. The texts may come from others, so control
+    characters are escaped, and a text that begins like a formula gets a leading apostrophe.
     """
     plain = frame.copy(deep=False)
     for name in plain.columns[[not is_numeric_dtype(dtype) for dtype in plain.dtypes]]:
@@ -112,14 +112,14 @@ def _cell(value: Any) -> Any:
 
 
 TEXTS: dict[str, Callable[[pd.DataFrame], str]] = {"csv": to_csv, "markdown": to_markdown}
-"""Format -> function that makes a text of a table."""
+"""Format -> function that formats a table."""
 
 
 USUAL = (
     "cell", "peak_bytes", "host_peak_bytes", "nvme_bytes", "states_bytes", "predicted_states_bytes", "volume_psi",
     "between_nodes_bytes", "step_s", "tokens_per_s", "loss_last",
 )  # fmt: skip
-"""Columns of runs unless others are chosen, less those in which no cell has a number but 0."""
+"""Default columns of runs; a column whose numbers are all 0 or missing is dropped."""
 
 SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -127,13 +127,13 @@ SIGNS = {
     "|": r"\textbar{}", '"': "''", "[": "{[}", "–": "--", "…": r"\ldots{}", "ψ": r"$\psi$", "×": r"$\times$",
     "·": r"$\cdot$", "≥": r"$\geq$", "≤": r"$\leq$", "°": r"\textdegree{}", "²": "$^2$", "μ": r"$\mu$",
 }  # fmt: skip
-"""Signs that mean something to LaTeX, or that pdfLaTeX lacks."""
+"""Characters that are special in LaTeX, or that pdfLaTeX lacks."""
 
 STEPS = {
     "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)),
     "s": (("s", 1.0), ("ms", 1e-3), ("$\\mu$s", 1e-6)),
 }
-"""Unit of a column -> the units of a scale, as LaTeX, with their size in it, the largest first."""
+"""Unit of a column -> larger and smaller units as LaTeX, each with its size in the column's unit, largest first."""
 
 SAYS_NOTHING = ("loss", "norm", "norm²", "number", "factor")
 """Units that repeat the column's name."""
@@ -141,7 +141,7 @@ SAYS_NOTHING = ("loss", "norm", "norm²", "number", "factor")
 
 @dataclass(frozen=True)
 class Scale:
-    """How a column's numbers are written: divided by `by`, below a head of `name` and `unit`, both LaTeX."""
+    """How a column's numbers are written: divided by `by`, under a head of `name` and `unit`, both LaTeX."""
 
     name: str
     unit: str
@@ -149,7 +149,7 @@ class Scale:
 
 
 def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
-    """Returns the table as LaTeX. Raises ValueError for a column that it does not have."""
+    """Returns the table as LaTeX. Raises ValueError for a column that does not exist."""
     if table == "runs":
         results = results.with_runs(summarize(results.runs))
     frame, wanted = select(results, table, columns, latest=False, short=False)
@@ -165,8 +165,8 @@ def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
 
 
 def escaped(text: object) -> str:
-    """Returns a text as LaTeX that sets it letter by letter, on one line; for a sign that is neither of ASCII nor in
-    SIGNS a question mark.
+    """Escapes a text for LaTeX, to be set literally on one line; a character that is neither ASCII nor in SIGNS becomes
+    a question mark.
     """
     return "".join(SIGNS.get(sign, sign if sign.isascii() else "?") for sign in printable(text))
 
@@ -204,7 +204,7 @@ def _row(parts: Sequence[str]) -> str:
 
 
 def _cells(row: Mapping[Hashable, Any], scales: dict[str, Scale]) -> str:
-    """A row: of a cell that is not ok its name, and its status across the columns that it leaves empty."""
+    """A row of the table; for a cell that is not ok, its name and its status across the empty columns."""
     shown = [_show(row, name, scale) for name, scale in scales.items()]
     if row.get("status", "ok") == "ok" or "status" in scales:
         return _row(shown)
@@ -236,13 +236,13 @@ def _number(value: float, scale: Scale, digits: int) -> str:
 
 
 def _digits(value: float) -> int:
-    """Digits behind the point that leave three that count, four below ten."""
+    """Digits after the decimal point that leave three significant ones, four below ten."""
     size = abs(value)
     return 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
 
 
 def _source(frame: pd.DataFrame) -> str:
-    """A comment: what the table needs and where its numbers come from."""
+    """A comment: the package that the table needs and the origin of its numbers."""
     lines = [r"% \usepackage{booktabs}"]
     if {"device_class", "torch_version", "launches"} <= set(frame.columns) and len(frame):
         told = [sorted({printable(one) for one in frame[name].dropna()}) for name in ("device_class", "torch_version")]

@@ -1,10 +1,10 @@
-"""The table of candidates, each a cell, and the memory of one GPU that they are to fit.
+"""The table of candidates, each a cell, and the memory of one GPU that they must fit into.
 
 candidate  a strategy, a tier for its states, an activation policy. A user's own `strategy=`, `offload=` and
-           `activation=` choose from the table; every other key goes to all cells alike
-capacity   bytes of the device, and of host memory and disk behind it, per GPU; None: without a limit
-usable     the device less a fraction for what the peak leaves out: CUDA's context, libraries, memory that the allocator
-           reserves beyond what it has given out
+           `activation=` select from the table; every other key applies to all cells
+capacity   bytes of the device, and of host memory and disk, per GPU; None: unlimited
+usable     the device minus a fraction for memory that the peak does not include: CUDA's context, libraries, memory that
+           the allocator reserves beyond its allocations
 load       the largest of the ratios used / usable: 1 is full
 """
 
@@ -21,30 +21,30 @@ from ...records import TensorRow
 from ...strategies import built_in
 
 STRATEGIES = ("ddp", "zero1", "zero2", "megatron", "zero_redundancy", "fsdp2_no_reshard", "zero3", "fsdp2")
-"""In the order of what they partition."""
+"""Strategies that are tried, in the order of the states that they partition."""
 
 QUICKEST = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-"""Strategies that goal fastest tries, if none is named: the others differ from these in memory alone."""
+"""Strategies that goal fastest tries, if the user names none: the others differ from these only in memory."""
 
 TIERS = {"none": STRATEGIES, "cpu": ("zero1", "zero2", "zero3"), "nvme": ("zero3",)}
 """Tier of the states -> strategies that are tried with it."""
 
 ACTIVATIONS = ("none", "checkpoint")
-"""Policies that are tried: blocks keep what backward needs, or are computed again."""
+"""Policies that are tried: blocks keep the activations for backward, or recompute them."""
 
 AXES = ("strategy", "offload", "activation")
-"""Keys of which a plan takes several values, with commas."""
+"""Keys for which a plan takes several values, separated by commas."""
 
 SAME = ("backend=simulated", "tensors=fake", "device=cpu", "draw_on=cpu")
-"""A cell is executed without values on no device at all."""
+"""A cell is simulated without values, on no device."""
 
 DEFAULTS = {"precision": "bf16", "data": "synthetic", "micro_batch": "1"}
-"""Key -> its value where the user gives none; those of `zerobench` itself are for training on a CPU."""
+"""Key -> its default here; the defaults of `zerobench` itself are for training on a CPU."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table. `name`: its choices as on a command line, less defaults. `more`: other keys of a variant."""
+    """A row of the table. `name`: its choices as on a command line, without defaults. `more`: keys of a variant."""
 
     strategy: str
     offload: str
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The row in words: "zero3 offload=cpu activation=checkpoint"."""
+        """The row as text: "zero3 offload=cpu activation=checkpoint"."""
         parts = [self.strategy, f"offload={self.offload}" * self.offloads, f"activation={self.activation}", *self.more]
         return " ".join(part for part in parts if part and part != "activation=none")
 
@@ -64,14 +64,14 @@ class Candidate:
 
     @property
     def recomputes(self) -> bool:
-        """True if blocks are computed again."""
+        """True if blocks are recomputed."""
         return self.activation.startswith("checkpoint")
 
 
 def candidates(chosen: dict[str, tuple[str, ...]]) -> list[Candidate]:
-    """Returns the rows. `chosen`: key of AXES -> the values that the user gave; a key without is at the table's.
+    """Returns the rows. `chosen`: key of AXES -> the values that the user gave; a missing key takes the table's values.
 
-    A strategy or tier that the user names is tried though the table does not have it.
+    A strategy or tier that the user names is tried even if the table does not have it.
     """
     named, tiers = chosen.get("strategy", ()), chosen.get("offload", tuple(TIERS))
     activations = chosen.get("activation", ACTIVATIONS)
@@ -90,7 +90,7 @@ def _composes(strategy: str, tier: str) -> bool:
 
 
 def words_of(overrides: list[str], gpus: int) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-    """Splits a user's overrides: those for all cells, and key of AXES -> values. Raises RefusedError."""
+    """Splits a user's overrides into those for all cells, and key of AXES -> values. Raises RefusedError."""
     chosen: dict[str, tuple[str, ...]] = {}
     words, problems = [], []
     for word in overrides:
@@ -115,7 +115,7 @@ def _has(words: list[str], key: str) -> bool:
 
 
 def compose(rows: list[Candidate], words: list[str]) -> dict[Candidate, Cell]:
-    """Returns the cell of each row, as it would run. Raises RefusedError if a key of the user's has a sweep."""
+    """Returns the cell of each row, as it would run. Raises RefusedError if another key has several values."""
     found: dict[Candidate, Cell] = {}
     for tier, group in groupby(rows, key=lambda row: row.offload):
         members = list(group)
@@ -136,7 +136,7 @@ def compose(rows: list[Candidate], words: list[str]) -> dict[Candidate, Cell]:
 MEMORIES = ("device", "host", "nvme")
 
 RESERVE = 0.08
-"""Fraction of the device that tensors do not get, where the user says nothing: the GPU suite leaves as much."""
+"""Fraction of the device that is kept from tensors by default; the GPU suite leaves as much."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Capacity:
         return math.inf if limit is None else limit
 
     def load(self, used: Used) -> float:
-        """Returns how full the fullest tier is; above 1 it does not fit."""
+        """Returns the load of the fullest tier; above 1 it does not fit."""
         return max(used.bytes_in(tier) / self.limit_of(tier) for tier in MEMORIES)
 
     def fits(self, used: Used) -> bool:
@@ -178,12 +178,12 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Used:
-    """Bytes that one executed rank holds at its peak, and sends in a step.
+    """Bytes at the peak of one simulated rank, and bytes that it sends in a step.
 
-    `peak_bytes`: as the device's allocator counts it, on a GPU in blocks of 512 bytes and with cuBLAS's workspaces.
-    `at_peak`: category -> bytes of tensors at the peak instant. `largest`: the largest storage then. `psi`: number of
-    trainable parameters, `frozen`: of others. `reserved_bytes`: most that a GPU's caching allocator takes for the step,
-    None for a CPU.
+    `peak_bytes`: as counted by the device's allocator, on a GPU in blocks of 512 bytes and with cuBLAS's workspaces.
+    `at_peak`: category -> bytes of tensors at the peak instant. `largest`: the largest storage at that instant. `psi`:
+    number of trainable parameters, `frozen`: of the others. `reserved_bytes`: most that a GPU's caching allocator
+    reserves for the step, None for a CPU.
     """
 
     psi: int
@@ -208,12 +208,12 @@ class Used:
 
     @property
     def binding(self) -> str:
-        """The category that takes most of the peak."""
+        """The category with the largest share of the peak."""
         return max(self.at_peak, key=lambda category: self.at_peak[category])
 
 
 def used_of(execution: Execution, psi: int, frozen: int = 0) -> Used:
-    """Returns what an execution used."""
+    """Returns the memory and traffic of an execution."""
     record = execution.record
     assert record is not None
     tensors = [row for row in execution.tensors if row.tier == "device"]
@@ -228,7 +228,7 @@ def used_of(execution: Execution, psi: int, frozen: int = 0) -> Used:
 
 
 def name_of(tensor: TensorRow | None) -> str:
-    """Names a storage in a few words: its label or the line that made it, and its module."""
+    """Returns a short name of a storage: its label or the line that made it, and its module."""
     if tensor is None:
         return "–"
     line = tensor.source.replace("zerobench/", "", 1)

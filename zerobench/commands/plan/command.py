@@ -79,7 +79,7 @@ The peak covers training steps only: a model that is built whole before it is pa
 
 @verb
 def plan(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0 something fits, 1 nothing does, 2 the command was wrong."""
+    """Runs the verb. Returns the exit code: 0 something fits, 1 nothing fits, 2 invalid command."""
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
     goal = GOALS[chosen.goal]
@@ -112,7 +112,7 @@ def plan(arguments: list[str]) -> int:
 def _fastest(
     cells: dict[Candidate, Cell], chosen: argparse.Namespace, capacity: Capacity, batch: int | None, run: RunCells
 ) -> int:
-    """Tells what is fastest of what fits. Returns the exit code."""
+    """Prints the fastest candidate that fits. Returns the exit code."""
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)
     given = frozenset(word.partition("=")[0] for word in chosen.overrides)
     with progress() as tell:
@@ -189,7 +189,7 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
 
 
 def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity) -> list[Candidate]:
-    """Returns the rows to try. A model or batch that offload alone limits has no end without a limit of its tier."""
+    """Returns the rows to try. The largest model has no bound in an offload tier without a limit: skips these."""
     rows = candidates(axes)
     if goal.name == FASTEST and "strategy" not in axes:
         rows = [row for row in rows if row.strategy in QUICKEST]
@@ -202,7 +202,7 @@ def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity
 
 
 def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrides: list[str]) -> None:
-    """Raises ValueError if the goal and the rest of the command contradict each other."""
+    """Raises ValueError if the goal contradicts the rest of the command."""
     keys = {word.partition("=")[0] for word in overrides}
     if goal.name == "largest_model" and not all(isinstance(model, Gpt) for model in models):
         raise ValueError("--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH")
@@ -252,7 +252,7 @@ def _print(
 
 
 def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:
-    """Writes the settings of the recommended cell, or prints them; JSON has them already."""
+    """Writes the settings of the recommended cell, or prints them; JSON already includes them."""
     for name, text in found.files.items():
         if chosen.out:
             chosen.out.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The goals of a plan, the row that each recommends, and the plan in words: the table of candidates, the
-commands that confirm it, JSON.
+"""The goals of a plan, the row that each recommends, and the plan as text (the table of candidates, the commands that
+confirm it) and as JSON.
 
-cost    of a row that fits, the cheapest first: states that leave the device and come back in each step, then what goes
-        between GPUs, then blocks that are computed again; between equals the strategy that partitions least
-goal    what is looked for first, before the cost
+cost    of a row that fits, cheapest first: states that leave the device and return in each step, then traffic between
+        GPUs, then recomputed blocks; among equals the strategy that partitions least
+goal    the quantity that is optimized first, before the cost
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .candidates import STRATEGIES, Capacity, Used, name_of
 from .search import ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
-"""Strategies of zerobench's engine; a plan that recommends another says so."""
+"""Strategies of zerobench's engine; a plan that recommends another one says so."""
 
 LARGER = 1.02
-"""A row with this many times the parameters of a cheaper one is worth its cost; below it is as large."""
+"""A row is worth its cost if it has this many times the parameters of a cheaper one; otherwise they count as equal."""
 
 
 FASTEST = "fastest"
-"""Goal of least time, on a cluster that is described (fastest.py)."""
+"""Goal of the shortest step on a described cluster (fastest.py)."""
 
 LEAST_TRAFFIC = "least_traffic"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """`axis`: of a plan for so many GPUs. `value`: of what was found, larger is better; 0 if only cost counts."""
+    """`axis`: for a given number of GPUs. `value`: of a result, larger is better; 0 if only cost counts."""
 
     name: str
     axis: Callable[[int], PlanAxis]
@@ -45,7 +45,7 @@ class Goal:
 
 
 def shape_words(config: CellConfig) -> str:
-    """Names a GPT's shape: "48 x 1600"; empty for another model."""
+    """Formats a GPT's shape: "48 x 1600"; empty for another model."""
     return f"{config.model.layers} x {config.model.hidden}" if isinstance(config.model, Gpt) else ""
 
 
@@ -87,14 +87,14 @@ GOALS = {
 
 
 def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
-    """Returns what a row that fits costs; rows are compared by it in order."""
+    """Returns the cost of a row that fits, as a sort key."""
     assert row.best is not None
     one = row.candidate
     return one.offloads, round(row.best.used.volume_psi, 1), one.recomputes, _place(row)
 
 
 def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
-    """Returns the row to take: the furthest by the goal, of those about as far the cheapest; None if none fits."""
+    """Returns the cheapest of the rows that are about the best by the goal; None if none fits."""
     fitting = [row for row in rows if row.best is not None]
     if not fitting:
         return None
@@ -116,7 +116,7 @@ def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
 
 
 def _others(rows: Sequence[PlanRow], row: PlanRow, goal: Goal) -> str:
-    """Returns why not another: the cheaper one that comes closest."""
+    """Returns why the alternatives were not chosen: for cheaper rows, the one that comes closest."""
     assert row.best is not None
     cheaper = [one for one in rows if one.best is not None and one is not row and cost(one) < cost(row)]
     if cheaper:
@@ -141,7 +141,7 @@ def _place(row: PlanRow) -> int:
 
 HEADER = ["strategy", "fits", "peak", "free", "reserved", "host", "files", "ψ moved", "binds", "largest tensor"]
 SOMETIMES = ("reserved", "host", "files")
-"""Columns that are shown where any row has bytes there."""
+"""Columns that are shown only if any row has such bytes."""
 
 FIRST_TO_GO = ("largest tensor", "reserved", "host", "files", "free", "ψ moved")
 WORDS = ("strategy", "fits", "binds", "largest tensor")
@@ -159,11 +159,11 @@ HELPS = {
     "communication": "smaller buckets (strategy.bucket_bytes), model.tiles=4 under zero3",
     "inputs": "a smaller micro_batch or sequence",
 }
-"""Category that binds -> what makes it smaller."""
+"""Category that binds -> settings that make it smaller."""
 
 
 def table_of(rows: Sequence[PlanRow], capacity: Capacity, goal: Goal) -> tuple[list[str], list[list[str]]]:
-    """Returns header and lines of the table, less columns that are empty."""
+    """Returns header and lines of the table, without empty columns."""
     lines = [_line(row, capacity, goal) for row in rows]
     kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
     return [HEADER[n] for n in kept], [[line[n] for n in kept] for line in lines]
@@ -187,7 +187,7 @@ def _line(row: PlanRow, capacity: Capacity, goal: Goal) -> list[str]:
 
 
 def notes_of(rows: Sequence[PlanRow]) -> list[str]:
-    """Returns why rows were not simulated, one sentence per reason."""
+    """Returns why rows were not simulated, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.problem and row.bound_bytes is None:
@@ -196,7 +196,7 @@ def notes_of(rows: Sequence[PlanRow]) -> list[str]:
 
 
 def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
-    """The error message for a device on which nothing fits: the smallest that would do, what binds, what helps."""
+    """The error message if nothing fits: the smallest device that would do, what binds, what would help."""
     tried = [probe for row in rows for probe in row.probes]
     if not tried:
         reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))
@@ -218,7 +218,7 @@ def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
 
 
 def overrides_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal) -> list[str]:
-    """Returns the overrides that compose to an executed cell, less the device and the world."""
+    """Returns the overrides that compose to a simulated cell, without the device and the world."""
     config = probe.cell.config
     own = [f"strategy={row.candidate.strategy}", f"offload={row.candidate.offload}"]
     own += [f"activation={row.candidate.activation}"]
@@ -236,7 +236,7 @@ _ELSEWHERE = ("backend", "tensors", "device", "draw_on")
 
 
 def commands_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal, device: str) -> list[str]:
-    """Returns the commands that confirm a plan: one rank of the world alone on one device, then the whole world."""
+    """Returns the commands that confirm a plan: one rank on one device first, then the whole world."""
     overrides, ranks = overrides_of(probe, row, words, goal), probe.cell.config.world_size
     line = " ".join(shlex.quote(word) for word in overrides)
     one_rank = f"zerobench {line} world_size={ranks} device={device} backend=simulated measure.warmup=2 measure.steps=1"

@@ -1,20 +1,20 @@
-"""The search for what fits, a row of the table at a time: along one number of a cell, its layers, its micro-batch, or
+"""The search for the largest fit of each row of the table, along one number of a cell: its layers, its micro-batch, or
 the number of GPUs.
 
-axis        its values, in the order in which they fill the device, and a coordinate in which the load is about a line
+axis        its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket     the last value that fits and the first that does not; the search ends when they are neighbors
-executed    a value whose load is known, since a cell with it was executed
-bound       theory's states: no simulation holds less at its peak, so a candidate whose states exceed a limit is
+executed    a value whose load is known from a simulated cell
+bound       theory's states: no simulation has less memory at its peak, so a candidate whose states exceed a limit is
             skipped. Strategies for which theory has no schedule have no bound. Theory replays gloo's exchange; on a
-            GPU buffers in flight differ a little, so what is pruned has to exceed the limit by SURE
-row         a search is a generator: it yields a cell and is sent what the cell used, or the error message that says why
-            it did not run. So one driver runs many side by side, and tests run one without executing anything
+            GPU the buffers in flight differ a little, so states must exceed the limit by SURE to be skipped
+row         a search is a generator: it yields a cell and is sent what the cell used, or the error message if it failed.
+            So one driver runs many searches side by side, and tests run one without simulating anything
 
-Bytes are lines in layers and micro-batch and in 1/N, up to buckets and padding, so the line through the last two
-executed values meets 1 close to the answer; the two neighbors of the answer are executed, whatever the line says.
+Bytes are linear in layers, in micro-batch and in 1/N, up to buckets and padding, so the line through the last two
+loads meets 1 close to the answer; the answer's two neighbors are always simulated.
 
-ZeRO's own family of GPTs is an axis, too: shapes in the order of their parameters. The hidden sizes are the paper's
-(arXiv 1910.02054v3, appendix, tables 4 to 8), each up to the most layers that it has there; the last is that of its
+ZeRO's own family of GPTs is an axis, too: shapes ordered by their parameters. The hidden sizes are the paper's (arXiv
+1910.02054v3, appendix, tables 4 to 8), each with up to the most layers that it has there; the last is that of its
 trillion-parameter model (ZeRO-Infinity, arXiv 2104.07857, table 1).
 """
 
@@ -36,15 +36,15 @@ from ...predict.estimate import Estimate, estimate
 from .candidates import Candidate, Capacity, Used, used_of
 
 MOST_GUESSES = 6
-"""Guesses by a line; after these the bracket is halved."""
+"""Guesses by linear interpolation; after these the bracket is halved."""
 
 DEEPEST, WIDEST_BATCH = 512, 65536
-"""Ends of the axes: a cell of 512 blocks takes minutes to execute."""
+"""Ends of the axes: a cell of 512 blocks takes minutes to simulate."""
 
 
 @dataclass(frozen=True)
 class PlanAxis:
-    """`values`: from the emptiest to the fullest device. `coordinate`: of a value, rising along them."""
+    """`values`: from the emptiest to the fullest device. `coordinate`: of a value, increasing along them."""
 
     name: str
     values: Sequence[int]
@@ -57,19 +57,19 @@ class PlanAxis:
 
 
 def with_layers(cell: Cell, layers: int) -> Cell:
-    """Returns the cell with so many blocks."""
+    """Returns the cell with `layers` blocks."""
     assert isinstance(cell.config.model, Gpt)
     return cell.changed(model=replace(cell.config.model, layers=layers))
 
 
 def with_micro_batch(cell: Cell, sequences: int) -> Cell:
-    """Returns the cell with so many sequences per rank and micro-batch."""
+    """Returns the cell with `sequences` sequences per rank and micro-batch."""
     config = cell.config
     return cell.changed(micro_batch=sequences, batch=sequences * config.accumulation * config.data_ranks)
 
 
 def with_gpus(cell: Cell, ranks: int) -> Cell:
-    """Returns the cell in a world of so many ranks, each with the same micro-batch."""
+    """Returns the cell in a world of `ranks` ranks, each with the same micro-batch."""
     config = cell.config
     return cell.changed(
         world_size=ranks, batch=config.micro_batch * config.accumulation * ranks // config.tensor_parallel
@@ -77,7 +77,7 @@ def with_gpus(cell: Cell, ranks: int) -> Cell:
 
 
 def layers_axis() -> PlanAxis:
-    """Returns the axis of layers, which starts with models that execute in a moment."""
+    """Returns the axis of layers, which starts with models that are simulated quickly."""
     return PlanAxis("layers", range(1, DEEPEST + 1), (1, 3), with_layers, in_states=True)
 
 
@@ -92,12 +92,12 @@ def gpus_axis(most: int) -> PlanAxis:
 
 
 def fixed_axis() -> PlanAxis:
-    """Returns the axis of a cell that is taken as it is."""
+    """Returns an axis of one value, for a cell that is taken unchanged."""
     return PlanAxis("", (0,), (0,), lambda cell, _: cell)
 
 
 def walk(axis: PlanAxis, end: int) -> Generator[int, float, int | None]:
-    """Yields places of the axis whose load is wanted; returns the last that fits, None if the first does not.
+    """Yields the places of the axis whose load is needed; returns the last that fits, None if the first does not.
 
     `end`: the first place that is known not to fit, or the number of values.
     """
@@ -115,11 +115,11 @@ def walk(axis: PlanAxis, end: int) -> Generator[int, float, int | None]:
 
 
 def _guess(axis: PlanAxis, loads: dict[int, float], low: int, high: int) -> int:
-    """Returns a place between low and high: where the line through the two nearest probes meets a load of 1."""
+    """Returns a place between low and high, where the line through the two nearest probes meets a load of 1."""
     if low < 0 or len(loads) - len(axis.first) >= MOST_GUESSES or len(loads) < 2:
         return (low + high) // 2 if high <= len(axis.values) - 1 or low < 0 else min(2 * low + 1, high - 1)
     one, other = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
-    # states that are all on the host or in files stand still on the device
+    # states that are entirely on the host or in files do not change on the device
     still = axis.coordinate(axis.values[one]) == axis.coordinate(axis.values[other])
 
     def at(place: int) -> float:
@@ -153,11 +153,11 @@ WIDTHS = (
     GptSize(54, 1920, 16), GptSize(64, 2304, 24), GptSize(72, 3072, 24), GptSize(62, 4096, 32), GptSize(132, 6144, 32),
     GptSize(212, 8192, 64), GptSize(128, 25600, 256),
 )  # fmt: skip
-"""A width and the most layers that the papers have with it."""
+"""Each width with the most layers that the papers use with it."""
 
 
 def shapes() -> list[GptSize]:
-    """Returns all shapes of the family by size: a width begins where the one before has ended."""
+    """Returns all shapes of the family by size: each width begins where the previous one ends."""
     found: list[GptSize] = []
     for deepest in WIDTHS:
         before = found[-1].numel if found else 0
@@ -170,7 +170,7 @@ def _of_width(deepest: GptSize) -> list[GptSize]:
 
 
 def family_axis() -> PlanAxis:
-    """Returns the axis of the family: places in `shapes`, the load about a line in the number of parameters."""
+    """Returns the axis of the family: places in `shapes`; the load is roughly linear in the number of parameters."""
     family = shapes()
 
     def changed(cell: Cell, place: int) -> Cell:
@@ -187,14 +187,14 @@ def family_axis() -> PlanAxis:
 
 
 SURE = 1.02
-"""Times the limit that theory's states must be, for a cell not to be executed."""
+"""A cell is not simulated if theory's states exceed the limit by this factor."""
 
 _ESTIMATES: dict[str, Estimate | None] = {}
-"""Identity -> the prediction, for a search comes back to a cell."""
+"""Cell id -> its prediction, since searches return to the same cells."""
 
 
 def states_of(cell: Cell) -> Estimate | None:
-    """Returns theory's prediction for a cell, None if the model cannot be built for it."""
+    """Returns theory's prediction for a cell; None if the model cannot be built for it."""
     if cell.cell_id not in _ESTIMATES:
         try:
             _ESTIMATES[cell.cell_id] = estimate(cell.config)
@@ -204,7 +204,7 @@ def states_of(cell: Cell) -> Estimate | None:
 
 
 def least_load(cell: Cell, capacity: Capacity) -> float:
-    """Returns a load that the cell's execution cannot be below; 0 if theory says nothing."""
+    """Returns a lower bound of the cell's load; 0 if theory has none."""
     found = states_of(cell)
     if found is None or found.states_bytes is None:
         return 0.0
@@ -213,8 +213,8 @@ def least_load(cell: Cell, capacity: Capacity) -> float:
 
 
 def by_states(cell: Cell, axis: PlanAxis, capacity: Capacity) -> PlanAxis:
-    """Returns the axis with theory's states as its coordinate, in which the load is a line of slope 1 but for
-    activations; the axis itself where the states do not change along it, or theory says nothing.
+    """Returns the axis with theory's states as its coordinate: except for activations, the load is linear in it with
+    slope 1. Returns the axis unchanged if the states do not change along it, or theory has no prediction.
     """
     if not axis.in_states or least_load(axis.changed(cell, axis.values[0]), capacity) == 0:
         return axis
@@ -222,7 +222,7 @@ def by_states(cell: Cell, axis: PlanAxis, capacity: Capacity) -> PlanAxis:
 
 
 def first_too_large(cell: Cell, axis: PlanAxis, capacity: Capacity) -> int:
-    """Returns the first place of the axis whose states alone do not fit; the number of values where all do."""
+    """Returns the first place of the axis whose states alone do not fit; the number of values if all fit."""
     search, load = walk(axis, len(axis.values)), None
     try:
         while True:
@@ -240,7 +240,7 @@ Search = Generator[Cell, "Used | str", "PlanRow"]
 
 @dataclass(frozen=True)
 class ExecutedCell:
-    """An executed cell: its value on the axis, and what it used."""
+    """A simulated cell: its value on the axis, and its memory and traffic."""
 
     value: int
     cell: Cell
@@ -249,10 +249,10 @@ class ExecutedCell:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """Findings for one candidate. `best`: the executed cell that fits and goes furthest; None if none fits.
+    """Findings for one candidate. `best`: the furthest simulated cell that fits; None if none fits.
 
-    `beyond`: the next value's execution, which does not fit, or the least that was tried. `problem`: why it was not
-    executed. `at_end`: the axis has no further value.
+    `beyond`: the next value's cell, which does not fit, or the least that was tried. `problem`: why it was not
+    simulated. `at_end`: the axis has no further value.
     """
 
     candidate: Candidate
@@ -265,11 +265,11 @@ class PlanRow:
 
 
 class NotExecutedError(Exception):
-    """A cell could not be executed; the message says why."""
+    """A cell could not be simulated; the message says why."""
 
 
 def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity) -> Search:
-    """Looks for the furthest value of the axis that fits. Yields cells, and is sent what they used."""
+    """Searches for the furthest value of the axis that fits. Yields cells, and is sent what they used."""
     if cell.problems:
         return PlanRow(candidate, problem=cell.problems[0])
     end = first_too_large(cell, axis, capacity)
@@ -298,12 +298,12 @@ def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capac
 
 
 def pruned_by_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow | None:
-    """Returns the row of a cell whose states alone are too large; None if they are not, or theory says nothing."""
+    """Returns the row of a cell whose states alone are too large; None if they fit or theory has no prediction."""
     return _only_states(candidate, cell, capacity) if least_load(cell, capacity) / SURE > 1 else None
 
 
 def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow:
-    """Returns the row of a candidate whose states alone are too large, which needs no execution."""
+    """Returns the row of a candidate whose states alone are too large, which needs no simulation."""
     found = states_of(cell)
     assert found is not None
     assert found.states_bytes is not None
@@ -317,7 +317,7 @@ def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRo
 
 Execute = Callable[[list[CellConfig]], list[Execution]]
 Tell = Callable[[int, int, str], None]
-"""Takes how many cells were executed, how many searches are open, and the name of the last cell."""
+"""Takes the number of simulated cells, the number of open searches, and the name of the last cell."""
 
 
 def run_searches(searches: list[Search], execute: Execute, tell: Tell = lambda *_: None) -> list[PlanRow]:
@@ -339,8 +339,8 @@ def run_searches(searches: list[Search], execute: Execute, tell: Tell = lambda *
 
 
 def with_least(rows: list[PlanRow], cells: dict[Candidate, Cell], axis: PlanAxis, execute: Execute) -> list[PlanRow]:
-    """Returns the rows with that of the least states executed at its emptiest, so that a plan in which theory has
-    pruned all can say which device would do.
+    """Returns the rows after simulating the one with the least states at its emptiest value, so that a plan whose rows
+    theory has all pruned can still name a device that would do.
     """
     pruned = [row for row in rows if row.bound_bytes is not None]
     if not pruned:
@@ -357,7 +357,7 @@ def with_least(rows: list[PlanRow], cells: dict[Candidate, Cell], axis: PlanAxis
 def _advance(
     number: int, search: Search, answer: Used | str | None, wanted: dict[int, Cell], rows: dict[int, PlanRow]
 ) -> None:
-    """Takes a search to the next cell that it wants, or to its row."""
+    """Advances a search to the next cell that it needs, or to its row."""
     try:
         wanted[number] = next(search) if answer is None else search.send(answer)
     except StopIteration as stop:
@@ -373,7 +373,7 @@ def _used(cell: Cell, execution: Execution) -> Used | str:
 
 @contextmanager
 def progress() -> Iterator[Tell]:
-    """Shows on a terminal how far the searches are."""
+    """Shows the progress of the searches on a terminal."""
     console = progress_console()
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,

@@ -1,12 +1,12 @@
-"""A chosen cell in other systems' words: files for FSDP2, DeepSpeed, Megatron, accelerate, and notes.
+"""A chosen cell as settings of other systems: files for FSDP2, DeepSpeed, Megatron and accelerate, and notes.
 
-Each is a pure function of the resolved cell. A system that has no counterpart of a strategy gets its closest one, and a
-note says so: its memory is then not what was executed.
+Each is a pure function of the resolved cell. A system without a counterpart of a strategy gets its closest one, with a
+note: its memory then differs from the simulated one.
 
 fsdp2        a module `shard.py` with the `fully_shard` calls on the units of the cell
              https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 deepspeed    `ds_config.json`, whose sizes are in elements: https://www.deepspeed.ai/docs/config-json/
-megatron     `megatron.args`, one argument a line, for pretrain_gpt.py
+megatron     `megatron.args`, one argument per line, for pretrain_gpt.py
              https://github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py
 accelerate   `accelerate.yaml`, for `accelerate launch --config_file`
              https://huggingface.co/docs/accelerate/package_reference/cli
@@ -31,30 +31,30 @@ STAGES = {
     "ddp": 0, "zero1": 1, "megatron": 1, "zero_redundancy": 1, "zero2": 2, "fsdp2_no_reshard": 3, "zero3": 3,
     "fsdp2": 3, "deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3,
 }  # fmt: skip
-"""Strategy -> what it partitions, as a stage of ZeRO."""
+"""Strategy -> the stage of ZeRO that partitions the same states."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""Our words for dtypes -> torch's."""
+"""Our names of dtypes -> torch's."""
 
 PER_NODE = 8
-"""GPUs of a node, where the cell does not say."""
+"""GPUs per node, if the cell does not say."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """File name -> text, and sentences on what the system does otherwise."""
+    """File name -> text, and notes on differences in that system."""
 
     files: dict[str, str]
     notes: list[str] = field(default_factory=list)
 
 
 def stage_of(config: CellConfig) -> int:
-    """Returns the stage of ZeRO that a cell's strategy comes to."""
+    """Returns the stage of ZeRO that corresponds to a cell's strategy."""
     return STAGES.get(config.strategy.name, 0)
 
 
 def list_of(paths: list[str]) -> str | None:
-    """Returns the path of the module list whose members are `paths`, in order; None if there is none."""
+    """Returns the path of the module list that consists of `paths`, in order; None if there is none."""
     parents = {path.rpartition(".")[0] for path in paths}
     numbers = [path.rpartition(".")[2] for path in paths]
     is_list = len(parents) == 1 and numbers == [str(number) for number in range(len(paths))]
@@ -67,7 +67,7 @@ def nodes_of(config: CellConfig) -> int:
 
 
 def _notes(*told: tuple[bool, str]) -> list[str]:
-    """Returns the sentences that apply."""
+    """Returns the messages that apply."""
     return [words for applies, words in told if applies]
 
 
@@ -114,11 +114,11 @@ RECOMPUTE = """\
 """
 
 IMPORT = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\n"
-"""As torchtitan and accelerate recompute blocks under FSDP2."""
+"""How torchtitan and accelerate recompute blocks under FSDP2."""
 
 
 def fsdp2(config: CellConfig) -> Settings:
-    """Returns `shard.py`, whose `shard(model)` does what the cell's strategy does, or comes closest."""
+    """Returns `shard.py`, whose `shard(model)` implements the cell's strategy, or the closest one."""
     paths = [path for path, _ in facts_of(config).units]
     modules = list_of(paths)
     units = f'list(model.get_submodule("{modules}"))' if modules else f"[model.get_submodule(n) for n in {paths!r}]"
@@ -201,7 +201,7 @@ def _offload(config: CellConfig, stage: int) -> dict[str, Any]:
 
 
 def _bucket_numel(config: CellConfig) -> int:
-    """Returns the elements of a bucket: the cell's, or those of our automatic one."""
+    """Returns the elements of a bucket: the cell's, or our automatic size."""
     given, item = getattr(config.strategy, "bucket_bytes", None), ITEM[config.precision.name]
     if isinstance(given, int):
         return given // item
@@ -209,7 +209,7 @@ def _bucket_numel(config: CellConfig) -> int:
 
 
 def _unit_numel(config: CellConfig) -> int:
-    """Returns the elements that may be gathered at once: two units, one that runs and one ahead."""
+    """Returns the most elements that may be gathered at a time: two units, the running one and the next."""
     layers = getattr(config.model, "layers", None) or getattr(config.huggingface, "layers", None) or 1
     found = estimate(config)
     return 2 * -(-(found.psi + found.frozen) // int(layers))
@@ -232,11 +232,11 @@ def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
 
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-"""Stage -> Megatron-FSDP's word for it."""
+"""Stage -> Megatron-FSDP's name for it."""
 
 
 def megatron(config: CellConfig) -> Settings:
-    """Returns `megatron.args` for the cell. The model's shape is there for the built-in GPT."""
+    """Returns `megatron.args` for the cell. The model's shape is included for the built-in GPT."""
     arguments = [
         "--tensor-model-parallel-size 1", "--pipeline-model-parallel-size 1",
         f"--micro-batch-size {config.micro_batch}", f"--global-batch-size {config.batch}",
@@ -363,7 +363,7 @@ _FUNCTIONS: dict[str, Callable[[CellConfig], Settings]] = {
 }  # fmt: skip
 
 SYSTEMS = tuple(_FUNCTIONS)
-"""Systems whose settings there are."""
+"""Systems for which settings can be written."""
 
 
 def settings_of(system: str, config: CellConfig) -> Settings:

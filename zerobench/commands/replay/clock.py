@@ -1,10 +1,10 @@
-"""One clock for all streams of a world, so that one cursor moves through all streams.
+"""One clock for all streams of a world, so that one cursor moves through all of them.
 
-anchor    what every stream has once: a phase begins, or a module's forward or backward, in a micro-batch
-clock     0 to TICKS. Anchors lie at the same tick in all streams; between two anchors events are spread evenly
+anchor    an event that every stream has exactly once: the beginning of a phase, or of a module's forward or backward
+clock     0 to TICKS. Anchors are at the same tick in all streams; events between two anchors are spread evenly
 
-A tick is no time: the accounted pass is slowed down by its instrument, and streams differ in length. Order is kept in
-every stream, and what lies between the same two anchors is shown between the same two ticks.
+A tick is not a time: the instrument slows the accounted pass down, and streams differ in length. The order within each
+stream is kept, and events between the same two anchors are shown between the same two ticks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 TICKS = 10_000
 MOST_ANCHORS = 400
-"""Where there are more, those of the outer modules are kept."""
+"""If there are more, only those of the outer modules are kept."""
 
 Key = tuple[str, str, str, int]
-"""Kind, name, direction, and how many of the same were before."""
+"""Kind, name, direction, and the number of identical events before it."""
 
 
 def ticks_of(streams: Sequence[pd.DataFrame]) -> list[NDArray[np.int64]]:
-    """Returns the ticks of each stream's events, in their order."""
+    """Returns the ticks of each stream's events, in order."""
     found = [_anchors(stream) for stream in streams]
     common = _in_one_order(_shared(found))
     places = [
@@ -73,7 +73,7 @@ def _shared(found: Sequence[dict[Key, int]]) -> dict[Key, NDArray[np.int64]]:
 
 
 def _in_one_order(shared: dict[Key, NDArray[np.int64]]) -> list[Key]:
-    """Returns the most anchors that come in one order in all streams."""
+    """Returns the longest sequence of anchors that is in the same order in all streams."""
     keys, places = list(shared), list(shared.values())
     best, before = np.ones(len(keys), dtype=int), np.full(len(keys), -1)
     for here in range(len(keys)):

@@ -41,7 +41,7 @@ Exit code: 0, or 2 if there is nothing to show."""
 
 @verb
 def replay(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, 2 for a refusal, 130 when interrupted."""
+    """Runs the verb. Returns the exit code: 0, 2 if refused, 130 if interrupted."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     if not (chosen.out or chosen.gif or chosen.mp4):
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
-    """Returns the costs of the device on which executed steps are laid out in time. Raises ValueError for two."""
+    """Returns the costs of the device for which simulated steps are laid out in time. Raises ValueError for two."""
     if chosen.cluster is not None and chosen.calibration is not None:
         raise ValueError("--cluster, --calibration: each names the hardware; give one")
     if chosen.calibration is not None:
@@ -102,7 +102,7 @@ def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
 
 
 def _films(chosen: argparse.Namespace) -> list[Path]:
-    """Returns the films that are asked for. Raises ValueError if one cannot be written."""
+    """Returns the requested films. Raises ValueError if one cannot be written."""
     if chosen.seconds <= 0:
         raise ValueError(f"--seconds {chosen.seconds:g}: must be above 0")
     if chosen.mp4 is not None and shutil.which("ffmpeg") is None:
@@ -114,7 +114,7 @@ def _films(chosen: argparse.Namespace) -> list[Path]:
 
 
 def _worlds(text: str) -> list[int] | None:
-    """Parses --worlds: numbers of ranks to execute, or None for all powers of two."""
+    """Parses --worlds: numbers of ranks to simulate, or None for all powers of two."""
     if text == EVERY:
         return None
     return [] if text == NONE else _numbers("--worlds", text, 2, MOST)

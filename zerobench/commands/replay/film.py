@@ -1,7 +1,7 @@
 """The recorded step as a film for slides: one GIF or MP4, drawn by matplotlib from the streams of a page.
 
-Each strategy has an axis with one rank's memory by category against the clock, up to the cursor in full color; above
-it the bytes of now, below it the collective in flight.
+Each strategy has an axis with one rank's memory by category over the clock, in full color up to the cursor; above it
+the current bytes, below it the collective in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .worlds import Panel, ReplayWorld
 FORMATS = {".gif": (6, 72), ".mp4": (24, 100)}
 """Suffix -> frames per second, and dots per inch."""
 FLASH = 150
-"""Ticks for which a collective is shown whose wait was not recorded, as on the page."""
+"""Ticks for which a collective without a recorded wait is shown, as on the page."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reel:
         return max(0, int(np.searchsorted(self.ticks, tick, side="right")) - 1)
 
     def in_flight(self, tick: float) -> str:
-        """Returns the newest collective in flight at a tick, in words."""
+        """Returns a description of the newest collective in flight at a tick."""
         here, last = self.at(tick), ""
         for begin, end, words in self.flights:
             flies = here < end if end >= 0 else tick - self.ticks[begin] <= FLASH
@@ -63,7 +63,7 @@ class Reel:
 
 
 def flights_of(events: pd.DataFrame) -> list[tuple[int, int, str]]:
-    """Returns of each collective the event of its first launch, that of its wait or -1, and its words."""
+    """Returns, for each collective, the event of its first launch, that of its wait or -1, and its description."""
     return [
         (one.begin, one.end, f"{one.name.replace('_', '-')}, {show_bytes(int(one.total('bytes')))}")
         for one in collectives_of(list(events.itertuples(index=False)))
@@ -99,7 +99,7 @@ def reels_of(world: ReplayWorld) -> list[Reel]:
 
 
 def _drawn(figure: Figure, reels: Sequence[Reel], world: ReplayWorld) -> Any:
-    """Draws what does not move; returns the function that draws a tick."""
+    """Draws the static parts; returns the function that draws a tick."""
     most = max(int(reel.total.max()) for reel in reels)
     axes = figure.subplots(1, len(reels), sharey=True, squeeze=False)[0]
     moving = [_axis(one, reel, most) for one, reel in zip(axes, reels, strict=True)]
@@ -121,7 +121,7 @@ def _drawn(figure: Figure, reels: Sequence[Reel], world: ReplayWorld) -> Any:
 
 
 def _axis(axes: Axes, reel: Reel, most: int) -> tuple[Any, Any, Any, Any]:
-    """Draws a stream's memory, and what moves over it: a veil over what is to come, the cursor, two texts."""
+    """Draws a stream's memory and the moving parts: a veil over the future, the cursor, two texts."""
     first = int((reel.events["kind"] == "live").sum()) - 1
     low = np.zeros(len(reel.ticks) - max(first, 0))
     for name, (color, hatch) in CATEGORIES.items():

@@ -1,8 +1,8 @@
-"""The page: one HTML file with its style, its code and its data in it, which makes no requests.
+"""The page: one self-contained HTML file with its style, code and data, which makes no requests.
 
 Its data are columns of small numbers and one table of strings, deflated. A column of a stream has a number per event: a
-category or a name as its place in the strings, a storage as its number plus 1 (0: none), ticks and microseconds as
-differences to the event before. A column that is 0 throughout is left out. `page/model.js` reads it back.
+category or a name as its index in the strings, a storage as its number plus 1 (0: none), ticks and microseconds as
+differences from the previous event. A column of zeros is left out. `page/model.js` decodes it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def page_of(worlds: list[ReplayWorld]) -> str:
 
 
 def _scale_words(worlds: list[ReplayWorld]) -> str:
-    """Returns words on which numbers were measured, and which simulated."""
+    """Returns a message on which numbers of ranks were measured and which were simulated."""
     by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
     words = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}." if by_how[MEASURED] else ""]
     if by_how[EXECUTED]:
@@ -68,7 +68,7 @@ def _scale_words(worlds: list[ReplayWorld]) -> str:
 
 
 def part(name: str) -> str:
-    """Returns a file of the page's."""
+    """Returns a file of the page."""
     return (files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
@@ -88,9 +88,9 @@ WORDS = (
 )
 """Columns of words."""
 NUMBERS = ("bytes", "elements", "group_size", "micro_batch", "calls", "between_bytes")
-"""Columns of whole numbers."""
+"""Columns of integers."""
 LETTERS = dict(zip(CATEGORIES, "PGMOCAIT", strict=True))
-"""Category -> the letter that stands for it where a pattern would be too small."""
+"""Category -> the letter for it where a pattern would be too small."""
 
 
 class Strings:
@@ -100,7 +100,7 @@ class Strings:
         self._numbers: dict[str, int] = {"": 0}
 
     def numbers(self, words: Iterable[object]) -> list[int]:
-        """Returns the words' numbers; those of new words are the next free ones."""
+        """Returns the words' numbers; new words get the next free ones."""
         return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in words]
 
     @property
@@ -116,7 +116,7 @@ def deflated(data: dict[str, Any]) -> str:
 
 
 def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
-    """Returns the page's data. `beside`: what else the page is told."""
+    """Returns the page's data. `beside`: additional entries."""
     strings = Strings()
     found = [_world(world, strings) for world in worlds]
     categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]
@@ -139,7 +139,7 @@ def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
 
 
 def _facts(panel: Panel) -> dict[str, Any]:
-    """Returns what a page tells of a panel beside its events."""
+    """Returns the facts on a panel other than its events."""
     theory, formulas = panel.theory, panel.formulas
     forms = {
         name: {"equation": form.equation, "value": form.value, "numbers": dict(form.numbers),
@@ -172,5 +172,5 @@ def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: Strings) -
 
 
 def _steps(values: NDArray[np.int64]) -> list[int]:
-    """Returns the differences of neighbors, the first to 0."""
+    """Returns the differences between neighbors; the first value is relative to 0."""
     return [int(step) for step in np.diff(values, prepend=0)]

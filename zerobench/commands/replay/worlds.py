@@ -1,15 +1,15 @@
 """The recorded steps of runs, arranged for one page.
 
 stream   events of one rank of one run, in order: rows of the table `events`
-panel    a strategy with what is set beside it (an offload, a codec): a stream per recorded rank, and the run's row
-world    the panels of one number of ranks N, all of them measured or all executed
+panel    a strategy with its additions (an offload, a codec): a stream per recorded rank, and the run's row
+world    the panels of one number of ranks N, all of them measured or all simulated
 
 All panels of a page train the same thing: they agree in SETTING. A panel has the same key in every world.
 
-With costs of a device an executed world's events have the times that are predicted there.
+With costs of a device, the events of a simulated world have the times that are predicted for that device.
 
-At other numbers of ranks cells are simulated on fake tensors. Each rank keeps its micro-batch, so that the batch grows
-with N and a rank computes what it computed at the measured N. One rank is executed, the fullest.
+For other numbers of ranks, cells are simulated on fake tensors. Each rank keeps its micro-batch, so the batch grows
+with N and a rank does the same computation as at the measured N. One rank is simulated, the fullest.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from ...timing.timeline import lay_out
 MEASURED, EXECUTED = "measured", "simulated"
 
 SETTING = ("model", "device", "precision", "optimizer", "micro_batch", "accumulation", "sequence", "checkpointing")
-"""Columns of the table of runs that all panels of a page agree in."""
+"""Columns of the table of runs in which all panels of a page agree."""
 
 MOST_PANELS = 8
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One strategy at one N. `row`: its row of the table of runs, or what an execution has of one. `streams`: rank ->
-    its events. `problem`: why there are none.
+    """One strategy at one N. `row`: its row of the table of runs, or the columns of one that a simulation has.
+    `streams`: rank -> its events. `problem`: why there are none.
     """
 
     key: str
@@ -66,12 +66,12 @@ class Panel:
 
     @property
     def spec(self) -> StrategySpec | None:
-        """The strategy's row in the table of strategies; None for one that a user's script knows."""
+        """The strategy's row in the table of strategies; None for one that only a user's script knows."""
         return find(self.strategy)
 
     @property
     def label(self) -> str:
-        """Its name for people."""
+        """Its display name."""
         name = self.strategy if self.spec is None else self.spec.label
         return f"{name} {self.row.get('systems') or ''}".strip()
 
@@ -107,7 +107,7 @@ class ReplayWorld:
 def recorded_worlds(results: Results) -> list[ReplayWorld]:
     """Returns the worlds of finished runs that recorded their events, by N and MEASURED before EXECUTED.
 
-    Raises ValueError if there are none, and where they do not train the same thing.
+    Raises ValueError if there are none, or if they do not train the same thing.
     """
     runs = results.runs[results.runs["run_id"].isin(results.events["run_id"]) & (results.runs["status"] == "ok")]
     if runs.empty:
@@ -123,7 +123,7 @@ def recorded_worlds(results: Results) -> list[ReplayWorld]:
 
 
 def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
-    """Returns a measured world with these of its recorded ranks; None: all. Raises ValueError for one it lacks."""
+    """Returns a measured world with only `ranks` of its ranks; None: all. Raises ValueError for a missing one."""
     if ranks is None or world.how != MEASURED:
         return world
     kept = []
@@ -167,7 +167,7 @@ def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:
 
 
 def _place(row: dict[str, Any]) -> tuple[str, str]:
-    """Sorts DDP, then the stages, then peers by name."""
+    """Sort key: by strategy, then by its additions."""
     return str(row["strategy"]), str(row.get("systems") or "")
 
 
@@ -177,7 +177,7 @@ def _panel(row: dict[str, Any], events: pd.DataFrame) -> Panel:
 
 
 def setting_words(panels: Sequence[Panel]) -> str:
-    """Returns the setting of a page as words."""
+    """Formats the setting of a page."""
     row = panels[0].row
     psi = f"ψ = {row['psi']:,} parameters, " if row.get("psi") else ""
     batch = f"{row['micro_batch']} sequences of {row['sequence']} tokens per rank and micro-batch"
@@ -190,8 +190,8 @@ LIMITS = Limits(seconds=300.0)
 def executed_worlds(
     panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None, costs: GpuCosts | CpuCosts | None = None
 ) -> list[ReplayWorld]:
-    """Returns a world for each N of `ranks`: the cells of `panels`, executed there. `costs`: of the device on which
-    their events are laid out in time; None: events have the times of their execution.
+    """Returns a world for each N of `ranks`: the cells of `panels`, simulated at N. `costs`: of the device for which
+    their events are laid out in time; None: events have the times of their simulation.
     """
     target = CUDA if isinstance(costs, GpuCosts) else CPU
     wanted = [(n, panel) for n in ranks for panel in panels]
@@ -210,7 +210,7 @@ def executed_worlds(
 
 
 def at(config: CellConfig, ranks: int) -> CellConfig:
-    """Returns the cell on `ranks` ranks, each with its micro-batch."""
+    """Returns the cell on `ranks` ranks, each with the same micro-batch."""
     measure = replace(config.measure, events=True)
     batch = config.micro_batch * config.accumulation * (ranks // config.tensor_parallel)
     return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
@@ -237,11 +237,11 @@ def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[Even
 
 
 def _formulas(config: CellConfig, record: RankRecord) -> str | None:
-    """Returns the closed forms of a cell as a run's row has them; None if theory has none."""
+    """Returns the closed forms of a cell in the format of a run's row; None if theory has none."""
     if not predicts(config.strategy.values()):
         return None
     return to_json(formulas_of(config, record.schedule))
 
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")
-"""Columns of a run's row that an execution has again."""
+"""Columns of a run's row that a simulation replaces."""

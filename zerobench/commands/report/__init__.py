@@ -1,5 +1,5 @@
 """`zerobench report`: finished runs, or the changes between two sets of runs, as one page that makes no requests.
 
-A *setting* is a set of cells that train the same thing, so that their figures stand beside one another; the *reference*
-of a setting is the cell that the others' costs are told beside. An *account* is what `zerobench show` prints of a run.
+A *setting* is a set of cells that train the same thing, so that their figures can be compared; the *reference* of a
+setting is the cell with which the others' costs are compared. An *account* is the output of `zerobench show` for a run.
 """

@@ -1,4 +1,4 @@
-"""`zerobench report RUNS`, `zerobench report A B`: a page of HTML on finished runs, or on what moved between two."""
+"""`zerobench report RUNS`, `zerobench report A B`: an HTML page on finished runs, or on changes between two sets."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 MOST = 24
-"""Settings that a page draws at most."""
+"""Most settings that a page draws."""
 
 OPEN = 3
-"""Settings that are shown from the start; the others open on a click."""
+"""Settings that are shown initially; the others open on a click."""
 
 
 def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
@@ -115,7 +115,7 @@ def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, tit
 
 
 def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
-    """Builds the page on what moved from one folder to another. Raises ValueError if they have no cell in common."""
+    """Builds the page on the changes between two folders. Raises ValueError if they have no cell in common."""
     a, b = sides
     found = judge.compare_runs(a, b)
     if not found.pairs:
@@ -180,7 +180,7 @@ def _card(setting: Setting, judge: Judge, is_open: bool, count: int) -> Html:
 def _about_runs(
     results: Results, runs: Sequence[ReportedRun], own: str, marks: Sequence[str] | None = None
 ) -> list[PagePart]:
-    """Returns the parts that both pages have. `runs`: those of `results`; `marks`: the side of each."""
+    """Returns the parts that both pages have. `runs`: of `results`; `marks`: the side of each."""
     told = {*told_of(runs, ok=True), *told_of(runs, ok=False)}
     links = [f"run-{place}" if place in told else None for place in range(len(runs))]
     table = runs_table(columns_of_runs(results, marks), links)

@@ -1,6 +1,6 @@
-"""The page's part on two sets of runs: what moved from A to B, in which category, by how much, beyond noise or not.
+"""The page's part on two sets of runs: changes from A to B by category, their size, and whether they exceed noise.
 
-All of it is what `zerobench compare` finds (judging/comparison.py); here it is counted over the cells and drawn.
+All of it comes from the comparison of `zerobench compare` (judging/comparison.py), counted over the cells and drawn.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .settings import NAMED
 
 NONE = "–"
 WHY = {UNJUDGED: f"{UNJUDGED}, for launches were not in turns"}
-"""Verdict on times -> the same with its reason."""
+"""Verdict on times -> the verdict with its reason."""
 DIFFERING = 6
-"""Differences of configs and origin that the summary tells."""
+"""Differences of configs and origin that the summary lists."""
 
 
 def summary(found: Comparison) -> Iterator[tuple[str, str]]:
@@ -99,7 +99,7 @@ def _times(pairs: Sequence[Compared]) -> str:
 
 
 def _named(verdict: str, told: Sequence[str]) -> str:
-    """Lists cells whose times are no noise, the first ones of many."""
+    """Lists cells whose change in time is not noise, at most the first NAMED."""
     more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
     return "" if verdict == NOISE else f": {', '.join(told[:NAMED])}{more}"
 
@@ -114,7 +114,7 @@ def _losses(pairs: Sequence[Compared]) -> str:
 
 
 def table(found: Comparison) -> Grid:
-    """Returns a row per pair of cells: exact metrics with their difference, the step's ratio with its verdict."""
+    """Returns a row per pair of cells: exact metrics with their difference, the ratio of steps with its verdict."""
     header = ["cell", "peak A", "peak B", "difference", "states B", "difference", "volume ψ B", "difference",
               "ratio of steps", "95 % interval", "verdict"]  # fmt: skip
     return Grid(header, [[title(pair), *_cells(pair)] for pair in found.pairs])
@@ -143,7 +143,7 @@ def _moved(pair: Compared, metric: str) -> str:
 
 
 def figures(found: Comparison) -> Html:
-    """Builds the differences at the peak by category, and the steps' ratios; of the pairs that have any."""
+    """Builds the differences at the peak by category, and the ratios of steps, for the pairs that have them."""
     moved = [pair for pair in found.pairs if pair.at_peak]
     timed = [pair for pair in found.pairs if pair.effects]
     rows = [_delta(pair) for pair in moved[:MOST]]
@@ -184,6 +184,6 @@ def _exactly(by: float) -> str:
 
 
 def pairs(found: Comparison, light: int) -> Html:
-    """Builds the comparison of each pair of cells, in the words of `zerobench compare`, closed."""
+    """Builds the comparison of each pair of cells as in `zerobench compare`, collapsed."""
     told = passages(found)
     return join(details(one.title, parts(one.parts), len(told) > light) for one in told)

@@ -1,4 +1,4 @@
-"""The figures of a setting: memory by category, traffic by collective, time; a bar per cell, each value recorded."""
+"""The figures of a setting: memory by category, traffic by collective, time; a bar per cell, all values recorded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ...sizes import show_bytes, show_ms
 from .settings import Row, Setting
 
 MOST = 24
-"""Bars that a figure draws at most."""
+"""Most bars in a figure."""
 
 PHASES = ("forward", "backward", "update")
 
 
 def figures_of(setting: Setting) -> Html:
-    """Builds all figures of a setting, side by side; those without a value are left out."""
+    """Builds all figures of a setting, side by side, without those that have no value."""
     drawn = [_figure(one, setting) for one in KINDS if any(one.is_there(row) for row in _rows(setting))]
     return h("div", *drawn, class_="figures")
 
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A figure: its title, the sentence below it, its bars, and the parts that its legend may name."""
+    """A figure: its title, its caption, its bars, and the parts that its legend may name."""
 
     title: str
     said: str
@@ -61,7 +61,7 @@ def _absent(label: str, row: Row) -> Bar:
 
 
 def exactly(size: int) -> str:
-    """Formats bytes for reading, and to the byte."""
+    """Formats bytes both rounded and exact."""
     return f"{show_bytes(size)} ({size:,} B)"
 
 
@@ -103,7 +103,7 @@ def _time(label: str, row: Row) -> Bar:
 
 
 def key_to(kind: str, words: str) -> Html:
-    """Builds a legend's entry for a mark or a whisker."""
+    """Builds a legend entry for a mark or a whisker."""
     drawn = {
         "mark": h("line", x1=7, x2=7, y1=0, y2=12, class_="mark"),
         "whisker": h("path", d="M1,6 H13 M1,2 v8 M13,2 v8", class_="whisker"),

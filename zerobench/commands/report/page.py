@@ -1,6 +1,6 @@
-"""The page: parts in their order, with the style and the script that it carries in itself.
+"""The page: its parts in order, with embedded style and script.
 
-Its policy forbids every request, so that it can be opened from a disk and passed on without a thought.
+Its policy forbids every request, so it can be opened from a disk and passed on safely.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ HERE = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 SHORT = 60
-"""Characters of an answer in short."""
+"""Characters of a short answer."""
 
 
 @dataclass(frozen=True)
 class PagePart:
-    """A part of the page under a heading, which its contents list by `word`."""
+    """A part of the page under a heading, listed by `word` in the contents."""
 
     name: str
     word: str
@@ -55,7 +55,7 @@ def page(title: str, facts: Sequence[str], parts: Sequence[PagePart]) -> Html:
 
 
 def answers(told: Sequence[tuple[str, str]]) -> Html:
-    """Builds the questions of a verdict with their answers; what stands before a colon is the answer in short."""
+    """Builds the questions of a verdict with their answers; the text before a colon is the short answer."""
 
     def shown(answer: str) -> Html:
         short, colon, rest = answer.partition(": ")
@@ -65,7 +65,7 @@ def answers(told: Sequence[tuple[str, str]]) -> Html:
 
 
 def runs_table(columns: Sequence[PageColumn], links: Sequence[str | None]) -> Html:
-    """Builds the table of runs with its controls. `links`: the part of the page on each run, None without one."""
+    """Builds the table of runs with its controls. `links`: the page's part on each run; None if it has none."""
     shown = [column for column in columns if column.shown]
     heads = [
         h("th", h("button", column.name, type="button", title=column.meaning), scope="col", aria_sort="none",

@@ -1,7 +1,7 @@
 """Parts of the page on runs, one by one: their table, accounts, failures with their logs, origin, commands.
 
-The table has the columns of a sweep's table first, then swept keys, then all that any of the runs has. A column has
-`texts`, as they are shown, and `values`, which it is sorted and filtered by.
+The table has the columns of a sweep's table first, then swept keys, then every column for which any run has a value. A
+column has `texts`, which are shown, and `values`, by which it is sorted and filtered.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from ..account.account import passages_of, setting_of
 Row = dict[str, Any]
 
 LIGHT = 40
-"""Accounts up to which a page holds them as elements; more of them are text until they are opened."""
+"""Most accounts that a page stores as elements; if there are more, they stay text until they are opened."""
 
 MOST = 60
-"""Accounts, and failures with their logs, that a page has at most."""
+"""Most accounts, and most failures with their logs, on a page."""
 
 VALUES = 8
-"""Values of a key that are listed."""
+"""Most values of a key that are listed."""
 
 ORIGIN = ("commit", "source_hash", "torch_version", "device_class", "processor", "cores", "backend")
-"""Columns of a run that say by what code and on what machine it was made."""
+"""Columns of a run on the code and the machine that made it."""
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run with its cell's name, its folder where it has one, and its place among the runs of `whole`."""
+    """A run with its cell's name, its folder if it has one, and its place among the runs of `whole`."""
 
     row: Row
     name: str
@@ -68,21 +68,21 @@ def runs_of(results: Results, folders: Sequence[Path]) -> list[ReportedRun]:
 
 
 def told_of(runs: Sequence[ReportedRun], ok: bool) -> list[int]:
-    """Returns the places of the runs that the page has an account of, or else the failures with their logs: of many the
-    newest.
+    """Returns the places of the runs with an account on the page or, if not `ok`, of the failures with their logs; at
+    most the newest MOST.
     """
     return [place for place, run in enumerate(runs) if (run.row["status"] == "ok") is ok][-MOST:]
 
 
 def _left(runs: Sequence[ReportedRun], ok: bool) -> Html:
-    """Builds a sentence on the runs of which only the table tells."""
+    """Builds a note on the runs that only the table shows."""
     count = sum((run.row["status"] == "ok") is ok for run in runs)
     words = f"The newest {MOST} of {count}; `zerobench show RUN` prints any of them."
     return h("p", words, class_="dim") if count > MOST else Html("")
 
 
 def accounts(runs: Sequence[ReportedRun], tick: Callable[[], None]) -> Html:
-    """Builds an account per run that is ok, of many of the newest, closed; `tick` is called for each."""
+    """Builds a collapsed account per ok run, at most the newest MOST; `tick` is called for each."""
     places = told_of(runs, ok=True)
     told = (_account(place, runs[place], len(places) > LIGHT, tick) for place in places)
     return join([_left(runs, ok=True), *told])
@@ -97,7 +97,7 @@ def _account(place: int, run: ReportedRun, lazy: bool, tick: Callable[[], None])
 
 
 def failures(runs: Sequence[ReportedRun]) -> Html:
-    """Builds, for each run that is not ok, of many for the newest, its reason and the ends of its logs."""
+    """Builds the reason and the ends of the logs for each run that is not ok, at most the newest MOST."""
     found = [(place, runs[place]) for place in told_of(runs, ok=False)]
     told = (
         h(
@@ -124,7 +124,7 @@ def _logs(run: ReportedRun) -> Iterator[Html]:
 
 
 def differing(runs: pd.DataFrame) -> Grid | None:
-    """Returns the keys in which configs differ, each with its values and how many runs have them."""
+    """Returns the keys in which configs differ, each with its values and the number of runs that have them."""
     found = swept(list(runs["config"]))
     rows = [[key, *_counted(values)] for key, values in found.items()]
     return Grid(["key", "values, and the runs that have them", "values"], rows, left=2) if rows else None
@@ -137,7 +137,7 @@ def _counted(values: Sequence[Any]) -> list[str]:
 
 
 def origin(runs: pd.DataFrame) -> Grid:
-    """Returns the code and the machines that made the runs, a row each, with their number and days."""
+    """Returns the code and the machines that made the runs, a row each, with number of runs and days."""
     rows = []
     for key, mine in runs.groupby(list(ORIGIN), sort=False, dropna=False):
         days = sorted({str(started)[:10] for started in mine["started"]})
@@ -162,7 +162,7 @@ def _copied(lines: Sequence[str]) -> Html:
 
 
 LONG = ("config", "formulas")
-"""Columns that are documents of their own: what differs between configs and each account tell them."""
+"""Columns that are documents of their own, shown elsewhere: in the differences between configs and in each account."""
 
 EXACT = {
     "peak MiB": "peak_bytes", "host MiB": "host_peak_bytes", "files MiB": "nvme_bytes", "states MiB": "states_bytes",
@@ -171,12 +171,12 @@ EXACT = {
     "between nodes MiB": "between_nodes_bytes", "step ms": "step_s", "95 % interval": "step_s_low",
     "tokens/s": "tokens_per_s", "last loss": "loss_last", "trains": "training",
 }  # fmt: skip
-"""Column of a sweep's table -> the column of a run that it shows, by whose exact value it is sorted."""
+"""Column of a sweep's table -> the column of a run with the exact value by which it is sorted."""
 
 
 @dataclass(frozen=True)
 class PageColumn:
-    """A column with a text and a value per run; `shown` from the start, or when it is chosen."""
+    """A column with a text and a value per run; `shown` initially, or only when selected."""
 
     name: str
     meaning: str
@@ -187,7 +187,7 @@ class PageColumn:
 
 
 def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> list[PageColumn]:
-    """Returns the columns of the runs, in their order. `sides`: of a comparison, the side of each run."""
+    """Returns the columns of the runs, in order. `sides`: in a comparison, the side of each run."""
     rows: list[Row] = results.runs.assign(launches=1).astype("object").to_dict("records")  # type: ignore[assignment]
     names = name_cells([CellConfig.from_json(row["config"]) for row in rows])
     found = [PageColumn("cell", "Name of the run's cell", False, True, names, names)]
@@ -218,7 +218,7 @@ def _of_sweep(name: str, rows: list[Row]) -> PageColumn:
 
 
 def _swept(results: Results, taken: set[str]) -> list[PageColumn]:
-    """Returns columns of swept keys that no column of a run has, not shown: names of cells tell them."""
+    """Returns hidden columns of swept keys that are not columns of a run: the cells' names already show them."""
     sweep = results.sweep()
     keys = [str(key) for key in sweep.columns if key not in results.runs.columns and key not in taken]
     return [
@@ -231,7 +231,7 @@ def _swept(results: Results, taken: set[str]) -> list[PageColumn]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value to one of JSON's."""
+    """Converts a value to one that JSON can represent."""
     if value is None or pd.isna(value):
         return None
     value = value.item() if hasattr(value, "item") else value
@@ -249,8 +249,8 @@ def _shown(value: Any, unit: str) -> str:
 
 
 def as_json(columns: Sequence[PageColumn]) -> str:
-    """Formats the columns for the page's script: texts only where they differ from values, and of a column that repeats
-    itself its different values and texts, with the place among these `of` each run.
+    """Formats the columns for the page's script: texts only if they differ from the values; for a column with many
+    repeats, its distinct values and texts, with their index (`of`) for each run.
     """
     told = []
     for column in columns:
@@ -264,5 +264,5 @@ def as_json(columns: Sequence[PageColumn]) -> str:
             | ({"texts": texts} if texts != values else {})
             | ({"of": [places[pair] for pair in pairs]} if repeats else {})
         )
-    # "<" would end the element that holds it
+    # "<" would end the element that contains it
     return json.dumps(told, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

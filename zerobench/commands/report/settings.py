@@ -1,8 +1,8 @@
-"""Settings: cells that train the same thing, each with a distinguishing label, in a fixed order; and the verdict
-on a setting: which cell needs least memory, its price, which is fastest, how surely.
+"""Settings: cells that train the same thing, each with a distinguishing label, in a fixed order; and the verdict on a
+setting: which cell needs the least memory, at what price, which is fastest, and how certain that is.
 
-Best values are those that the table of a sweep marks (results/printed_table.py), ratios of times and their verdicts
-those of `zerobench compare` (judging/comparison.py): there is one judgment, told in two places.
+Best values are the ones marked in the table of a sweep (results/printed_table.py); ratios of times and their verdicts
+are the ones of `zerobench compare` (judging/comparison.py), so that both always agree.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..comparison_text import interval, percent
 Row = dict[str, Any]
 
 ORDER = ("model", "world_size", "batch", "sequence", "precision", "strategy")
-"""Columns that cells are sorted by."""
+"""Columns by which cells are sorted."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`cells` and their `labels`; `reference`: the place of the cell that costs are told beside, None without one."""
+    """`cells` and their `labels`; `reference`: the place of the cell to compare costs with, None without one."""
 
     title: str
     cells: list[Measured]
@@ -47,7 +47,7 @@ class Setting:
 
 
 def settings_of(runs: pd.DataFrame) -> list[Setting]:
-    """Groups the cells of these runs, their newest launches, by setting."""
+    """Groups the cells of these runs, each with its newest launches, by setting."""
     cells = sorted(measured(runs, None), key=_order)
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for cell in cells:
@@ -64,14 +64,14 @@ def _order(cell: Measured) -> tuple[Any, ...]:
 
 
 def _reference(cells: list[Measured]) -> int | None:
-    """Returns the place of the strategy that training is compared with, else of the first cell that is ok."""
+    """Returns the place of the strategy that training is compared with, or else of the first ok cell."""
     ok = [place for place, cell in enumerate(cells) if cell.row["status"] == "ok"]
     named = [place for place in ok if (spec := find(cells[place].row["strategy"])) and spec.reference is not None]
     return next(iter([*named, *ok]), None)
 
 
 def _titles(firsts: list[Measured]) -> list[str]:
-    """Returns a title per setting: what always tells, and the other keys in which settings differ."""
+    """Returns a title per setting: the fixed keys, and the other keys in which settings differ."""
     rows = [cell.row for cell in firsts]
     more = [key for key in ("precision", "optimizer", "data", "seed", "device", "shape")
             if len({str(row[key]) for row in rows}) > 1]  # fmt: skip
@@ -97,13 +97,13 @@ TRAINED = {
     "reference": "the reference", "equal": "equal to DDP to the bit", "close": "DDP's but for rounding",
     "differs": "NOT as DDP does", "unchecked": "not checked", "": "without a verdict",
 }  # fmt: skip
-"""Verdict on the training -> words that cells follow."""
+"""Verdict on the training -> text before the cells that have it."""
 NAMED = 5
-"""Cells that a sentence names."""
+"""Most cells that a message names."""
 
 
 def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
-    """Yields (question, answer): memory, time, training, predictions, and what is absent."""
+    """Yields (question, answer): memory, time, training, predictions, and failures."""
     if setting.ok:
         yield "Least memory", _memory(setting)
         if price := _price(setting, judge):
@@ -118,7 +118,7 @@ def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
 
 
 def best(setting: Setting, column: str) -> list[int]:
-    """Returns the places of the best cells in a column of the sweep's table; of a single ok cell its own."""
+    """Returns the places of the best cells in a column of the sweep's table; a single ok cell is the best."""
     ok = setting.ok
     found = best_rows([cell.row for cell in setting.cells], COLUMNS[column])
     if found or len(ok) > 1:
@@ -150,7 +150,7 @@ def _memory(setting: Setting) -> str:
 
 
 def _price(setting: Setting, judge: Judge) -> str:
-    """A sentence on the traffic and the time of the cell with least memory; empty if the reference is that cell."""
+    """The traffic and the time of the cell with the least memory; empty if that cell is the reference."""
     places, at = best(setting, "peak MiB"), setting.reference
     if not places or at is None or at in places or len(setting.ok) < 2:
         return ""
@@ -174,7 +174,7 @@ def _price(setting: Setting, judge: Judge) -> str:
 
 
 def _refused(pair: Compared, a: str, b: str) -> str:
-    """Returns why times are not comparable, with the cells' names for compare's A and B."""
+    """Returns why times are not comparable, with the cells' names instead of A and B."""
     if pair.a.row["step_s"] is None or pair.b.row["step_s"] is None:
         return "there are none"
     words = "; ".join(pair.time_refused)
@@ -204,13 +204,13 @@ SLOWER_THAN_IT = "slower"
 
 
 def _against(first: Measured, other: Measured, judge: Judge) -> str:
-    """Returns the words on a cell beside the fastest."""
+    """Returns a description of a cell compared with the fastest."""
     pair = judge.compare_cells(first, other)
     return _beside(pair.effects[0], first.row, other.row) if pair.effects else "not comparable in time"
 
 
 def proven_fastest(setting: Setting, judge: Judge) -> int | None:
-    """Returns the place of the cell that every other cell with times is proven to be slower than; None without one."""
+    """Returns the place of the cell that is proven faster than every other timed cell; None if there is none."""
     timed = [place for place in setting.ok if setting.cells[place].row["step_s"] is not None]
     firsts = best(setting, "step ms")
     if len(firsts) != 1 or len(timed) < 2:
@@ -221,7 +221,7 @@ def proven_fastest(setting: Setting, judge: Judge) -> int | None:
 
 
 def _beside(effect: Effect, fastest: Row, other: Row) -> str:
-    """Returns compare's word on a slower cell or, where it gives none, what the cells' own intervals say."""
+    """Returns compare's verdict on a slower cell or, if it has none, a comparison of the cells' own intervals."""
     said = {SLOWER: SLOWER_THAN_IT, FASTER: "faster, launch by launch", NOISE: "not told apart from it"}
     if effect.verdict in said:
         return said[effect.verdict]
@@ -231,7 +231,7 @@ def _beside(effect: Effect, fastest: Row, other: Row) -> str:
 
 
 def _sureness(cells: list[Measured]) -> str:
-    """A sentence on the launches behind intervals: those over one launch's steps hide how launches differ."""
+    """The number of launches behind the intervals: intervals over one launch's steps hide how much launches differ."""
     fewest = min(len(cell.launches) for cell in cells)
     if fewest >= LEAST_LAUNCHES:
         return f". Intervals are over {fewest} launches or more"
@@ -248,7 +248,7 @@ def _interval(row: Row) -> str:
 
 
 def _training(setting: Setting) -> str:
-    """A sentence per verdict on the training."""
+    """The cells with each verdict on the training."""
     groups: dict[str, list[int]] = {}
     for place in setting.ok:
         groups.setdefault(setting.cells[place].row["training"] or "", []).append(place)
@@ -274,7 +274,7 @@ def _predictions(setting: Setting) -> str:
 
 
 def _names(setting: Setting, places: Sequence[int]) -> str:
-    """Lists labels; of many, the first ones and how many more."""
+    """Lists labels; if there are many, the first ones and the number of others."""
     names = [setting.labels[place] for place in places]
     if len(names) > NAMED + 1:
         names = [*names[:NAMED], f"{len(names) - NAMED} more"]
@@ -282,7 +282,7 @@ def _names(setting: Setting, places: Sequence[int]) -> str:
 
 
 def costs(setting: Setting, judge: Judge) -> Grid | None:
-    """Returns each cell beside the reference: bytes and volumes exactly, step times as ratios with their verdict."""
+    """Compares each cell with the reference: bytes and volumes exactly, step times as ratios with their verdict."""
     if setting.reference is None or len(setting.ok) < 2:
         return None
     beside = setting.cells[setting.reference]
