@@ -418,8 +418,8 @@ def sentence(answer: FastestFound, costs: GpuCosts) -> str:
         second = next((one for one in found if one.candidate.strategy != first.candidate.strategy), found[1])
         behind = first.tokens_per_s / second.tokens_per_s - 1
         tie = first.interval.high > 1 + behind
-        said += f"; {second.candidate.name} is {behind:.1%} behind, {_why(first, second)}"
-        said += ", less than the interval: a tie" * tie
+        said += f"; {second.candidate.name} is {behind:.1%} behind, because it {_why(first, second)}"
+        said += "; that is within the interval: a tie" * tie
     parts = (f"{said}.", turn(found, costs), answer.more_gpus, f"The interval: {first.interval.words}.")
     return " ".join(part for part in parts if part)
 
@@ -428,12 +428,12 @@ def _why(first: Timed, second: Timed) -> str:
     """Returns what most of the difference in time per token is: computing, waiting for collectives, for the host."""
 
     def per_token(one: Timed) -> dict[str, float]:
-        waits = {"waits for collectives": one.time.exposed_s, "waits for the host": one.time.host_s}
-        parts = waits | {"computes": one.time.step_s - sum(waits.values())}
+        waits = {"waits longer for collectives": one.time.exposed_s, "waits longer for the host": one.time.host_s}
+        parts = waits | {"computes longer": one.time.step_s - sum(waits.values())}
         return {name: seconds / one.time.step_s / one.tokens_per_s for name, seconds in parts.items()}
 
     here, there = per_token(first), per_token(second)
-    return f"since it {max(here, key=lambda name: there[name] - here[name])} longer"
+    return max(here, key=lambda name: there[name] - here[name])
 
 
 def turn(found: Sequence[Timed], costs: GpuCosts) -> str:
