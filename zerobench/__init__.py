@@ -64,14 +64,14 @@ _HOMES = {
 }
 
 _PLOTTED = ("load", "Results", "run")
-"""Names of results, to which plots/ adds `Results.plot`."""
+"""Names whose results get `Results.plot` from plots/."""
 
 _NAMES = {"watch": "Watch"}
-"""Names that are another one at home."""
+"""Name -> its different name in its own module."""
 
 
 def main() -> None:
-    """Runs the console script; exits. Interrupted while it still imports, it exits as quietly as later: with 130."""
+    """Runs the console script and exits; an interrupt during imports exits quietly with 130, as it does later."""
     try:
         import_module(".cli", __name__).main()
     except KeyboardInterrupt:

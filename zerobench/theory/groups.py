@@ -157,8 +157,7 @@ class GroupShape:
 
     def reduction_bytes(self, numel: int, size: int, own: int | None = None) -> tuple[int, ...]:
         """Bytes of receive buffers, in addition to the send buffer: at the launch, then in turn as the reduction
-        completes.
-        `own`: elements of this rank's slice of owned matrices, for which groups do not apply.
+        completes. `own`: elements of this rank's slice of owned matrices, for which groups do not apply.
         """
         if own is not None:
             return (slots_bytes(numel * size, self.shard_ranks, own * size),)

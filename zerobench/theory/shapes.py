@@ -18,9 +18,8 @@ class ParameterShape:
     """One unique parameter, in the module's order. `unit`: its module group in stage 3, or ROOT if it is in none.
 
     `uses`: the number of places in the module where it is used; more than one means that it is tied. `beside`: the
-    index of
-    the parameter whose gradient autograd makes together with this one's: a bias's weight, or a weight's bias. For
-    parameters of the root: `reads`, for each place, whether backward there reads the parameter, true if not given;
+    index of the parameter whose gradient autograd makes together with this one's: a bias's weight, or a weight's bias.
+    For parameters of the root: `reads`, for each place, whether backward there reads the parameter, true if not given;
     `pinned`: it may be read outside its own module, so that the root is kept.
     """
 
@@ -54,8 +53,7 @@ class OptimizerShape:
     """An optimizer. `states`: tensors of the parameter's size that it keeps; `counts`: 4-byte scalars per tensor.
     `fused`: an update needs no temporaries. `element_bytes`: of an element of a state; None: the same as the updated
     tensor's. `block_numel`: elements per 4-byte scale of a state; 1: no scales. `owned`: the same properties for
-    matrices
-    that it needs whole.
+    matrices that it needs whole.
     """
 
     states: int
@@ -84,9 +82,8 @@ class OptimizerShape:
 @dataclass(frozen=True)
 class PrecisionShape:
     """Bytes per element of a gradient, as accumulated and as sent, for a parameter below fp32. Such a parameter has an
-    fp32
-    master; the optimizer gets fp32 gradients in tiles of `tile_bytes`, or all together if None.
-    `casts`: gradients are sent in a different dtype from the one they are accumulated in.
+    fp32 master; the optimizer gets fp32 gradients in tiles of `tile_bytes`, or all together if None. `casts`: gradients
+    are sent in a different dtype from the one they are accumulated in.
     """
 
     gradient_bytes: int = 4
@@ -100,16 +97,12 @@ class Schedule:
     """A model's parameters, and one step's order of events.
 
     `arrivals`: parameters in the order in which their gradients arrive; missing ones are not used. Our engine receives
-    the
-    gradient of each use of a tied parameter separately, so that it arrives more than once.
-    `uses`: stage 3 units in the order in which forward runs them, with repeats, without the root. `returns`: for each
-    use,
-    whether backward reaches it: not if nothing up to there is trained. All of these describe one micro-batch; a step
-    has
+    the gradient of each use of a tied parameter separately, so that it arrives more than once. `uses`: stage 3 units in
+    the order in which forward runs them, with repeats, without the root. `returns`: for each use, whether backward
+    reaches it: not if nothing up to there is trained. All of these describe one micro-batch; a step has
     `micro_batches`. `recomputes`: backward runs a unit's forward again when it reaches the unit. `arena`: temporary
     gradients use memory that stays allocated. `by_block`: the backward of a block is one torch.compile graph, which
-    makes
-    all gradients of the block before the first is handed over.
+    makes all gradients of the block before the first is handed over.
     """
 
     shapes: tuple[ParameterShape, ...]

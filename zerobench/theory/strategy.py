@@ -106,8 +106,7 @@ def buffers_of(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_ranks: int
 ) -> Iterator[tuple[str | None, FlatBuffer]]:
     """Yields every buffer that is divided among the ranks, with its ZeRO-3 unit, or None if it stays whole between
-    steps:
-    a bucket, or small parameters. `strategy`: settled.
+    steps: a bucket, or small parameters. `strategy`: settled.
     """
     if strategy.has_buckets:
         yield from ((None, one) for one in buckets_of(shapes, shard_ranks, strategy.bucket_limit))

@@ -81,8 +81,7 @@ class Shards:
 
     def _host_rank(self, host: Replay, used: set[int]) -> int:
         """Returns the rank that is played: by default the one that uses most host memory. One rank may have most
-        states, and
-        another the largest tile.
+        states, and another the largest tile.
         """
         if host.shard is not None:
             return host.shard
@@ -159,8 +158,7 @@ class Shards:
 
     def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
         """Yields (parameter, (unit, chunk), elements) of each segment updated on the host (`away`) or on the device;
-        segments
-        end where a tile or a chunk ends.
+        segments end where a tile or a chunk ends.
         """
         cut = self.tiers.chunk_numel if away else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):

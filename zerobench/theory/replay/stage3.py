@@ -90,8 +90,7 @@ def _parts(
 @dataclass
 class _Units:
     """Tracks which units are whole and when gradients are sent. `uses`: of one forward, the root first; `small`:
-    parameters
-    that stay whole.
+    parameters that stay whole.
     """
 
     replay: Replay

@@ -59,8 +59,7 @@ def predict_states(
     rank: int | None = None,
 ) -> Prediction:  # fmt: skip
     """Plays a step, and returns the model states' maxima on the rank that uses most. `rank`: the rank whose host memory
-    is
-    played; None: the one that uses most.
+    is played; None: the one that uses most.
     """
     groups = groups or GroupShape(world_size)
     if any(shape.matrix for shape in schedule.shapes) and strategy.theory.optimizer:
@@ -117,8 +116,7 @@ def fullest_rank(
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> int:  # fmt: skip
     """Returns the rank whose optimizer keeps most bytes on the device; ties go to the one that keeps most in another
-    tier,
-    then to the lowest. Without partitioning all ranks are equal.
+    tier, then to the lowest. Without partitioning all ranks are equal.
     """
     n = groups.shard_ranks
     if n <= MOST_OWNERS and strategy.theory.optimizer and any(shape.matrix for shape in shapes):
