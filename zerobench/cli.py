@@ -191,7 +191,7 @@ def _act(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    end = arguments.index("--") if "--" in arguments else len(arguments)  # a user's command follows
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is a command of the user's
     if set(QUIET) & set(arguments[:end]):
         from .host.terminal import quiet
 

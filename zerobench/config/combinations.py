@@ -126,7 +126,7 @@ def problems_of_units(cell: CellConfig) -> list[str]:
     try:
         with torch.device("meta"):
             model = models.build(kind, cell.model_options)
-    except Exception:  # a user's builder may do something that the meta device does not support
+    except Exception:  # a user's builder may do what a model without memory cannot
         return []
     if blocks(model):
         return []

@@ -137,7 +137,7 @@ def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> li
     def compose_job(config: Any) -> None:
         cells.append(_cell_of(config, HydraConfig.get().runtime.choices["model"], check.elsewhere))
 
-    with temporary_folder() as folder:  # which Hydra creates and leaves empty
+    with temporary_folder() as folder:  # that Hydra makes, and leaves empty
         overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
         run_hydra([*flags, *overrides], compose_job)
     # cells that differ only in keys that do not apply to them are one cell
@@ -276,5 +276,5 @@ def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
         plain: Any = OmegaConf.to_object(config)
         cell = resolve(plain, model, stray_keys(config, elsewhere))
         return Cell(cell.config, tuple(map(printable, cell.problems)))
-    except Exception as error:  # does not affect other cells; this one becomes a row
+    except Exception as error:  # the other cells are not to suffer; this one becomes a row
         return unresolved(config, model, reason(error))

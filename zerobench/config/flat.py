@@ -129,7 +129,7 @@ def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
     unsaid = (*LOCAL, *DERIVED, "batch", "strategy")
     told = [
         {key: value for key, value in one.items() if key not in unsaid and key.split(".")[0] not in chosen}
-        | {key: one.get(key) for key in chosen}  # a choice implies its keys
+        | {key: one.get(key) for key in chosen}  # a choice says what its keys are
         for one in flat
     ]
     names = _told_apart(names, told)

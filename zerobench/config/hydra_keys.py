@@ -119,7 +119,7 @@ def _lines_of(argument: str) -> list[str]:
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:
-        return [argument]  # parsed again later, where the error is reported
+        return [argument]  # the parser will be asked again, and answered for
     key = override.key_or_group
     value = argument.partition("=")[2] if override.is_sweep_override() else override.value()
     if key == PARAMS and isinstance(value, dict):

@@ -126,12 +126,12 @@ def _resolve_data(draft: Config, problems: list[str]) -> str | None:
     """Makes the path of a text absolute and returns the text's hash."""
     data = draft.data
     if data.name not in DATA.own and not _has_sequences(draft):
-        draft.sequence = 1  # a sample counts as one token: tokens/s are samples/s
+        draft.sequence = 1  # a sample is one thing: tokens/s are samples/s
     if not isinstance(data, Text):
         return None
     if data.path is not None:
         where = Path(data.path).expanduser()
-        if not os.path.isfile(where):  # also False if the name is too long
+        if not os.path.isfile(where):  # a name that is too long is none either
             problems.append(f"data.path={data.path}: there is no such file; name a local text file")
             return None
         data.path = str(where.resolve())
@@ -150,11 +150,11 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     """Fills in vocabulary, positions and sequence from the data, for our models and users' models."""
     model, data = draft.model, draft.data
     where = "huggingface" if model.kind == "huggingface" else "model"
-    shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's model has its own fields
+    shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's has fields of its own
     if isinstance(shape, Huggingface) and shape.config is not None:
         try:
             found = huggingface_config.read_config(shape.config, shape.options)
-            for name, value in found._asdict().items():  # the cell then no longer needs the file
+            for name, value in found._asdict().items():  # the cell has it all, and needs the file no more
                 setattr(shape, name, value)
         except ValueError as error:
             problems.append(str(error))
@@ -180,7 +180,7 @@ def _problems_of_shape(where: str, shape: Any) -> list[str]:
     sizes = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "vocabulary") if hasattr(shape, key)}
     problems = [f"{where}.{key}={size}: must be at least 1" for key, size in sizes.items() if size < 1]
     if isinstance(shape, Huggingface) and shape.config is not None:
-        return problems  # checked by the file's own architecture
+        return problems  # the file's own architecture has checked it
     if not problems and "heads" in sizes and shape.hidden % shape.heads:
         problems.append(f"{where}.heads={shape.heads}: it must divide hidden={shape.hidden}")
     if isinstance(shape, Gpt) and shape.tiles > shape.hidden:

@@ -88,7 +88,7 @@ def _count(node: Any, known: dict[int, float]) -> float:
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = float("inf")  # while it is being counted: a node that refers to it is below it
+        known[id(node)] = float("inf")  # while it is counted: a node that has it again is below it
         parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_count(one, known) for one in parts)
     return known[id(node)]

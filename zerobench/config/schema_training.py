@@ -70,7 +70,7 @@ KINDS: dict[str, Kind] = {
     "rmsprop": Kind(optim.RMSprop, lambda chosen: 1 + chosen.centered + (chosen.momentum > 0), 1),
     "rprop": Kind(optim.Rprop, lambda _: 2, 1),
     "asgd": Kind(optim.ASGD, lambda _: 1, 3),
-    "muon": Kind(optim.AdamW, lambda _: 2, 1, fused=True),  # its AdamW part
+    "muon": Kind(optim.AdamW, lambda _: 2, 1, fused=True),  # its part that is AdamW
     "adamw8bit": Kind(AdamW8bit, lambda _: 2, 0, foreach=False, element_bytes=1),
     "adamw_bf16": Kind(AdamWBf16, lambda _: 2, 0, foreach=False, element_bytes=2),
 }

@@ -142,7 +142,7 @@ def problem_of_override(override: Override) -> str:
 
 
 def _problem_of_choice(group: str, name: str, install: Mapping[str, str]) -> str:
-    Plugins.instance()  # finds installed plugins
+    Plugins.instance()  # which looks for them
     known = _stored(group)
     if name in known:
         return ""

@@ -54,7 +54,7 @@ def resolve_ranks(draft: Config, problems: list[str]) -> WorldPlacement:
     mine = job.current_job()
     ranks = _world_size(draft, gpus, mine)
     set_by_user = draft.backend != "auto" or mine is not None
-    local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks per GPU, 0 without GPUs
+    local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     nodes = 1
     if mine is not None:
         local, sharing = _place_in_job(draft, mine.membership, ranks, problems)
@@ -178,7 +178,7 @@ def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
         problems.append(f"strategy={draft.strategy.name}: {words}")
     if draft.measure.passes == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")
-    draft.measure.passes = "both"  # a simulated world has only the accounted pass, whichever was requested
+    draft.measure.passes = "both"  # there is one, whether it was asked for or not
     _refuse_search(draft, f"backend={SIMULATED}", problems)
     _resolve_threads(draft, 1)
 

@@ -107,7 +107,7 @@ class FlatBuffer:
         return replace(self, spans=tuple(ParameterSpan(at, s.start, s.stop) for at, s in enumerate(self.spans)))
 
 
-@lru_cache(maxsize=4096)  # a large model has few patterns, each repeated once a layer
+@lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
 def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
     """Segments of a pattern, as FlatBuffer.held returns them."""
     found = []

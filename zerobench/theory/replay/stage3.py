@@ -176,7 +176,7 @@ class _Units:
         if self.of_root:
             self._reshard(self.row[: self.starts[self.first]])
         self._unshard(self.uses[place].parts)
-        if self.schedule.recomputes:  # with all units that run inside it
+        if self.schedule.recomputes:  # with all that runs inside of it
             self._unshard(self.row[self.starts[place] : end])
         self.entered, self.waiting = self.uses[place].parts, self._preceding(end - len(self.uses[place].parts))
         if not (self.reductions.in_flight and any(part.gradients for part in self.entered)):
