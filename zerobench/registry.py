@@ -103,8 +103,7 @@ class Registry:
         self.builders[name] = build
 
     def all(self) -> dict[str, Builder]:
-        """Returns registered builders, and those that installed packages provide by entry points of `zerobench.GROUP`.
-        """
+        """Returns registered builders, and those of installed packages by entry points of `zerobench.GROUP`."""
         for point in installed(self.group):
             if point.name not in self.builders:
                 self.register(point.name, point.load())

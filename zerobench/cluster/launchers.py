@@ -78,8 +78,7 @@ def of_slurm(environment: Mapping[str, str], ask: Ask) -> str:
 
 
 def of_open_mpi(environment: Mapping[str, str], ask: Ask) -> str:
-    """Returns the loopback address if all ranks are on one node, else "": Open MPI does not provide rank 0's address.
-    """
+    """Returns the loopback address if all ranks are on one node, else "": Open MPI provides no other address."""
     size = environment.get("OMPI_COMM_WORLD_SIZE")
     return LOOPBACK if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size else ""
 

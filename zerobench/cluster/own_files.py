@@ -14,8 +14,7 @@ WRITABLE, ANY = 0o022, 0o077
 
 
 def make_own_folder(folder: Path) -> None:
-    """Creates a folder that belongs only to this user. Raises OSError if another user's folder or a link has its name.
-    """
+    """Creates a folder that belongs only to this user. Raises OSError if the name is another user's or a link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own_folder(folder):
         raise PermissionError(f"{folder} is a link, another user's, or others can write to it")

@@ -121,8 +121,7 @@ def _given(environment: Mapping[str, str]) -> bytes | None:
 
 
 def _folders(environment: Mapping[str, str]) -> tuple[Path, Path]:
-    """Returns the folders for the file: the user's cache, which machines may share, and this machine's temporary one.
-    """
+    """Returns the folders for the file: the user's cache, which machines may share, and this machine's own."""
     base = environment.get("XDG_CACHE_HOME")
     cache = Path(base) if base else Path(environment.get("HOME") or "/nonexistent") / ".cache"
     return cache / "zerobench" / "jobs", Path(tempfile.gettempdir()) / f"zerobench-{os.geteuid()}"

@@ -1,5 +1,4 @@
-"""Flattens an identity, as stored in rows, to one level of keys such as "optimizer.lr", and derives short unique names.
-"""
+"""Flattens an identity, as stored in rows, to keys such as "optimizer.lr", and derives short unique names."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def base_name(cell: CellConfig) -> str:
 
 
 def name_cells(cells: Sequence[CellConfig]) -> list[str]:
-    """Returns a name for each cell; equal base names get the keys in which their cells differ, machine-local keys last.
-    """
+    """Returns a name for each cell; equal base names get the keys in which their cells differ, local keys last."""
     names = [base_name(cell) for cell in cells]
     flat = [flatten(cell.as_dict()) for cell in cells]
     names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])

@@ -23,8 +23,7 @@ def keys_of(group_by: str) -> list[str]:
 
 
 def group_of(cell: Cell) -> Hashable:
-    """Returns the results folder and the values in which a job's cells agree; without `launch.group_by`, the cell's id.
-    """
+    """Returns the results folder and the values in which a job's cells agree; without `launch.group_by`, an id."""
     group_by, where = cell.config.launch.group_by, cell.config.results_dir
     if group_by is None:
         return id(cell)

@@ -165,8 +165,7 @@ def reason(error: BaseException) -> str:
 
 
 def not_composed(words: list[str], error: BaseException) -> str:
-    """Returns the error message for a command line that Hydra cannot compose, perhaps because a plugin fails to import.
-    """
+    """Returns the error message for a command line that Hydra cannot compose, or if a plugin fails to import."""
     if "mutable default <class 'hydra_plugins." in str(error):
         why = f"a Hydra plugin cannot be imported here: {reason(error)}"
         return f"{why}; uninstall it, or install a later version of it"

@@ -148,6 +148,5 @@ def _section(kind: Any, values: dict[str, Any]) -> Section:
 
 @cache
 def _extended(kind: type, names: tuple[str, ...]) -> type:
-    """Returns a section class with options that its schema lacks, as for a user's choice whose script was not imported.
-    """
+    """Returns a section class with options that its schema lacks, as for a user's choice that was not imported."""
     return make_dataclass(kind.__name__, [(name, Any, field(default=None)) for name in names], bases=(kind,))

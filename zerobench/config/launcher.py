@@ -104,8 +104,7 @@ def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> 
 
 
 def most_per_node(choice: LauncherChoice) -> int | None:
-    """Returns the maximum number of ranks of a job on one node: its GPUs, or its tasks if several; None for no bound.
-    """
+    """Returns the maximum number of ranks of a job on one node: its GPUs, or its tasks if several; None: no bound."""
     tasks = int(choice.asked.get("tasks_per_node") or 1)
     return int(choice.asked.get("gpus_per_node") or 0) or (tasks if tasks > 1 else None)
 

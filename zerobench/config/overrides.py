@@ -116,8 +116,7 @@ class Composer:
             )
 
     def _compose(self, overrides: list[str]) -> Composition:
-        """Returns the config of `overrides`, and Hydra's part of it; cached, since Hydra takes a quarter of a second.
-        """
+        """Returns the config of `overrides`, and Hydra's part; cached, since Hydra takes a quarter of a second."""
         where = tuple(overrides)
         if where not in self._composed:
             whole = self.compose_whole(overrides)
@@ -156,8 +155,7 @@ class Composer:
         return f"; choose {group}={words} for it" if words else ""
 
     def _problems_of_values(self, key: str, values: list[Any], overrides: list[str]) -> list[str]:
-        """Returns an error message for each value of the wrong type for the key; of many values, checks the extremes.
-        """
+        """Returns an error message for each value of the wrong type for the key; checks the extremes of many."""
         config = self.config_of(overrides)
         *path, last = key.split(".")
         parent = OmegaConf.select(config, ".".join(path)) if path else config

@@ -71,8 +71,7 @@ def _problems_of_words(draft: Config) -> list[str]:
 
 
 def unresolved(config: Any, model_name: str, reason: str) -> Cell:
-    """Returns a cell for a config that lacks values, with the parts that can be read, so that it still becomes a row.
-    """
+    """Returns a cell for a config that lacks values, with the parts that can be read, so that it becomes a row."""
     known: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
     model = known["model"] if isinstance(known["model"], dict) else {}
     known["model"] = model | {"name": model_name}

@@ -73,8 +73,7 @@ def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> lis
 
 
 def _problem_of_choice(group: str, text: str, root: yaml.Node | None) -> str:
-    """Returns the end of an error message if a choice's content is not a mapping, or replaces all of `hydra`; else "".
-    """
+    """Returns the end of an error message if a choice's content is no mapping, or replaces all of `hydra`; else ""."""
     if root is None:
         return ""
     if not isinstance(root, yaml.MappingNode):

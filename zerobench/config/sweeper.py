@@ -126,8 +126,7 @@ def _stored(group: str) -> list[str]:
 
 
 def problem_of_override(override: Override) -> str:
-    """Returns an error message for an invalid override of a sweeper, or "". `problem_of_settings` checks its settings.
-    """
+    """Returns an error message for an invalid override of a sweeper, or "". `problem_of_settings` checks settings."""
     line, key = override.input_line or "", override.key_or_group
     if override.is_sweep_override():
         return f"{line}: a sweep has one sweeper, and that one setting; run the sweeps one by one"

@@ -27,8 +27,7 @@ RANKS_PER_CORE, ALWAYS_FEW = 4, 16
 
 @dataclass(frozen=True)
 class WorldPlacement:
-    """Derived from machine and job. `nodes`: machines of a distributed job; `ranks_per_gpu`: 1 if GPUs are not shared.
-    """
+    """Derived from machine and job. `nodes`: machines of a joined job; `ranks_per_gpu`: 1 if GPUs are not shared."""
 
     nodes: int = 1
     ranks_per_gpu: int = 1

@@ -47,6 +47,5 @@ class JobWatch:
         return Fate("crash", f"{job} ended without a row for it; logs/job.log has its output")
 
     def withdraw(self, folders: Sequence[JobFolder], whole: bool = False) -> list[JobFolder]:
-        """Removes waiting jobs from the queue, or all jobs if `whole`. Returns the jobs that do not run and never will.
-        """
+        """Removes waiting jobs from the queue, or all jobs if `whole`. Returns the jobs that will never run."""
         return []

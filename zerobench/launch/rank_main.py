@@ -53,8 +53,7 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
 
 
 def _send(pipe: Connection, kind: str, value: Any) -> None:
-    """Sends a plain pickle: multiprocessing's own would pass tensors as handles that become invalid with this process.
-    """
+    """Sends a plain pickle: multiprocessing's own would pass tensors as handles that end with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
 
 

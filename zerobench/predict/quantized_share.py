@@ -17,8 +17,7 @@ BYTES = "uint8"
 
 
 def coded_share(traffic: Sequence[TrafficRow], kind: str, units: dict[str, int]) -> float:
-    """Returns the share of the parameters in `units` whose collectives of that kind sent uint8; 0 without parameters.
-    """
+    """Returns the share of the parameters in `units` whose collectives of that kind sent uint8; 0 if there are none."""
     coded = {row.unit for row in traffic if row.kind == kind and row.dtype == BYTES and not row.control}
     return sum(numel for name, numel in units.items() if name in coded) / max(1, sum(units.values()))
 

@@ -104,8 +104,7 @@ def _readers(folder: str) -> str:
 
 
 def fitting(cells: list[Cell]) -> list[Cell]:
-    """Returns the cells, marked invalid if their states do not fit into memory here and no earlier run can be reused.
-    """
+    """Returns the cells, marked invalid if their states do not fit here and no earlier run can be reused."""
     return [refuse_unfit(cell) if find_reusable(cell) is None else cell for cell in cells]
 
 

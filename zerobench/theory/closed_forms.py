@@ -172,8 +172,7 @@ def state_formulas(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
 ) -> dict[str, Formula]:  # fmt: skip
-    """Category -> closed form of its bytes on a rank's device; "states" is the sum. Terms in flight are not included.
-    """
+    """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without terms in flight."""
     states = states_of(strategy, shapes, groups, optimizer, precision, tiers)
     text = _Text(shapes, groups, tiers)
     found = {}

@@ -92,8 +92,7 @@ class GroupShape:
         return self.secondary_gather(numel, size) + Moved(sent, 0, (nodes - 1) / nodes * sent)
 
     def exact_gather(self, numel: int, size: int) -> Moved:
-        """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends the same amount.
-        """
+        """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends the same."""
         inside, outside = (self.shard_ranks, 1) if self.shard_group else self.nodes
         moved = Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
         return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
@@ -173,8 +172,7 @@ class GroupShape:
         return slots_bytes(numel * size, inside), slots_bytes(numel * size // inside, outside)
 
     def _hop_payloads(self, numel: int) -> tuple[int, int]:
-        """Bytes of quantized gradients in the hop within a node and in the hop between nodes; 0 for a hop of one rank.
-        """
+        """Bytes of quantized gradients in the hop within a node and the hop between nodes; 0 for a hop of one."""
         assert self.gradient_block is not None
         inside, outside = self.nodes
         first = inside * payload_bytes(self.bits_within, numel // inside, self.gradient_block) if inside > 1 else 0

@@ -161,8 +161,7 @@ _owners = lru_cache(maxsize=16)(owners_of)
 
 
 def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
-    """Returns the buckets of all kinds in the order in which they are sent, the order of each bucket's last gradient.
-    """
+    """Returns the buckets of all kinds in the order in which they are sent, that of each bucket's last gradient."""
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [one for kind in kinds for one in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]
     return sorted(buffers, key=lambda one: -min(span.parameter for span in one.spans))
@@ -171,8 +170,7 @@ def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: 
 def lay_out_buckets(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, bucket_bytes: int
 ) -> list[FlatBuffer]:
-    """Packs parameters into buckets of at most `bucket_bytes`, rounded up; a larger parameter is split into equal ones.
-    """
+    """Packs parameters into buckets of at most `bucket_bytes`, rounded up; splits a larger one into equal buckets."""
     size, align = _kind(shapes, indices)
     most = _up(bucket_bytes // size, world_size * align)
     buffers: list[FlatBuffer] = []

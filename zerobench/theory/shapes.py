@@ -69,8 +69,7 @@ class OptimizerShape:
         return math.lcm(ALIGN_BYTES // 4, self.block_numel)
 
     def states_bytes(self, numel: int, master_bytes: int) -> int:
-        """Returns the bytes of the states of one tensor of `numel` elements, updated with `master_bytes` per element.
-        """
+        """Returns the bytes of the states of one tensor of `numel` elements, updated in `master_bytes` each."""
         scales = 4 * -(-numel // self.block_numel) if self.block_numel > 1 else 0
         return self.states * (numel * (self.element_bytes or master_bytes) + scales)
 

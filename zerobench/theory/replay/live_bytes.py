@@ -137,8 +137,7 @@ def hold_beside(replay: Replay, schedule: Schedule, arrivals: Sequence[int]) -> 
 
 
 def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
-    """Allocates the gradient that autograd hands over; for a tied parameter, briefly together with those of all uses.
-    """
+    """Allocates the gradient that autograd hands over; for a tied parameter, briefly with those of all uses."""
     if shape.uses > 1:
         replay.drop("gradients", ("waiting", shape))
         replay.hold("gradients", "fresh", (shape.uses + 1) * bytes_of(shape))

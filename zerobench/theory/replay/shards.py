@@ -108,8 +108,7 @@ class Shards:
         return max(align, self.precision.tile_bytes // 4 // align * align)
 
     def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
-        """Yields the nonzero number of elements of each shard that are updated on the host (`away`) or on the device.
-        """
+        """Yields the nonzero number of elements of each shard updated on the host (`away`) or on the device."""
         for _, numel in buffer.units:
             shard = buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size
             gone = self.tiers.updates_away(shard, buffer.align)

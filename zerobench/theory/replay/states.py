@@ -133,7 +133,6 @@ def fullest_rank(
 
 
 def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:
-    """Returns the bytes of optimizer states on the device and in another tier. `shards`: (shards of a pattern, count).
-    """
+    """Returns the bytes of optimizer states on the device and in another tier. `shards`: (of a pattern, count)."""
     here, away = (sum(count * one.kept_bytes(rank_slice, away) for one, count in shards) for away in (False, True))
     return here, away
