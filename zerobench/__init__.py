@@ -9,7 +9,7 @@
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
     zerobench.watch(model, optimizer)                          a training loop of your own (zerobench.watching)
-    zerobench.trainer_callback(), lightning_callback()         the same where a trainer has the loop
+    zerobench.trainer_callback(), lightning_callback()         the same if a trainer has the loop
     zerobench.main()                                           the command line
 
 Names are imported when they are first used, so that a rank loads no more than it needs.

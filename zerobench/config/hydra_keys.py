@@ -18,7 +18,7 @@ from . import launcher, sweeper
 from .schema import SCHEMAS
 
 PARAMS = "hydra.sweeper.params"
-"""Key of Hydra's basic sweeper for its axes: key -> values, as text as on the command line."""
+"""Key for the axes of the basic sweeper in Hydra: key -> values, as text as on the command line."""
 
 VERBOSE = "hydra.verbose"
 

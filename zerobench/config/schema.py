@@ -105,7 +105,7 @@ class Mlp(Model):
 
 @dataclass
 class HuggingfaceModel(Model):
-    """A transformers architecture; its shape stands in `huggingface`."""
+    """A transformers architecture; its shape is in `huggingface`."""
 
     kind: str = "huggingface"
     lora: int = LORA

@@ -136,8 +136,8 @@ class CpuOffload(OffloadConfig):
 
 @dataclass
 class NvmeOffloadConfig(OffloadConfig):
-    """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
-    the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
+    """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: the run's own folder next to the
+    results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
     `parameters`: null means under zero3. `direct`: past the page cache if the file system can. `checksums`: every
     block is checked as it is read.

@@ -16,7 +16,7 @@ The job runs only one thing from it: its own interpreter with the command that s
 States of a job, as the composing process sees it:
 
 waiting    in the list of jobs, without a folder yet
-running    launched from a thread; `error` is the exception of the plugin, `code` the exit code of the job's command
+under way  launched from a thread; `error` is the exception of the plugin, `code` the exit code of the job's command
 over       the plugin has returned; or all rows were taken AFTER_S ago, as for a job that is requeued needlessly
 """
 

@@ -43,7 +43,7 @@ class ParameterShape:
 
     @property
     def cost(self) -> int:
-        """Multiply-adds of a Newton-Schulz iteration, times two: X Xᵀ, its square, and the product with X."""
+        """Multiplications and additions of a Newton-Schulz iteration: X Xᵀ, its square, and the product with X."""
         short, long = sorted(self.matrix or (0, 0))
         return 2 * short * short * (2 * long + short)
 

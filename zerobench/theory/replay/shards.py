@@ -157,7 +157,7 @@ class Shards:
 
     def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
         """Yields (parameter, (unit, chunk), elements) of each segment updated on the host (`away`) or on the device;
-        segments end where a tile or a chunk ends.
+        segments end where a tile, a tier or a chunk ends.
         """
         cut = self.tiers.chunk_numel if away else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
