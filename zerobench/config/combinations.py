@@ -151,8 +151,8 @@ def problems_of_parameters(cell: CellConfig) -> list[str]:
 
 
 def resolved(cell: CellConfig) -> CellConfig:
-    """Returns the cell in canonical form: a model that can checkpoint its own blocks does so, and fused buffers become an
-    unbounded bucket, and a cast of all of a shard's gradients together.
+    """Returns the cell in canonical form: a model that can checkpoint its own blocks does so, and fused buffers become
+    an unbounded bucket, and a cast of all of a shard's gradients together.
     """
     if cell.model.can_checkpoint and cell.recomputes and not cell.activation.policy().selective:
         model = replace(cell.model, checkpointing=True)  # type: ignore[call-arg]

@@ -1,7 +1,7 @@
 """Converts a published run to a cell and a device by the tables below, and reports assumptions.
 
 given        columns of the row
-assumed      values that the row does not give, and their replacements in the simulation; the errors file lists a note for each
+assumed      values missing from the row, and their replacements in the simulation; one note each, in the errors file
 not given    the run cannot be estimated; NotGivenError has the reason
 """
 
