@@ -9,7 +9,7 @@
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
     zerobench.watch(model, optimizer)                          a training loop of your own (zerobench.watching)
-    zerobench.trainer_callback(), lightning_callback()         the same where a trainer has the loop
+    zerobench.trainer_callback(), lightning_callback()         the same if a trainer has the loop
     zerobench.main()                                           the command line
 
 Names are imported when they are first used, so that a rank loads no more than it needs.
@@ -64,14 +64,14 @@ _HOMES = {
 }
 
 _PLOTTED = ("load", "Results", "run")
-"""Names of results, to which plots/ adds `Results.plot`."""
+"""Names whose results get `Results.plot` from plots/."""
 
 _NAMES = {"watch": "Watch"}
-"""Names that are another one at home."""
+"""Name -> its different name in its own module."""
 
 
 def main() -> None:
-    """Runs the console script; exits. Interrupted while it still imports, it exits as quietly as later: with 130."""
+    """Runs the console script and exits; an interrupt during imports exits quietly with 130, as it does later."""
     try:
         import_module(".cli", __name__).main()
     except KeyboardInterrupt:

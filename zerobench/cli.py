@@ -117,7 +117,7 @@ REMOVED = {
     "history": "zerobench budget check --benchmark-json FILE",
     "sync": "rsync -a FROM/ TO/",
 }
-"""Verb, or flag of one, that is gone -> the command that does it now; `make` in a checkout of the project."""
+"""Removed verb, or flag of a verb -> the command that replaces it; `make` works in a checkout of the project."""
 
 QUIET = ("--quiet", "-q")
 
@@ -126,7 +126,7 @@ VERSIONS = ("zerobench", "torch", "hydra-core")
 
 
 def main() -> None:
-    """Runs the console script; exits. In a rank process, which imports a user's script again, it does nothing."""
+    """Runs the console script and exits. Does nothing in a rank process, which imports a user's script again."""
     reimported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
     is_rank = reimported or multiprocessing.parent_process() is not None
     if not is_rank:
@@ -146,7 +146,7 @@ def _tell(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
-    """Warnings for people are an error message each; those for programmers keep their kind."""
+    """Prints warnings for users (UserWarning) as a zerobench message, and others with their category."""
     print(
         printable(f"zerobench: {message}" if category is UserWarning else f"{category.__name__}: {message}"),
         file=sys.stderr,
@@ -165,7 +165,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _join(arguments: list[str]) -> int:
-    """Runs a process of a job where the environment describes one: rank 0 acts, the others run its orders."""
+    """Runs a process of a job if the environment describes one: rank 0 acts, the others follow its orders."""
     try:
         job = find_job(os.environ)
     except JobError as error:
@@ -180,7 +180,7 @@ def _join(arguments: list[str]) -> int:
 
 
 def _act(arguments: list[str]) -> int:
-    """Runs a command line; one that is interrupted where it has no words for it gets a last line all the same."""
+    """Runs a command line; if interrupted without a message of its own, prints a last line."""
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -212,7 +212,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _instead(arguments: list[str]) -> str:
-    """Returns the error message for a verb, or a flag of one, that is gone; empty if there is none."""
+    """Returns the error message for a removed verb, or flag of a verb; empty if there is none."""
     for name, command in REMOVED.items():
         verb, *flags = name.split()
         if arguments[:1] == [verb] and {flag.partition("=")[0] for flag in arguments} >= set(flags):
@@ -221,7 +221,7 @@ def _instead(arguments: list[str]) -> str:
 
 
 def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:
-    """Returns the columns that are named. Raises RefusedError for a name that is none, before anything runs."""
+    """Returns the named columns. Raises RefusedError for an unknown name, before anything runs."""
     from argparse import ArgumentTypeError
 
     from .config.compose import RefusedError

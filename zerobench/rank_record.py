@@ -1,4 +1,4 @@
-"""The record that one rank of one pass brings home, put together from its steps and its probe."""
+"""The record that one rank of one pass returns, assembled from its steps and its probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .theory.shapes import ROOT, ParameterShape, Schedule
 
 @dataclass(kw_only=True)
 class RankRecord(PassRecords):
-    """All that is known of one rank of one pass when its steps are over."""
+    """Everything recorded on one rank in one pass, once its steps are done."""
 
     rank: int
     mode: str
@@ -23,15 +23,15 @@ class RankRecord(PassRecords):
     buffer_bytes: int = 0
     """Bytes of the module's buffers."""
     own_activation_bytes: int | None = None
-    """Activations of the model without an engine (predict/activations.py), where they can be predicted."""
+    """Activations of the model without an engine (predict/activations.py), if they can be predicted."""
     gradient_holders: int = 1
-    """Ranks that hold the same part of the gradients, and add the same to their norm."""
+    """Number of ranks that have the same part of the gradients, and add the same amount to their norm."""
 
 
 def steps_of(
     rank: int, mode: str, warmup: int, results: Sequence[StepResult], times: Sequence[Mapping[str, float]]
 ) -> list[StepRow]:
-    """A row per step. `times`: seconds of each phase, per step; empty in a pass without times."""
+    """Returns a row per step. `times`: seconds of each phase, per step; empty in a pass without times."""
     return [
         StepRow(
             rank, mode, number, number < warmup, result.loss,
@@ -46,7 +46,7 @@ def steps_of(
 def schedule_of(
     order: EventOrder | None, shapes: list[ParameterShape], accumulation: int, options: Mapping[str, Any]
 ) -> Schedule:
-    """The order of events in a pass's last step, or the expected one. `options`: further fields of the Schedule."""
+    """Returns the schedule of a pass's last step, or the expected one. `options`: further fields of the Schedule."""
     if order is None:
         return replace(Schedule.sequential(shapes, accumulation), **options)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}

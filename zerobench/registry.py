@@ -1,7 +1,7 @@
-"""Registries of users' models and data by name, each a builder in their script or in a package.
+"""Registries of users' models and data by name; each entry is a builder from a script or package.
 
-A builder is a function whose keyword parameters are its options, and become keys of the command line: each needs a
-default and a type among int, float, str and bool, or one of these or None. Some parameters the run fills in.
+A builder is a function whose keyword parameters are its options and become command line keys: each needs a default and
+a type among int, float, str and bool, optionally or None. The run fills in some parameters.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def options_of(
     function: str, name: str, build: Builder, filled: Sequence[str] = (), shown: Sequence[str] = (),
     identity: str = "name", base: type = object, leading: int = 0,
 ) -> type:  # fmt: skip
-    """A dataclass, below `base`, of the options of a builder that was registered by `function`, and the key `identity`.
+    """Returns a dataclass, derived from `base`, of the options of a builder registered by `function`, and `identity`.
 
-    `leading`: positional parameters that the harness gives; for the rest see Registry. Raises ValueError for a
-    parameter that can be no option.
+    `leading`: number of positional parameters that the harness passes; for the others see Registry. Raises ValueError
+    for a parameter that cannot be an option.
     """
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
     parameters = check_leading(function, name, build, leading)
@@ -75,15 +75,15 @@ def source_of(build: Builder) -> bytes:
 
 @cache
 def installed(group: str) -> tuple[EntryPoint, ...]:
-    """Reads what installed packages offer, once per process: the search goes through the metadata of all of them."""
+    """Returns the entry points of installed packages; cached, since the search reads the metadata of all packages."""
     return tuple(entry_points(group=group))
 
 
 @dataclass
 class Registry:
-    """Builders of one group by name. `own`: the names that are taken by ours. `filled`: parameters that the run fills
-    in; `shown`: those of them that are options all the same, which null leaves to the run. `identity`: the key that
-    says in a config which builder it is.
+    """Builders of one group by name. `own`: names taken by built-in choices. `filled`: parameters that the run fills
+    in; `shown`: those among them that are also options, where null leaves them to the run. `identity`: the key that
+    names the builder in a config.
     """
 
     function: str
@@ -103,18 +103,18 @@ class Registry:
         self.builders[name] = build
 
     def all(self) -> dict[str, Builder]:
-        """Returns registered builders, and those that installed packages offer by entry points of `zerobench.GROUP`."""
+        """Returns registered builders, and those of installed packages by entry points of `zerobench.GROUP`."""
         for point in installed(self.group):
             if point.name not in self.builders:
                 self.register(point.name, point.load())
         return dict(self.builders)
 
     def schema_of(self, name: str, build: Builder, base: type = object) -> type:
-        """Returns a dataclass, below `base`, of the builder's options and the key that identifies it."""
+        """Returns a dataclass, derived from `base`, of the builder's options and the key that identifies it."""
         return options_of(self.function, name, build, self.filled, self.shown, self.identity, base)
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Returns True if the builder of that name has such a parameter."""
+        """Returns whether the builder of that name has such a parameter."""
         return name in self.all() and parameter in inspect.signature(self.all()[name]).parameters
 
     def source_of(self, name: str) -> bytes:
@@ -141,30 +141,30 @@ DATA = Registry(
 )
 
 GROUPS = {"model": MODELS, "data": DATA}
-"""Group -> what users have added to its choices."""
+"""Group -> the registry of choices added by users."""
 
 
 def register_model(name: str, build: Builder) -> None:
     """Makes `model=name` train `build(**options)`, an `nn.Module` in float32 whose `forward`, given a batch, returns
-    the loss, a scalar: `forward(tokens, targets)` under our data, what `register_data` says under yours.
+    the loss, a scalar: `forward(tokens, targets)` with our data, or as described in `register_data` with yours.
 
     The options are the function's keyword parameters, each with a default and a type among int, float, str and bool;
-    `vocabulary` and `sequence` are filled from the run. Raises ValueError for another parameter, or a name that is
-    taken. Call it at the top level of a script: rank processes import the script to know the model.
+    the run fills in `vocabulary` and `sequence`. Raises ValueError for any other parameter, or a name that is taken.
+    Call it at the top level of a script: rank processes import the script to find the model.
     """
     MODELS.register(name, build)
 
 
 def register_data(name: str, build: Builder) -> None:
     """Makes `data=name` train on what `build(**options)` returns for one rank: a function of (step, micro-batch), both
-    from 0, or an iterable such as a DataLoader, which is begun again at its end.
+    from 0, or an iterable such as a DataLoader, which is restarted at its end.
 
-    A batch is a tuple or list (`forward(*batch)`), a dict (`forward(**batch)`) or one thing (`forward(batch)`); tensors
-    in it, at any depth, are moved to the rank's device, floating-point ones in the dtype of `precision`.
+    A batch is a tuple or list (`forward(*batch)`), a dict (`forward(**batch)`) or one object (`forward(batch)`);
+    tensors in it, at any depth, are moved to the rank's device, floating-point ones in the dtype of `precision`.
 
-    The options are keyword parameters as for `register_model`; filled in, if the function has them, are `rank`,
-    `world_size`, `micro_batch` (samples in a batch), `accumulation`, `sequence` and `seed`. For losses to be equal
-    whatever the world size, samples are to follow from seed and step alone, and rank r is to take its part of them.
+    The options are keyword parameters as for `register_model`; the run fills in `rank`, `world_size`, `micro_batch`
+    (samples in a batch), `accumulation`, `sequence` and `seed`, if the function has them. For losses to be equal at
+    every world size, samples must depend only on seed and step, and rank r must take its part of them.
     Raises ValueError for a parameter or a name that cannot be used.
     """
     DATA.register(name, build)

@@ -1,6 +1,6 @@
-"""Sections of a config, and their keys, each declared once: a field with its default and, as metadata, a Key.
+"""Sections of a config and their keys. Each key is declared once: a field with its default, and a Key as metadata.
 
-A section is a schema for Hydra while a cell is composed, and is frozen as soon as it is part of a cell.
+A section is a schema for Hydra while a cell is composed, and is frozen once it is part of a cell.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ KEY = "key"
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the command line: all but its name, type and default, which are those of its field.
+    """A command line key, except for its name, type and default, which its field has.
 
-    `meaning`: its line in the help. `limits`: the least and the greatest number that makes sense. `words`: the words
-    that it takes, beside null and, with limits, beside numbers. `rule`: the values that are right, if neither says so.
-    `deepspeed`, `torch`, `transformers`: its names there, in Markdown. A key of DeepSpeed's JSON config without a dot
-    is in `zero_optimization` or at the top; transformers' names are of TrainingArguments.
+    `meaning`: its line in the help. `limits`: the smallest and largest valid numbers. `words`: valid words, in addition
+    to null and, with limits, to numbers. `rule`: describes valid values, if `limits` and `words` do not. `deepspeed`,
+    `torch`, `transformers`: its names there, in Markdown. A key of DeepSpeed's JSON config without a dot is in
+    `zero_optimization` or at the top level; names for transformers are from TrainingArguments.
 
     In the identity of a cell (config/identity.py) a key that is `omitted` at its default leaves the identity as it was
-    before there was such a key. `volatile`: it does not change the measurement. `local`: it follows from the machine,
-    and changes times and losses, but no bytes and no volume.
+    before the key existed. `volatile`: it does not change the measurement. `local`: it depends on the machine, and
+    changes times and losses, but no bytes and no volume.
     """
 
     meaning: str
@@ -42,26 +42,26 @@ class Key:
     transformers: str = ""
 
     def __call__(self, default: T) -> T:
-        """Returns the field of a schema with this key's default there."""
+        """Returns a schema field with this key and the given default."""
         made: T = field(default=default, metadata={KEY: self})
         return made
 
     def made(self, factory: Callable[[], T]) -> T:
-        """Returns the field of a schema whose default is made for each object."""
+        """Returns a schema field with this key whose default `factory` makes for each object."""
         made: T = field(default_factory=factory, metadata={KEY: self})
         return made
 
 
 def keys_of(schema: Any) -> dict[str, Key]:
-    """Returns the keys of a schema, or of an object of it, by name; of a user's options none is known."""
+    """Returns the keys of a schema, or of an instance of one, by name; a user's options have none."""
     return {one.name: one.metadata[KEY] for one in fields(schema) if KEY in one.metadata}
 
 
 class Section:
-    """Base of the dataclasses that are a group or a section of a config.
+    """Base of the dataclasses that are groups or sections of a config.
 
-    Hydra's structured configs have to be mutable, and a resolved cell must not be: one class serves both, and `freeze`
-    is the step between them. `dataclasses.replace` makes a mutable copy with changes.
+    Hydra's structured configs must be mutable, and a resolved cell must not be: one class serves both, and `freeze`
+    separates the two phases. `dataclasses.replace` makes a mutable copy with changes.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -72,7 +72,7 @@ class Section:
         super().__setattr__(name, value)
 
     def freeze(self) -> None:
-        """Ends all assignments; lists become tuples."""
+        """Forbids further assignments; lists become tuples."""
         if "_frozen" in self.__dict__:
             return
         for one in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
@@ -82,13 +82,13 @@ class Section:
         self.__dict__["_frozen"] = True
 
     def values(self) -> dict[str, Any]:
-        """Field -> value, as JSON and yaml have them."""
+        """Field -> value, as plain types for JSON and yaml."""
         names = [one.name for one in fields(self)]  # type: ignore[arg-type]
         return {name: _plain(getattr(self, name)) for name in names}
 
 
 def known(value: T | None) -> T:
-    """An option that may be left open on the command line and that `resolve` has filled in."""
+    """Returns an option that may be left open on the command line and that `resolve` has filled in."""
     assert value is not None
     return value
 

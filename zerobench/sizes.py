@@ -1,4 +1,4 @@
-"""Sizes in words: "24 GiB" <-> bytes."""
+"""Parses and formats sizes: "24 GiB" <-> bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SIZES = {
 }  # fmt: skip
 
 LONGEST = 2000
-"""Longest text, in characters, in a message."""
+"""Maximum length of a text in a message, in characters."""
 
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:
-    """Parses "96 MiB" -> 100663296. A bare number is bytes. Raises ValueError that names valid forms."""
+    """Parses "96 MiB" -> 100663296. A bare number is bytes. Raises a ValueError that names valid forms."""
     found = _SIZE.fullmatch(str(text).strip())
     unit = (found[2].lower() or "b") if found else ""
     if found is None or unit not in SIZES or not math.isfinite(float(found[1]) * SIZES[unit]):
@@ -28,7 +28,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def show_bytes(size: float | None) -> str:
-    """Formats bytes in the largest binary unit below them: "1.50 GiB", "96.0 MiB", "512 B"; None as a dash."""
+    """Formats bytes in the largest binary unit that fits: "1.50 GiB", "96.0 MiB", "512 B"; None as a dash."""
     if not isinstance(size, Real) or size != size:
         return "–"
     for unit, digits in (("tib", 2), ("gib", 2), ("mib", 1), ("kib", 1)):
@@ -38,23 +38,23 @@ def show_bytes(size: float | None) -> str:
 
 
 def show_ms(seconds: float | None) -> str:
-    """Formats "205.3 ms", or a dash for NaN or None."""
+    """Formats seconds as "205.3 ms"; NaN or None as a dash."""
     return "–" if seconds is None or seconds != seconds else f"{seconds * 1000:.1f} ms"
 
 
 def show_count(count: int, noun: str) -> str:
-    """Formats "1 run", "2 runs"."""
+    """Formats a count with its noun: "1 run", "2 runs"."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 
 def escape_control(text: str) -> str:
-    """Returns a text in one line, whatever its length, with control characters escaped."""
+    """Returns a text as one line, uncut, with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable(text: object) -> str:
-    """Returns a text in one line without terminal control: control characters are escaped, a long middle is cut."""
+    """Returns a text as one line: control characters are escaped, and the middle of a long text is cut."""
     shown = escape_control(str(text))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 4 :]}"

@@ -1,3 +1,1 @@
-"""Jobs started by an external launcher (torchrun, srun, mpirun): their ranks, their store, and the values that it
-carries.
-"""
+"""Jobs started by an external launcher (torchrun, srun, mpirun): their ranks, their store, and the values in it."""

@@ -1,9 +1,9 @@
-"""Addresses and interfaces of a job's sockets: each listens on the network of the job's other processes only.
+"""Addresses and interfaces of a job's sockets, each of which listens only on the network of the job's other processes.
 
-address      MASTER_ADDR, resolved: rank 0's machine as the other ranks reach it
-interface    that of this machine through which packets to the address go
+address      MASTER_ADDR, resolved: the address at which other ranks reach rank 0's machine
+interface    this machine's interface for packets to the address
 
-torch's store would listen on every interface. It takes a socket that listens already: ours is bound to the address.
+torch's store would listen on every interface, but accepts a listening socket: ours is bound to the address.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import socket
 from ipaddress import ip_address
 
 LISTEN_AT = "ZEROBENCH_INTERFACE"
-"""Variable that names rank 0's interface, or an address of it, where MASTER_ADDR is none of its machine (NAT)."""
+"""Variable with rank 0's interface, or its address, if MASTER_ADDR is not an address of its machine (NAT)."""
 
 ELSEWHERE = "198.51.100.1"
-"""An address for documents (RFC 5737), on no network. A route to it is the default route; nothing is sent there."""
+"""An address for documentation (RFC 5737), on no network: its route is the default route. Nothing is sent to it."""
 
 _DISCARD_PORT = 9
 
 
 def reachable(address: str) -> str:
-    """Returns `address`, or, for a name that on its own machine means loopback (Debian's /etc/hosts), this machine's
-    address on its default route, which is what other machines take the name for.
+    """Returns `address`, or, for a name that resolves to loopback on its own machine (Debian's /etc/hosts), this
+    machine's address on its default route, to which other machines resolve the name.
     """
     if _is_number(address) or address.split(".")[0] == "localhost":
         return address
@@ -35,7 +35,7 @@ def reachable(address: str) -> str:
 
 
 def listening_socket(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens at `address`, or where LISTEN_AT says, and nowhere else. Raises OSError."""
+    """Returns a socket that listens only at `address`, or at LISTEN_AT if set. Raises OSError."""
     at = os.environ.get(LISTEN_AT) or address
     at = _addresses_of_interfaces().get(at, [at])[0]
     family, kind, protocol, _, place = socket.getaddrinfo(at, port, type=socket.SOCK_STREAM)[0]

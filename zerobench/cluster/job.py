@@ -1,11 +1,11 @@
-"""A job that an external launcher has started (torchrun, srun, mpirun): one process per rank; they meet in its store.
+"""A job started by an external launcher (torchrun, srun, mpirun): one process per rank; they meet in its store.
 
 Job            the environment's description of this process
 RankInfo       a process's description of itself when it joins: its machine, GPUs and code
-Membership     the infos of some ranks, from which their placement on machines and GPUs follows
+Membership     the infos of some ranks, which determine their placement on machines and GPUs
 JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
-lost           of a rank: its process has left, or its heartbeat has stopped. It stays so, whatever comes later
-living         of a rank: not lost. A world of N ranks has the first N of them (launch/over_cluster.py)
+lost           said of a rank whose process has left, or whose heartbeat has stopped; permanent, whatever comes later
+living         said of a rank that is not lost. A world of N ranks uses the first N living (launch/over_cluster.py)
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAST_PORT = 2**16 - 1
 TORCHRUN = "torchrun"
 TELLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-"""Any of these indicates a job; the address alone does not."""
+"""Any of these variables indicates a job; the address alone does not."""
 
 
 class JobError(Exception):
-    """Raised if there is a job that cannot be joined, with the message for the user."""
+    """Raised if a job exists but cannot be joined, with the message for the user."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Job:
     """The environment's description of a job.
 
     `local_rank`: among the ranks of this machine. `agent`: torchrun hosts the store; else rank 0's process does.
-    `run`: torchrun's name of the job. `machine`: the host, and the node that the launcher says this is:
-    SLURM's name of it, or the number of torchrun's agent. Hosts in containers may have equal names, and one host may
-    be several nodes.
+    `run`: torchrun's name of the job. `machine`: the host, and the node according to the launcher: SLURM's name of the
+    node, or the number of torchrun's agent. Hosts in containers may have equal names, and one host may be several
+    nodes.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class Job:
 
 
 def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
-    """Reads the job from the environment, in torch's words or a launcher's; None without one. Raises JobError for an
+    """Reads the job from torch's or a launcher's environment variables; None without a job. Raises JobError for an
     incomplete or invalid description.
     """
     given = [name for name in TELLING if environment.get(name)]
@@ -102,7 +102,7 @@ def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's description. `gpus`: identities of the GPUs that it sees. `code`, `torch`: versions that it runs."""
+    """One rank's description. `gpus`: identities of visible GPUs. `code`, `torch`: versions that it runs."""
 
     rank: int
     world_size: int
@@ -114,12 +114,12 @@ class RankInfo:
 
     @property
     def host(self) -> str:
-        """The machine, whichever of its nodes this is."""
+        """The machine without its node."""
         return self.machine.split("/")[0]
 
     @property
     def gpu(self) -> str | None:
-        """The GPU that this rank works on, as rank_environment chooses it; None if it sees none."""
+        """The GPU that this rank uses, chosen as in rank_environment; None if no GPU is visible."""
         return self.gpus[self.local_rank % len(self.gpus)] if self.gpus else None
 
 
@@ -130,15 +130,15 @@ class Membership:
     members: tuple[RankInfo, ...]
 
     def machines(self, ranks: int) -> int:
-        """Returns the number of machines of the first `ranks` ranks; each node of a launcher's counts as one."""
+        """Returns the number of machines of the first `ranks` ranks; each node of the launcher counts as one."""
         return len({info.machine for info in self._first(ranks)})
 
     def most_per_host(self, ranks: int) -> int:
-        """Returns the largest number of the first `ranks` ranks on one host."""
+        """Returns the maximum number of the first `ranks` ranks on one host."""
         return max(Counter(info.host for info in self._first(ranks)).values())
 
     def ranks_per_gpu(self, ranks: int) -> int:
-        """Returns the largest number of the first `ranks` ranks on one GPU; 0 if one of them sees no GPU."""
+        """Returns the maximum number of the first `ranks` ranks on one GPU; 0 if one of these ranks sees no GPU."""
         first = self._first(ranks)
         return max(Counter((info.host, info.gpu) for info in first).values()) if all(s.gpus for s in first) else 0
 
@@ -146,7 +146,7 @@ class Membership:
         return self.members[: max(1, ranks)]
 
     def check(self) -> None:
-        """Raises JobError if members contradict one another."""
+        """Raises JobError if members contradict each other."""
         first = self.members[0]
         places: dict[tuple[str, int], int] = {}
         for info in self.members:
@@ -161,8 +161,8 @@ class Membership:
 
 
 class JobContext:
-    """This process within its job. `passes`: number of passes that rank 0 has published. `lost`: the ranks that are
-    lost, as far as they were looked for, each with its reason.
+    """This process within its job. `passes`: number of passes that rank 0 has published. `lost`: known lost ranks, each
+    with the reason.
     """
 
     def __init__(self, job: Job, code: str) -> None:
@@ -188,8 +188,8 @@ class JobContext:
         self.lost: dict[int, str] = {}
 
     def _agree_on_seal(self) -> Seal:
-        """Seals the store from here on, before any of the job's values is in it. Rank 0 offers a secret, the others
-        take it and see that rank 0 has it. Raises SecretError, or JobError if rank 0 does not come.
+        """Seals the store before any of the job's values is in it. Rank 0 offers a secret, and the others take it and
+        check that rank 0 has it. Raises SecretError, or JobError if rank 0 does not join.
         """
         socket_of_munge = socket_of_slurm(ask) if self.job.launched_by == "srun" else None
         is_first = self.job.rank == 0
@@ -208,7 +208,7 @@ class JobContext:
         return seal
 
     def _wait_for(self, key: str, rank: int, patience_s: float = JOIN_S) -> Any:
-        """Returns the value that a rank posts when it joins. Raises JobError if it does not come."""
+        """Returns a value that a rank posts when it joins. Raises JobError if it does not join."""
         deadline = time.monotonic() + patience_s
         while (found := self.store.read(key)) is None:
             if time.monotonic() > deadline:
@@ -218,13 +218,13 @@ class JobContext:
 
     @cached_property
     def membership(self) -> Membership:
-        """The infos of all ranks; waits until all have joined. Raises JobError if one does not."""
+        """The infos of all ranks; waits until all have joined. Raises JobError if one does not join."""
         members = [rebuild(RankInfo, found) for found in self.wait_for_all()]
         self.stop_joining()
         return Membership(tuple(members))
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
-        """Returns what all ranks have posted as they joined. Raises JobError if one does not."""
+        """Returns the infos that all ranks post when they join. Raises JobError if one does not join."""
         return [self._wait_for(f"info/{rank}", rank, patience_s) for rank in range(self.job.world_size)]
 
     @property
@@ -232,20 +232,20 @@ class JobContext:
         return Membership(tuple(one for one in self.membership.members if one.rank not in self.lost))
 
     def look(self, ranks: Iterable[int] | None = None) -> None:
-        """Looks for lost ranks among `ranks`; among all others without them."""
+        """Checks for lost ranks among `ranks`; None: among all other ranks."""
         for rank in range(self.job.world_size) if ranks is None else ranks:
             if rank not in self.lost and rank != self.job.rank and (why := self._why_absent(rank)) is not None:
                 self.lost[rank] = why
 
     def stop_joining(self) -> None:
-        """Takes in no more processes, and removes the file of the secret, which none needs once it has joined."""
+        """Accepts no more processes, and removes the file with the secret, which joined processes no longer need."""
         if self._greeter is not None:
             self._greeter.stop()
         if self.job.rank == 0:
             secret.forget(self._session, os.environ)
 
     def leave(self, reason: str) -> None:
-        """Publishes the reason why this process takes part no longer."""
+        """Publishes the reason why this process leaves."""
         self.store.post(f"left/{self.job.rank}", reason)
 
     def _why_absent(self, rank: int) -> str | None:
@@ -270,7 +270,7 @@ _contexts: list[JobContext] = []
 
 
 def gather() -> None:
-    """Waits until the whole job is present, where one has been joined. Raises JobError if it does not come."""
+    """Waits until all ranks of a joined job are present. Raises JobError if one does not join."""
     mine = current_job()
     if mine is not None:
         mine.membership.check()

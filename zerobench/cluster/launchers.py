@@ -1,17 +1,17 @@
-"""A process's place in its job under launchers other than torchrun, in torch's variables: RANK, WORLD_SIZE, LOCAL_RANK,
-the address of the store, and the node.
+"""Translates the place of a process in a job of other launchers than torchrun into torch's variables: RANK, WORLD_SIZE,
+LOCAL_RANK, the address of the store, and the node.
 
     launcher    rank                    address of rank 0                           port
-    srun        SLURM_PROCID            first of the step's nodes, as SLURM has it  by job and step
-                                        loopback where it is the only one
-    mpirun      OMPI_COMM_WORLD_RANK    loopback where all ranks are on one node    by job
+    srun        SLURM_PROCID            SLURM's address of the step's first node    by job and step
+                                        loopback if it is the only one
+    mpirun      OMPI_COMM_WORLD_RANK    loopback if all ranks are on one node       by job
 
-A variable of torch's that is set goes before. A step or job of one task is no job to join: there the ranks are started
-as ever. One of several tasks has its port between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT chooses another.
+Any torch variable that is set takes precedence. A step or job of one task is not joined: its ranks are started as
+usual. With several tasks the port is between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT overrides it.
 
-A process also knows which launcher started its sweep's jobs: `local`, ours, or a Hydra plugin. A plugin may end
-a job (preempted, canceled, out of time) and start it again, and only the composing process learns of that; so a
-launch that the *launcher* ends has no row of the job's own.
+A process also knows which launcher started its sweep's jobs: `local`, our own, or a Hydra plugin. A plugin may end a
+job (preempted, canceled, out of time) and start it again, which only the composing process can know; so for a launch
+that the *launcher* ends, the job writes no row.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Below Linux's ephemeral ports, which begin at 32,768."""
+"""Ports below Linux's ephemeral ports, which begin at 32,768."""
 
 LOOPBACK = "127.0.0.1"
 
 Ask = Callable[..., str]
-"""Runs a command and returns what it prints. Raises OSError or subprocess.SubprocessError."""
+"""Runs a command and returns its output. Raises OSError or subprocess.SubprocessError."""
 
 
 def ask(*command: str) -> str:
-    """Runs a command, for at most ten seconds."""
+    """Runs a command for at most ten seconds and returns its output."""
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables in which a launcher tells a process its place; `job`: those that distinguish its jobs."""
+    """Environment variables in which a launcher passes a process its place; `job`: variables that identify the job."""
 
     name: str
     rank: str
@@ -53,7 +53,7 @@ class Launcher:
         return bool(environment.get(self.rank)) and size.isdecimal() and int(size) > 1
 
     def in_words_of_torch(self, environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
-        """Returns torch's variables, without MASTER_ADDR where the launcher does not tell it."""
+        """Returns torch's variables, without MASTER_ADDR if the launcher does not provide it."""
         job = "/".join(environment.get(name, "") for name in self.job)
         port = FIRST_PORT + zlib.crc32(job.encode()) % PORTS
         places = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
@@ -65,7 +65,7 @@ class Launcher:
 
 
 def of_slurm(environment: Mapping[str, str], ask: Ask) -> str:
-    """Returns SLURM's address of the step's first node, or the node's name; loopback where it is the only one."""
+    """Returns SLURM's address of the step's first node, or the node's name; loopback if it is the only node."""
     if environment.get("SLURM_STEP_NUM_NODES") == "1":
         return LOOPBACK
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -78,7 +78,7 @@ def of_slurm(environment: Mapping[str, str], ask: Ask) -> str:
 
 
 def of_open_mpi(environment: Mapping[str, str], ask: Ask) -> str:
-    """Returns the loopback address where all ranks are on one node; of others Open MPI does not tell."""
+    """Returns the loopback address if all ranks are on one node, else "": Open MPI provides no other address."""
     size = environment.get("OMPI_COMM_WORLD_SIZE")
     return LOOPBACK if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size else ""
 
@@ -96,7 +96,7 @@ LAUNCHERS = (
 
 
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
-    """Returns the launcher that describes the process; None if none does."""
+    """Returns the launcher whose variables describe this process; None if there is none."""
     return next((one for one in LAUNCHERS if one.describes(environment)), None)
 
 
@@ -107,7 +107,7 @@ _by: list[tuple[str, Callable[[], bool]]] = [(LOCAL, lambda: True)]
 
 @contextmanager
 def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Names the plugin that started this process. `is_stopped`: True if the user, not it, ends its launches."""
+    """Sets the plugin that started this process. `is_stopped`: returns True if the user ended it, not the plugin."""
     _by.append((launcher, is_stopped))
     try:
         yield
@@ -121,5 +121,5 @@ def launcher() -> str:
 
 
 def leaves_row() -> bool:
-    """Returns True if a launch that is interrupted has a row of its own."""
+    """Whether an interrupted launch gets a row from this process."""
     return _by[-1][1]()

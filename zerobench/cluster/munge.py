@@ -1,5 +1,5 @@
-"""MUNGE credentials, which SLURM's clusters have: text that only a process of one user can open, on machines that share
-the cluster's key, and that names its maker's user.
+"""MUNGE credentials, available on SLURM clusters: text that only one user's processes can open, on machines that share
+the cluster's key, and that identifies the user who made it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 SHAPE = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,4096}:")
 
 REPLAYED = 17
-"""Exit code of `unmunge` where another process of this machine has opened the credential before: it is valid."""
+"""Exit code of `unmunge` if another process on this machine has already opened the credential: it is valid."""
 
 WAIT_S = 10
 
@@ -21,7 +21,7 @@ Ask = Callable[..., str]
 
 
 def credential(payload: str, lifetime_s: float, socket: str | None) -> str | None:
-    """Returns a credential of `payload` for this user alone; None if munge is not installed or does not run."""
+    """Returns a credential of `payload` for this user only; None if munge is not installed or not running."""
     options = [f"--restrict-uid={os.geteuid()}", f"--ttl={lifetime_s:.0f}"]
     done = _run("munge", *options, given=payload, socket=socket)
     made = done.stdout.strip() if done is not None and done.returncode == 0 else ""
@@ -29,7 +29,7 @@ def credential(payload: str, lifetime_s: float, socket: str | None) -> str | Non
 
 
 def payload_of(made: str, socket: str | None) -> str | None:
-    """Returns the payload of a credential that a process of this user made; None of any other."""
+    """Returns the payload of a credential made by a process of this user; None for any other credential."""
     if not SHAPE.fullmatch(made):
         return None
     done = _run("unmunge", "--numeric", "--keys=UID", given=made, socket=socket)
@@ -40,7 +40,7 @@ def payload_of(made: str, socket: str | None) -> str | None:
 
 
 def socket_of_slurm(ask: Ask) -> str | None:
-    """Returns the socket of munged where SLURM's configuration names another than munge's own."""
+    """Returns munged's socket if SLURM's configuration names one, else None for munge's default."""
     try:
         lines = ask("scontrol", "show", "config").splitlines()
     except (OSError, subprocess.SubprocessError):
@@ -50,7 +50,7 @@ def socket_of_slurm(ask: Ask) -> str | None:
 
 
 def _run(name: str, *options: str, given: str, socket: str | None) -> subprocess.CompletedProcess[str] | None:
-    """Runs a program of munge's; `given` goes to its standard input, since other users can see arguments."""
+    """Runs a munge program; `given` is passed on standard input, since other users can see arguments."""
     if shutil.which(name) is None:
         return None
     command = [name, *options, *([f"--socket={socket}"] if socket else [])]

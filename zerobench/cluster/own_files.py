@@ -1,6 +1,6 @@
-"""Files and folders that no other user of the machine can have made or can change, below folders that all share.
+"""Files and folders, in folders shared by all users, that no other user of the machine can have created or can change.
 
-A name in the system's temporary folder can be taken by anyone beforehand: by a folder or by a link.
+Anyone can take a name in the system's temporary folder beforehand, with a folder or a link.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import stat
 from pathlib import Path
 
 WRITABLE, ANY = 0o022, 0o077
-"""Permissions that other users must not have: to write, or any at all."""
+"""Permissions that other users must not have: write permissions, or any at all."""
 
 
 def make_own_folder(folder: Path) -> None:
-    """Creates a folder that is the user's alone. Raises OSError if the name is that of another one or of a link."""
+    """Creates a folder that belongs only to this user. Raises OSError if the name is another user's or a link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own_folder(folder):
         raise PermissionError(f"{folder} is a link, another user's, or others can write to it")
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Returns True for a folder of the user's that no other can write to. Raises OSError if there is none."""
+    """Whether this is the user's folder and no other user can write to it. Raises OSError if it does not exist."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and _is_own(found, WRITABLE)
 
 
 def is_own_file(descriptor: int) -> bool:
-    """Returns True for a regular file of the user's that no other can read or write."""
+    """Whether this is the user's regular file and no other user can read or write it."""
     found = os.fstat(descriptor)
     return stat.S_ISREG(found.st_mode) and _is_own(found, ANY)
 

@@ -1,12 +1,12 @@
-"""Seals of values: only processes with the job's secret can read one, and what others write is recognized.
+"""Seals values: only processes with the job's secret can read them, and values written by others are detected.
 
 sealed value    nonce (16 bytes), data XOR stream, tag (32 bytes)
-stream          SHAKE-256 of a key and the nonce: never used twice, since each value has a new nonce
-tag             HMAC-SHA256, under a second key, of the name of the value, the nonce and the hidden data
-keys            HMAC-SHA256 of a purpose and a context, under the secret; the context is of one round of one job
+stream          SHAKE-256 of a key and the nonce: never reused, since each value has a new nonce
+tag             HMAC-SHA256, with a second key, of the value's name, the nonce and the encrypted data
+keys            HMAC-SHA256 of a purpose and a context, with the secret; the context is one round of one job
 
-Encrypt-then-MAC of the standard library's primitives. The name is under the tag, so that a value that is moved to
-another name is as foreign as one that is made up.
+Encrypt-then-MAC with primitives of the standard library. The tag covers the name, so a value moved to another name is
+rejected like a forged one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ForeignError(ValueError):
 
 
 class Seal:
-    """Closes and opens values with keys derived from `secret`."""
+    """Seals and opens values with keys derived from `secret`."""
 
     def __init__(self, secret: bytes, context: str) -> None:
         self._hiding, self._proving = (
@@ -36,7 +36,9 @@ class Seal:
         return hidden + self._tag(name, hidden)
 
     def open(self, name: str, sealed: bytes) -> bytes:
-        """Returns the data of the value called `name`. Raises ForeignError for another's."""
+        """Returns the data of the value called `name`. Raises ForeignError if it was not sealed with this name and
+        secret.
+        """
         hidden, tag = sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
         if len(hidden) < NONCE_BYTES or not hmac.compare_digest(tag, self._tag(name, hidden)):
             raise ForeignError(name)

@@ -1,13 +1,13 @@
-"""A job's secret: a text that its processes know and a stranger does not. Values in the store are sealed with it.
+"""A job's secret: known to its processes and to no one else. Values in the store are sealed with it.
 
-way            how a process comes by it
-environment    ZEROBENCH_JOB_SECRET, where a user has set it: the same for every process
-munge          rank 0 draws it and puts it into a credential for processes of the same user on the same cluster
-file           rank 0 draws it and writes it where all machines, or the one, see it: a file that only the user can read
+way            how a process gets it
+environment    ZEROBENCH_JOB_SECRET, if a user has set it, the same for every process
+munge          rank 0 generates it and puts it into a credential for processes of the same user on the same cluster
+file           rank 0 generates it and writes it to a file that all machines can access and only the user can read
 
-Rank 0 posts an *offer*: the ways that it can go, a number of the session, the credential. A stranger can read it and
-put another in its place, so nothing in it is believed: a credential names its maker, and a file is the user's own. The
-best that a false offer can do is to keep processes from joining. One that finds no way does not join.
+Rank 0 posts an *offer*: the available ways, a session number, and the credential. A stranger can read and replace it,
+so it is not trusted: a credential identifies its maker, and the file must belong to the user. At worst, a false offer
+keeps processes from joining. A process that finds no way does not join.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LEAST_CHARS = 16
 SECRET_BYTES = 32
 
 FILE_S = 60.0
-"""Time, in seconds, for a file to become visible on a shared file system."""
+"""Seconds for a file to become visible on a shared file system."""
 
 OLD_S = 86_400.0
-"""Age, in seconds, from which the file of a job that was killed is removed by a later one of the user."""
+"""Age in seconds from which a killed job's file is removed by a later job of the user."""
 
 LIFETIME_S = 3600.0
 
@@ -42,12 +42,12 @@ ADVICE = f"set {VARIABLE} to one text, drawn at random, for all processes of the
 
 
 class SecretError(RuntimeError):
-    """Raised if a process cannot have the job's secret, with the message for the user."""
+    """Raised if a process cannot get the job's secret, with the message for the user."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Rank 0's, in the clear. `ways`: that it can go. `session`: 32 hexadecimal digits, also the name of the file."""
+    """Rank 0's offer, in clear text. `ways`: available ways. `session`: 32 hexadecimal digits, also the file's name."""
 
     ways: tuple[str, ...]
     session: str
@@ -55,7 +55,7 @@ class Offer:
 
     @classmethod
     def from_plain(cls, value: Any) -> Offer:
-        """Reads an offer from the store, to which a stranger can write. Raises SecretError if it is none."""
+        """Parses an offer from the store, to which a stranger can write. Raises SecretError if it is invalid."""
         try:
             ways, session, credential = (value[name] for name in ("ways", "session", "credential"))
             well = re.fullmatch("[0-9a-f]{32}", session) and all(isinstance(one, str) for one in ways)
@@ -107,7 +107,7 @@ def take(found: Offer, environment: Mapping[str, str], munge_socket: str | None)
 
 
 def forget(session: str, environment: Mapping[str, str]) -> None:
-    """Removes the file of a session, if there is one."""
+    """Removes the file of a session, if it exists."""
     for folder in _folders(environment):
         with suppress(OSError):
             (folder / session).unlink()
@@ -121,14 +121,14 @@ def _given(environment: Mapping[str, str]) -> bytes | None:
 
 
 def _folders(environment: Mapping[str, str]) -> tuple[Path, Path]:
-    """Returns the places for the file: the user's cache, which machines with one home share, or else this machine's."""
+    """Returns the folders for the file: the user's cache, which machines may share, and this machine's own."""
     base = environment.get("XDG_CACHE_HOME")
     cache = Path(base) if base else Path(environment.get("HOME") or "/nonexistent") / ".cache"
     return cache / "zerobench" / "jobs", Path(tempfile.gettempdir()) / f"zerobench-{os.geteuid()}"
 
 
 def _write(session: str, secret: bytes) -> bool:
-    """Writes the file into the first folder that takes it. Returns False if none does."""
+    """Writes the file into the first folder where that succeeds. Returns False if none does."""
     for folder in _folders(os.environ):
         try:
             make_own_folder(folder)
@@ -144,7 +144,7 @@ def _write(session: str, secret: bytes) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """Returns a file's secret; None if it is not there yet, or is not the user's alone."""
+    """Returns the secret in a file; None if it does not exist yet, or others can access it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,7 +1,7 @@
-"""Converts dataclasses to plain values, for JSON, and back by their types.
+"""Converts dataclasses to plain values for JSON, and back by their types.
 
-Nothing is unpickled: data from another machine can become the requested types and no others. Floats keep every bit,
-since JSON writes the shortest text that reads back as the same number.
+Nothing is unpickled: data from another machine can only become the requested types. Floats keep every bit, since JSON
+has the shortest text that parses to the same number.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Converts dataclasses to dicts, also within lists, tuples and dicts; other values are unchanged. A dataclass
-    with a form of its own offers it as `as_dict` and `from_dict`.
+    """Converts dataclasses to dicts, including those in lists, tuples and dicts; other values are unchanged. A
+    dataclass with its own form provides it as `as_dict` and `from_dict`.
     """
     if is_dataclass(value) and not isinstance(value, type):
         if (own_form := getattr(value, "as_dict", None)) is not None:

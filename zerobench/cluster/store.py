@@ -1,24 +1,22 @@
 """Communication between the processes of a job: JSON values under keys in the job's store, and heartbeats.
 
-store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below our own prefix. It knows no password: any process that
-             can connect can list, read, change and delete keys
-value        JSON, compressed, sealed with the job's secret, in pieces within the store's size limit: a stranger's
-             process cannot read it, and its own values are refused
-number       in the clear, a sum. A change of one can delay or stop a job, as the deletion of a key can
-heartbeat    a value that a thread of each process keeps replacing, each a number greater than the one before; one that
-             stops marks a lost process
+store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below our own prefix. It has no password: any process that can
+             connect can list, read, change and delete keys
+value        JSON, compressed, sealed with the job's secret, in pieces within the store's size limit: a stranger cannot
+             read it, and a stranger's values are rejected
+number       a sum in clear text. Changing it can delay or stop a job, and so can deleting a key
+heartbeat    a value that a thread of each process keeps replacing by a larger number; if it stops, the process is lost
 
-torch's create_c10d_store is not used: it holds up Ctrl-C until its timeout, which here is minutes. Nor are the
-heartbeats of torchrun's agents: agents tell one another, but not the processes that they start, and srun and mpirun
-have no agents.
+torch's create_c10d_store is not used: it blocks Ctrl-C until its timeout, here minutes. Nor are heartbeats of
+torchrun's agents: agents inform each other, but not the processes that they start, and srun and mpirun have no agents.
 
-torchrun's agents start their processes again once one has failed, in rounds:
+torchrun's agents restart their processes after a failure, in rounds:
 
-round        what is started between two failures: one process per rank. torchrun counts restarts per agent, and counts
-             of agents differ, so the processes agree on their round here, in the agents' store, which outlives them
-number       of a round: rank 0's process draws it as it comes; all keys of the job lie below it
-hello/r      the name that rank r's newest process has drawn, in place of the name of an earlier round's
-welcome/n    the number of the round into which rank 0 takes the process of name n, until that has read it
+round        the processes started between two failures, one per rank. torchrun counts restarts per agent, and these
+             counts differ, so the processes agree on their round here, in the agents' store, which outlives them
+number       of a round: obtained by rank 0's process when it joins; all keys of the job are below it
+hello/r      the random name of rank r's newest process, replacing the name from an earlier round
+welcome/n    the number of the round to which rank 0 admits the process named n, until that process has read it
 """
 
 from __future__ import annotations
@@ -42,22 +40,22 @@ from .interface import LISTEN_AT, listening_socket
 from .seal import ForeignError, Seal
 
 PIECE_CHARS = 4 * 2**20
-"""Size of a piece: the store refuses values of more than 8 MiB."""
+"""Size of a piece; the store rejects values above 8 MiB."""
 
 JOIN_S = 300.0
-"""Time, in seconds, for all processes of a job to join."""
+"""Seconds for all processes of a job to join."""
 
 BEAT_S = 2.0
 SILENCE_S = 30.0
-"""Time, in seconds, without a heartbeat after which a process counts as lost. Silence covers every way to die: a
-machine without power closes no connection. It is long enough for a process on a busy machine to be heard.
+"""Seconds without a heartbeat after which a process counts as lost. This covers every way to die, since a machine
+without power closes no connection. It is long enough for a process on a busy machine.
 """
 
 _TRY_S = 10.0
 
 
 class LostError(RuntimeError):
-    """Raised if the job, or a part of it, cannot be reached, with the message for the user."""
+    """Raised if the job, or part of it, cannot be reached, with the message for the user."""
 
 
 class ForgedError(LostError):
@@ -67,7 +65,7 @@ class ForgedError(LostError):
 class JobStore:
     """A connection to the job's store. `host`: this process hosts the store. Every method raises LostError.
 
-    Values are in the clear until `seal` is set: only the offer of the secret (secret.py) is posted so.
+    Values are in clear text until `seal` is set; only the offer of the secret (secret.py) is posted that way.
     """
 
     def __init__(self, address: str, port: int, prefix: str, host: bool = False, patience_s: float = JOIN_S) -> None:
@@ -78,7 +76,7 @@ class JobStore:
         self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
 
     def post(self, key: str, value: Any) -> None:
-        """Stores a value under `key`, readable once it is complete: by all processes when this returns."""
+        """Stores a value under `key`; when this returns, all processes can read it, never a part of it."""
         data = zlib.compress(json.dumps(value).encode(), 1)
         text = b64encode(self.seal.close(key, data) if self.seal else data).decode()
         pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
@@ -86,7 +84,7 @@ class JobStore:
             for number, piece in enumerate(pieces[1:], 1):
                 self._store.set(f"{key}/{number}", piece)
             self._store.set(key, f"{len(pieces)} {pieces[0]}")
-            # The store does not acknowledge `set`: an answer to a later request proves that it was handled.
+            # The store does not acknowledge `set`; an answer to a later request proves that it was processed.
             self._store.check([key])
 
     def has(self, key: str) -> bool:
@@ -94,7 +92,7 @@ class JobStore:
             return bool(self._store.check([key]))
 
     def read(self, key: str) -> Any:
-        """Returns the value under `key`, or None. Raises ForgedError if it is not this job's."""
+        """Returns the value under `key`, or None. Raises ForgedError if it is not from this job."""
         if not self.has(key):
             return None
         try:
@@ -110,14 +108,14 @@ class JobStore:
             raise ForgedError(f"{words}: a stranger writes there, or another job") from error
 
     def take(self, key: str) -> Any:
-        """Returns the value under `key`, or None, and removes it: for a key that a single process reads."""
+        """Returns the value under `key`, or None, and removes it; for keys that only one process reads."""
         value = self.read(key)
         if value is not None:
             self.drop(key)
         return value
 
     def drop(self, key: str) -> None:
-        """Removes the value or the number under `key`, which no process reads any more."""
+        """Removes the value or number under `key`, which no process reads anymore."""
         with self._asking():
             self._store.delete_key(key)
             for number in count(1):
@@ -125,7 +123,7 @@ class JobStore:
                     return
 
     def increment(self, key: str, more: int) -> int:
-        """Adds to the number under `key`, 0 at first; the sum."""
+        """Adds to the number under `key`, initially 0, and returns the sum."""
         with self._asking():
             return int(self._store.add(key, more))
 
@@ -140,7 +138,7 @@ class JobStore:
 
 
 def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
-    """Connects with short attempts: torch's own returns only after its timeout, and would hold up signals."""
+    """Connects with short attempts: torch's own attempt returns only after its timeout, and would block signals."""
     from torch.distributed import DistError, TCPStore
 
     if host:
@@ -157,7 +155,7 @@ def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
 
 
 def _host(address: str, port: int) -> Any:
-    """Hosts the store at `address` alone. torch takes over the socket that listens there, and closes it."""
+    """Hosts the store only at `address`. torch takes over the listening socket, and closes it."""
     from torch.distributed import DistError, TCPStore
 
     try:
@@ -181,7 +179,7 @@ def _host(address: str, port: int) -> Any:
 
 
 class _Repeated:
-    """Calls `act` from a thread every `interval_s` seconds, until it is stopped or the store is lost."""
+    """Calls `act` from a thread every `interval_s` seconds until it is stopped or the store is lost."""
 
     def __init__(self, act: Callable[[], None], interval_s: float) -> None:
         self._act, self._interval_s, self._over = act, interval_s, threading.Event()
@@ -200,7 +198,7 @@ class _Repeated:
 
 
 class Heartbeat(_Repeated):
-    """Posts one rank's beats, on a connection of its own."""
+    """Posts one rank's heartbeats on its own connection."""
 
     def __init__(self, store: JobStore, rank: int) -> None:
         beats = count(1)
@@ -209,7 +207,7 @@ class Heartbeat(_Repeated):
 
 @dataclass
 class _Heard:
-    """A rank's last beat, the time at which it came, and the time at which the store was last asked for it."""
+    """A rank's last heartbeat, the time at which it came, and the time at which the store was last asked for it."""
 
     beat: int
     came: float
@@ -217,14 +215,14 @@ class _Heard:
 
 
 class HeartbeatMonitor:
-    """Finds ranks whose heartbeat has stopped. A beat counts once: an old one that is put back is none."""
+    """Detects ranks whose heartbeat has stopped. A replayed old heartbeat does not count."""
 
     def __init__(self, store: JobStore, silence_s: float = SILENCE_S) -> None:
         self._store, self._silence_s = store, silence_s
         self._heard: dict[int, _Heard] = {}
 
     def silent(self, rank: int) -> bool:
-        """Returns True if a rank's heartbeat has not gone on for too long, as far as it was observed."""
+        """Returns whether no new heartbeat of a rank has been observed for too long."""
         now = time.monotonic()
         heard = self._heard.setdefault(rank, _Heard(0, now, now - BEAT_S))
         if now - heard.asked >= BEAT_S / 2:
@@ -238,7 +236,7 @@ POLL_S = 0.1
 
 
 class Greeter(_Repeated):
-    """Rank 0's side: a new round, into which it takes the others until it is stopped. `number`: the round's."""
+    """Rank 0's side: starts a new round, and admits the others until it is stopped. `number`: of the round."""
 
     def __init__(self, store: JobStore, world_size: int) -> None:
         self._store, self._world_size = store, world_size
@@ -247,7 +245,7 @@ class Greeter(_Repeated):
         super().__init__(self._greet, POLL_S)
 
     def _greet(self) -> None:
-        """Takes in whichever process says hello; one of an earlier round will not hear it."""
+        """Admits every process that says hello; a process of an earlier round will not read the answer."""
         for rank in range(1, self._world_size):
             name = self._store.read(f"hello/{rank}")
             if isinstance(name, str) and name not in self._greeted:
@@ -256,7 +254,7 @@ class Greeter(_Repeated):
 
 
 def enter(store: JobStore, rank: int) -> int:
-    """Returns the number of the round into which rank 0 takes this process. Raises LostError if it does not."""
+    """Returns the number of the round to which rank 0 admits this process. Raises LostError if it does not."""
     name, deadline = secrets.token_hex(8), time.monotonic() + JOIN_S
     store.post(f"hello/{rank}", name)
     while (number := store.take(f"welcome/{name}")) is None:

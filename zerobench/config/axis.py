@@ -1,7 +1,7 @@
-"""The questions that every axis of a cell answers: is it valid, which options has the engine, how is it called.
+"""The interface of every axis of a cell: validation, options for the engine, and a label.
 
-One axis is no group of the command line: groups of ranks, which are nodes, between which bytes travel more slowly, and
-shard groups, which hold a whole model each.
+`Topology` is the one axis that is not a command line group: nodes, between which bytes travel more slowly, and
+shard groups, each of which has a whole model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Axis(Section):
-    """A choice that composes with others. Each question's default is the answer of a choice at its default.
+    """A choice that composes with others. The default methods are for a choice at its default.
 
-    An axis that theory models has `theory_shape` as well, which returns a type of its own.
+    An axis that theory models also has `theory_shape`, which returns its own type.
     """
 
     def validate(self, cell: CellConfig) -> list[str]:
@@ -28,17 +28,17 @@ class Axis(Section):
         return []
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-        """Keyword arguments for our engine. `folder`: for files, where the config names none."""
+        """Keyword arguments for our engine. `folder`: for files, if the config names none."""
         return {}
 
     @property
     def label(self) -> str:
-        """Words for a cell's name; empty at the default."""
+        """Words added to a cell's name; empty at the default."""
         return ""
 
 
 class Choice(Axis):
-    """An axis that is a group of the command line, whose choice `usual` changes nothing."""
+    """An axis that is a command line group; its choice `usual` changes nothing."""
 
     group: ClassVar[str]
     usual: ClassVar[str] = "none"
@@ -52,7 +52,7 @@ class Choice(Axis):
 
 @dataclass
 class Topology(Axis):
-    """Ranks and their groups. `node_size`, `shard_group`: None for all ranks; `nodes`: machines of a joined job;
+    """Ranks and their groups. `node_size`, `shard_group`: None for all ranks; `nodes`: machines of a distributed job;
     `tensor_parallel`: ranks that share one model, 1 for none.
     """
 
@@ -63,7 +63,7 @@ class Topology(Axis):
     tensor_parallel: int = 1
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns sentences on groups that the strategy does not know or that do not divide the world."""
+        """Returns error messages for groups that the strategy does not support or that do not divide the world."""
         name, ranks, problems = cell.strategy.name, self.world_size or 1, []
         for key, size, least in (("node_size", self.node_size, 1), ("shard_group", self.shard_group, 2)):
             if size is None:
@@ -89,7 +89,7 @@ class Topology(Axis):
 
     @property
     def ranks_per_node(self) -> int:
-        """`node_size`; without it the ranks of one machine, over which a job's ranks are spread evenly."""
+        """`node_size` if set, else the ranks of one machine, with a job's ranks spread evenly over machines."""
         return self.node_size or -(-self.world_size // self.nodes)
 
     @property

@@ -1,4 +1,4 @@
-"""A cell: one point of a sweep, with every option filled in. Everything after `resolve` reads this alone."""
+"""A cell: one point of a sweep, with every option filled in. Code after `resolve` reads only cells."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .schema import Config, Huggingface, Text
 
 
 def data_ranks(config: Config) -> int:
-    """Returns the ranks that train on different data, N of a strategy: all of a world, over those of one model."""
+    """Returns the number of ranks that train on different data, a strategy's N: world size / ranks per model."""
     return max(1, (config.world_size or 1) // max(1, config.tensor_parallel))
 
 
 @dataclass(kw_only=True)
 class CellConfig(Config):
-    """A Config with every option filled in (resolve.py), frozen with its sections. A key's path is the one on the
+    """A Config with every option filled in (resolve.py), frozen with its sections. Keys have the same paths as on the
     command line.
 
-    `model_name`: the choice of the group, as "gpt_tiny"; `text_hash`: of the text that is trained on, None for other
-    data; `nodes`: machines of a joined job; `ranks_per_gpu`: above 1 if ranks share a GPU. `huggingface`: None but
-    for model=huggingface. Sizes are per rank (`micro_batch`, sequences) or over all ranks (`batch`). `left_open`: keys
-    that were not given and whose default depends on the device; no part of the identity.
+    `model_name`: the choice of the group, such as "gpt_tiny"; `text_hash`: hash of the training text, None for other
+    data; `nodes`: machines of a distributed job; `ranks_per_gpu`: above 1 if ranks share a GPU. `huggingface`: None
+    except for model=huggingface. Sizes are per rank (`micro_batch`, in sequences) or over all ranks (`batch`).
+    `left_open`: keys that were not given and whose default depends on the device; not part of the identity.
     """
 
     if TYPE_CHECKING:  # resolved: no longer None
@@ -53,15 +53,15 @@ class CellConfig(Config):
         self.freeze()
 
     def __reduce__(self) -> Any:
-        # A section may be of a class that was made from a user's function, which no other process finds by its name.
+        # A section's class may be made from a user's function, which other processes cannot find by name.
         return CellConfig.from_dict, (self.as_dict(), self.left_open)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the identity: plain values, without what is at its default, for JSON and yaml."""
+        """Returns the identity: plain values for JSON and yaml, without keys at their defaults."""
         return identity.identity(self)
 
     def written(self) -> dict[str, Any]:
-        """Returns the identity as runs on disk have it, with the version of its form."""
+        """Returns the identity as stored with runs on disk, with its format version."""
         return {identity.VERSION_KEY: identity.VERSION} | self.as_dict()
 
     def section(self, name: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class CellConfig(Config):
 
     @classmethod
     def from_dict(cls, written: dict[str, Any], left_open: Iterable[str] = ()) -> CellConfig:
-        """Returns the cell of an identity. Raises ValueError for one that later code has written."""
+        """Returns the cell of an identity. Raises ValueError for one written by later code."""
         return cls(**identity.restore(written), left_open=frozenset(left_open))
 
     @classmethod
@@ -86,7 +86,7 @@ class CellConfig(Config):
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that train on different data, among which a strategy shares the model states: its N."""
+        """Ranks that train on different data and among which a strategy shards the model states: its N."""
         return data_ranks(self)
 
     @property
@@ -95,12 +95,12 @@ class CellConfig(Config):
 
     @property
     def groups(self) -> GroupShape:
-        """The ranks, their groups and codecs, as theory has them."""
+        """The ranks, their groups and codecs, in theory's form."""
         return self.topology.theory_shape(self)
 
     @property
     def vocabulary(self) -> int:
-        """Different tokens in our data; 0 for a user's."""
+        """Number of different tokens in our data; 0 for a user's data."""
         return TEXT_VOCABULARY if isinstance(self.data, Text) else getattr(self.data, "vocabulary", None) or 0
 
     @property
@@ -119,7 +119,7 @@ class CellConfig(Config):
 
     @property
     def recomputes(self) -> bool:
-        """True if blocks are computed again in backward."""
+        """Whether blocks are recomputed in backward."""
         return self.activation.policy().recompute or self.model.checkpoints
 
     @property
@@ -128,7 +128,7 @@ class CellConfig(Config):
 
     @property
     def optimizer_label(self) -> str:
-        """ "adamw/fused", or "adamw/fused, clipped at 1", with the norm where it is not 2."""
+        """ "adamw/fused", or "adamw/fused, clipped at 1", with the norm if it is not 2."""
         if self.clip is None:
             return self.optimizer.label
         norm = f" (norm {self.clip_norm})" * (self.clip_norm != "2")
@@ -136,7 +136,7 @@ class CellConfig(Config):
 
     @property
     def systems_label(self) -> str:
-        """All axes that are not at their defaults, as on a command line: "offload=cpu activation=checkpoint"."""
+        """Axes that are not at their defaults, as on a command line: "offload=cpu activation=checkpoint"."""
         arena, rank = "arena=true" * self.arena, f"rank={self.rank}" if self.rank is not None else ""
         compiled = f"compile={self.compile}" * (self.compile != "none")
         axes = (self.offload, self.activation, self.buffers, self.zeropp)
@@ -145,7 +145,7 @@ class CellConfig(Config):
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a sweep: its config, and sentences on what of it makes no sense."""
+    """One point of a sweep: its config, and error messages for options that are invalid."""
 
     config: CellConfig
     problems: tuple[str, ...]
@@ -155,5 +155,5 @@ class Cell:
         return self.config.cell_id
 
     def changed(self, **changes: Any) -> Cell:
-        """Returns the cell with other values at the top of its config."""
+        """Returns the cell with changed values at the top level of its config."""
         return replace(self, config=replace(self.config, **changes))

@@ -1,5 +1,5 @@
-"""The axes of a cell together: combinations that are refused, options of the engine, and ZeRO-R (activations, buffers,
-arena) with the model and the strategy.
+"""The axes of a cell combined: rejected combinations, options of the engine, and ZeRO-R (activations, buffers, arena)
+with the model and the strategy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .schema_training import Optimizer
 
 
 def validate(cell: CellConfig) -> list[str]:
-    """Returns sentences on what of a cell's axes makes no sense, alone or together."""
+    """Returns error messages for a cell's axes that are invalid, alone or together."""
     problems = (
         cell.activation.validate(cell)
         + problems_of_arena(cell)
@@ -35,9 +35,9 @@ def validate(cell: CellConfig) -> list[str]:
 
 
 def engine_options(cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
-    """Returns keyword arguments for our engine: what differs from its defaults.
+    """Returns keyword arguments for our engine that differ from its defaults.
 
-    `folder`: for files, where the config names none.
+    `folder`: for files, if the config names none.
     """
     options: dict[str, Any] = {"arena": True} if cell.arena else {}
     for axis in (cell.offload, cell.topology, cell.zeropp):
@@ -49,11 +49,11 @@ HAVE_BLOCKS = ("gpt", "mlp")
 """Models that are known to have blocks."""
 
 UNBOUNDED_BYTES = 2**40
-"""A bucket that takes every gradient there is."""
+"""Size of a bucket that fits all gradients."""
 
 
 def problems_of_arena(cell: CellConfig) -> list[str]:
-    """Returns an error message if a strategy of others is to have an arena."""
+    """Returns an error message if an arena is requested for a strategy that manages its own memory."""
     if cell.arena and not spec_of(cell.strategy.name).composes.arena:
         words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
         return [f"arena=true: {words}"]
@@ -61,7 +61,7 @@ def problems_of_arena(cell: CellConfig) -> list[str]:
 
 
 def problems_of_compile(cell: CellConfig) -> list[str]:
-    """Returns an error message if something is to happen inside of a block that is one graph, or no compiler exists."""
+    """Returns an error message if an option would act inside a compiled block, or if no compiler exists."""
     if cell.compile == "none":
         return []
     strategy, compiler = cell.strategy.name, os.environ.get("CXX", "g++")
@@ -80,11 +80,11 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
 
 
 CUT = ("gpt",)
-"""Models with a plan for tensor parallelism: they have a method `cut`."""
+"""Models that support tensor parallelism: they have a method `cut`."""
 
 
 def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
-    """Returns error messages if a model cannot be cut over so many ranks, or another option does not know of parts."""
+    """Returns error messages if a model cannot be split over that many ranks, or another option needs whole models."""
     ranks, name, model = cell.tensor_parallel, cell.strategy.name, cell.model
     if ranks <= 1:
         return []
@@ -115,8 +115,8 @@ def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
 
 
 def problems_of_units(cell: CellConfig) -> list[str]:
-    """Returns an error message if a model has no blocks for its activation policy, or for a compiler. The model is
-    built without memory to see that; one that cannot be built so is left to the ranks.
+    """Returns an error message if a model has no blocks for its activation policy or compilation. To check, the model
+    is built on the meta device; a model that cannot be built there is left to the ranks.
     """
     kind = cell.model.kind
     chosen = {"activation": cell.activation.name, "compile": cell.compile}
@@ -135,7 +135,7 @@ def problems_of_units(cell: CellConfig) -> list[str]:
 
 
 def problems_of_parameters(cell: CellConfig) -> list[str]:
-    """Returns an error message if an optimizer cannot take the model's parameters, as its own list divides them."""
+    """Returns an error message if an optimizer cannot divide the model's parameters by its own list."""
     if type(cell.optimizer).owned is Optimizer.owned:
         return []
     try:
@@ -151,8 +151,8 @@ def problems_of_parameters(cell: CellConfig) -> list[str]:
 
 
 def resolved(cell: CellConfig) -> CellConfig:
-    """Returns the cell with one name for one thing: a model that can checkpoint its blocks does so itself, and fused
-    buffers are a bucket without a bound, and gradients of a shard that are cast at once.
+    """Returns the cell in canonical form: a model that can checkpoint its own blocks does so, and fused buffers become
+    an unbounded bucket, and a cast of all of a shard's gradients together.
     """
     if cell.model.can_checkpoint and cell.recomputes and not cell.activation.policy().selective:
         model = replace(cell.model, checkpointing=True)  # type: ignore[call-arg]
@@ -167,7 +167,7 @@ def resolved(cell: CellConfig) -> CellConfig:
 
 
 def activation_policy(cell: CellConfig) -> ActivationPolicy:
-    """Returns what is done to the units of a cell's model, beside the checkpointing that the model does itself."""
+    """Returns the activation policy for the units of a cell's model, without checkpointing done by the model itself."""
     policy = cell.activation.policy()
     if cell.arena and cell.recomputes and policy.keep == "device":
         policy = replace(policy, keep="slab")

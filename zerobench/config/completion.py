@@ -1,4 +1,4 @@
-"""Tab completion: Hydra's own, with our verbs as first words and without the schemas, which are no choices.
+"""Tab completion: Hydra's own, plus our verbs as first words and minus the schemas, which are not choices.
 
 eval "$(zerobench -sc install=bash)"      bash and zsh      zerobench -sc install=fish | source      fish
 """
@@ -18,13 +18,13 @@ COMMANDS = ("install", "uninstall", "query")
 SHELLS = ("bash", "fish", "zsh")
 
 LINE = "COMP_LINE"
-"""The environment variable in which a shell hands over what was typed so far."""
+"""Environment variable in which a shell passes the words typed so far."""
 
 USAGE = 'say what to do and for which shell, as in: eval "$(zerobench -sc install=bash)"'
 
 
 def complete(words: Sequence[str], verbs: Sequence[str]) -> None:
-    """Prints the script that installs completion or, as that script asks for it, the words that may follow."""
+    """Prints the script that installs completion or, when that script asks, the words that may follow."""
     command, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
     if command not in COMMANDS or shell not in SHELLS:
         raise RefusedError([f"-sc: {USAGE} ({', '.join(COMMANDS)}; {', '.join(SHELLS)})"])
@@ -52,7 +52,7 @@ def _ask_hydra(shell: str, line: str) -> list[str]:
 
 
 def _overrides_of(typed: str, verbs: Sequence[str]) -> str:
-    """Returns the typed words without our own flags and verbs with their arguments, which Hydra does not know."""
+    """Returns the typed words without our flags, verbs and their arguments, which Hydra does not know."""
     program, *words = typed.split()
     ours = [*verbs, "--dry-run", "record", "check"]
     last = len(words) - 1 if typed[-1] != " " else None

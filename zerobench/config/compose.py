@@ -1,7 +1,7 @@
-"""A command line -> cells. Hydra composes every job of a sweep before the first rank starts, and runs none of them.
+"""A command line -> cells. Hydra composes every job of a sweep before the first rank starts, and runs none.
 
-So an override that does not compose refuses the whole sweep, a dry run is the same thing without what follows, and
-the order of the runs is ours (sweep/sweep.py). Hydra's private modules are used here alone.
+So an override that does not compose rejects the whole sweep, a dry run takes the same path and stops there, and
+we choose the order of the runs (sweep/sweep.py). Hydra's private modules are used only here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .unknown_keys import stray_keys
 
 
 class RefusedError(ValueError):
-    """The command line makes no sweep; `problems` says why, an error message each."""
+    """The command line is invalid; `problems` lists the error messages."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(map(printable, problems)))
@@ -55,13 +55,13 @@ class RefusedError(ValueError):
 
 
 def refuse_senseless(cells: Sequence[Cell]) -> None:
-    """Raises RefusedError, with each problem once, if no cell of a command can run: its cells are not even rows."""
+    """Raises RefusedError, with each problem once, if no cell of a command can run; such cells become no rows."""
     if cells and all(cell.problems for cell in cells):
         raise RefusedError(list(dict.fromkeys(problem for cell in cells for problem in cell.problems)))
 
 
 def checker(extra_dirs: list[Path]) -> Overrides:
-    """Knows every choice and key, users' models and data included."""
+    """Returns a checker that knows every choice and key, including users' models and data."""
     bases = {"model": Model, "data": Data}
     users = {
         group: {name: registry.schema_of(name, build, bases[group]) for name, build in registry.all().items()}
@@ -71,14 +71,14 @@ def checker(extra_dirs: list[Path]) -> Overrides:
     added = {group: list(schemas) for group, schemas in users.items()} | {"strategy": list(strategy_choices())}
     builders = ((group, *row) for group, registry in GROUPS.items() for row in registry.all().items())
     composed = compositions_of(*builders, *((name, spec.options) for name, spec in specs().items()))
-    # files of the user's may change from one command of a process to the next
+    # a user's files may change between commands of one process
     return Overrides(config_dir(), added, extra_dirs, {} if extra_dirs else composed)
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A command line's cells, in Hydra's order. `launcher`: the Hydra plugin that runs them, None for ours.
-    `proposed`: the cells are not known yet, because a sweeper proposes them; else None.
+    """A command line's cells, in Hydra's order. `launcher`: the Hydra plugin that runs them, or None for our launcher.
+    `proposed`: set if a sweeper proposes the cells, which are then not known yet; else None.
     """
 
     cells: list[Cell]
@@ -88,7 +88,7 @@ class Composed:
 
 
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
-    """Returns the cells of a command line that are run, or looked at, in this process alone. Raises RefusedError."""
+    """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
     composed = compose(arguments, verbs)
     if composed.launcher is not None:
         raise RefusedError([f"{GROUP}={composed.launcher.name}: only a sweep of the command line is launched so"])
@@ -99,9 +99,9 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
 
 
 def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed:
-    """Composes the cells of `[-m] KEY=VALUE ...`; none if a Hydra flag asks for something else.
+    """Composes the cells of `[-m] KEY=VALUE ...`; returns none if a Hydra flag asks for something else.
 
-    Raises RefusedError if the command line is wrong, and JobError if the processes of a job do not come together.
+    Raises RefusedError if the command line is invalid, and JobError if the processes of a job cannot connect.
     """
     with _hydra_untouched(), named_alone(arguments):
         return _compose(arguments, verbs)
@@ -140,18 +140,18 @@ def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> li
     with temporary_folder() as folder:  # that Hydra makes, and leaves empty
         overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
         run_hydra([*flags, *overrides], compose_job)
-    # values of a key that means nothing to a cell make one cell of it
+    # cells that differ only in keys that do not apply to them are one cell
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
 
 def compose_trial(check: Overrides, overrides: list[str]) -> Cell:
-    """Returns the cell of fixed and proposed overrides, an ordinary one: a memory limit makes no search of it."""
+    """Returns the cell of fixed and proposed overrides; a memory limit does not turn it into a search."""
     with planning_for(check.launcher), named_alone(overrides):
         return _compose_one(check, overrides, without=("search.memory_limit",))
 
 
 def _compose_one(check: Overrides, overrides: list[str], without: tuple[str, ...] = ()) -> Cell:
-    """The cell of no sweep, for which Hydra's own app composes twice. `without`: keys that become null."""
+    """Composes a single cell, for which Hydra's own app would compose twice. `without`: keys that become null."""
     try:
         config = check.compose_whole(overrides)
     except Exception as error:
@@ -166,17 +166,17 @@ def _compose_one(check: Overrides, overrides: list[str], without: tuple[str, ...
 
 
 UNLOGGED = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
-"""Overrides with which Hydra writes no log and no config of its own."""
+"""Overrides that stop Hydra from writing its own logs and configs."""
 
 
 def compose_plugin(check: Overrides, words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """Returns a config with the Hydra plugin that `words` choose, and the parts from which Hydra makes plugins."""
+    """Returns a config with the Hydra plugin that `words` choose, and the context from which Hydra makes plugins."""
     config = check.compose_whole([*words, *UNLOGGED])
     return config, HydraContext(check.loader, Callbacks())
 
 
 def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None) -> None:
-    """Runs Hydra's own command line, with `job` for each config that it composes. Raises RefusedError."""
+    """Runs Hydra's own command line, calling `job` for each composed config. Raises RefusedError."""
     import hydra
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -201,7 +201,7 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
 
 @contextmanager
 def _hydra_untouched() -> Iterator[None]:
-    """Restores Hydra's globals and Python's random numbers: the caller may be a job of a Hydra app's."""
+    """Restores Hydra's globals and Python's random state: the caller may be a job of a Hydra app."""
     hydra, config = GlobalHydra.instance(), HydraConfig.instance()
     before, drawn = (hydra.hydra, config.cfg), random.getstate()  # shuffle() draws
     try:
@@ -216,10 +216,10 @@ _NAMED = re.compile(r"\$\{oc\.env:\s*(\w+)")
 
 @contextmanager
 def named_alone(words: Iterable[str]) -> Iterator[None]:
-    """Lets configs read the environment variables that `words` of a command line name, `${oc.env:NAME}`, and no others.
+    """Lets configs read only the environment variables that `words` of a command line name as `${oc.env:NAME}`.
 
-    A config folder from others could have any value of the environment, a password too, printed and written into runs.
-    The resolver itself refuses: a file can make its name of parts.
+    Otherwise another person's config folder could have any environment variable, even a password, printed and written
+    into runs. The resolver does the check because a file can assemble its name from parts.
     """
     named = {name for word in words for name in _NAMED.findall(word)}
 
@@ -242,7 +242,7 @@ def named_alone(words: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def each_job_composed_once() -> Iterator[None]:
-    """Spares Hydra's sweepers the check that each job composes beforehand: our jobs do nothing else."""
+    """Skips the check by Hydra's sweepers that each job composes, since our jobs only compose."""
     check = Sweeper.validate_batch_is_legal
     Sweeper.validate_batch_is_legal = lambda self, batch: None  # type: ignore[method-assign]
     try:
@@ -253,7 +253,7 @@ def each_job_composed_once() -> Iterator[None]:
 
 @contextmanager
 def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
-    """Has Hydra's sweepers call our launcher, made by `kind`, whatever launcher is chosen to run cells later."""
+    """Makes Hydra's sweepers call our launcher, made by `kind`, whichever launcher will run the cells later."""
 
     def ours(self: Plugins, hydra_context: Any, task_function: Any, config: DictConfig) -> Launcher:
         launcher = kind()
@@ -269,7 +269,7 @@ def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
 
 
 def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
-    """`config` resolved, less the keys of `elsewhere` that its choices lack; `model`: the choice of the group."""
+    """Resolves `config` without the keys of `elsewhere` that its choices lack; `model`: the choice of the group."""
     try:
         if problem := problem_of_missing(config):
             return unresolved(config, model, problem)

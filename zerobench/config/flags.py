@@ -22,13 +22,13 @@ FLAGS_WITH_VALUE = (
     "--experimental-rerun",
 )
 FLAGS_WITH_OPTIONAL_VALUE = {"--info": "all", "-i": "all"}
-"""Flag -> what it means alone."""
+"""Flag -> its value if none is given."""
 
 CHOICES = {
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     "--cfg": ("job", "hydra", "all"),
 }
-"""Flag -> the values that it takes."""
+"""Flag -> its valid values."""
 SHORT = {"-i": "--info", "-c": "--cfg"}
 FLAGS_ALONE = (
     "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
@@ -43,19 +43,19 @@ NOT_HERE = {
     ),
     "--experimental-rerun": "it unpickles a file, which can run code; a run's config.yaml says what to repeat",
 }
-"""Hydra flag that is refused -> why: it would let a file name code."""
+"""Rejected Hydra flag -> the reason."""
 
 CONFIG_DIR = ("--config-dir", "-cd")
 
 FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", *CONFIG_DIR)
-"""Flags with which cells are run; the others ask Hydra for something else."""
+"""Flags of commands that run cells; all other flags ask Hydra for something else."""
 
 
 COLUMNS = "--columns"
 
 
 def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Takes --columns NAME,NAME out of a command line. Returns the rest, and the names; None if it is not there."""
+    """Takes --columns NAME,NAME out of a command line. Returns the rest, and the names, or None if it is absent."""
     for place, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name == COLUMNS:
@@ -65,12 +65,12 @@ def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def only_compose(flags: list[str]) -> bool:
-    """Tells whether `flags` ask Hydra for nothing but configs."""
+    """Whether `flags` ask Hydra only to compose configs."""
     return all(flag.partition("=")[0] in FLAGS_OF_RUNS for flag in flags if flag.startswith("-"))
 
 
 def unknown_flags(flags: list[str]) -> list[str]:
-    """Sentences for flags that do not exist here, that are refused, or whose value they do not take."""
+    """Returns error messages for flags that do not exist, are rejected, or have an invalid value."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
     sentences = [f"{flag}: no such flag{meant_flag(flag, [k for k in known if k[1] == '-'])}" for flag in wrong]
@@ -87,7 +87,7 @@ def unknown_flags(flags: list[str]) -> list[str]:
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:
-    """Hydra's flags with their values, the overrides, and folders of the user's that add choices (--config-dir)."""
+    """Returns Hydra's flags with their values, the overrides, and a user's folders that add choices (--config-dir)."""
     flags: list[str] = []
     overrides: list[str] = []
     dirs: list[Path] = []

@@ -1,4 +1,4 @@
-"""An identity, as rows have it, as one level of keys: "optimizer.lr"; and from these, short names that differ."""
+"""Flattens an identity, as stored in rows, to keys such as "optimizer.lr", and derives short unique names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = (
     "deterministic", "draw_on", "measure.passes", "measure.trace", "measure.snapshot", "measure.events",
     "model.tiles",
 )  # fmt: skip
-"""Keys that an identity leaves out at their defaults, and that are told as these all the same."""
+"""Keys that an identity leaves out at their defaults, but that are reported with those defaults."""
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -38,7 +38,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def by_key(config: dict[str, Any]) -> dict[str, Any]:
-    """Key -> value as on a command line: a group's own word is its choice, and what is as usual is there, too."""
+    """Key -> value as on a command line: a group's key has its choice, and defaults are included."""
     usual = {key: DEFAULTS[key] for key in OPTIONS}
     there = {key: value for key, value in usual.items() if "." not in key or key.split(".")[0] in config}
     groups = {name: one.get("name") for name, one in config.items() if isinstance(one, dict) and "name" in one}
@@ -47,8 +47,8 @@ def by_key(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def swept(configs: Sequence[str], beside: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Keys in which configs (JSON) of the same choices differ, and the choices that differ: key -> a value for each
-    config, None if it has no such key. Less the keys `beside`, which the caller has columns for.
+    """Keys in which configs (JSON) of the same choices differ, and choices that differ: key -> a value for each config,
+    None if it has no such key. Leaves out the keys `beside`, for which the caller has columns.
     """
     every = [by_key(json.loads(text)) for text in configs]
     keys = [key for key in dict.fromkeys(key for one in every for key in one) if key not in {*beside, *LOCAL}]
@@ -63,12 +63,13 @@ def swept(configs: Sequence[str], beside: Iterable[str] = ()) -> dict[str, list[
 
 
 DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
-"""Keys that say nothing that the base name, or another key, does not say."""
+"""Keys that follow from the base name or from another key."""
 
 
 def base_name(cell: CellConfig) -> str:
-    """ "zero2 gpt_small N=2 b=8", with a=4 if it accumulates, "recomputed" where blocks are and "tuned" where a peer
-    is; a simulated world, several machines, a precision but fp32 and an optimizer but adamw are told, too.
+    """ "zero2 gpt_small N=2 b=8", with a=4 if it accumulates, "recomputed" if blocks are and "tuned" if another
+    library's strategy is; plus a simulated world, several machines, a precision other than fp32 and an optimizer other
+    than adamw.
     """
     name = f"{cell.strategy.name} {cell.model_name} N={cell.world_size} b={cell.batch}"
     if cell.accumulation not in (1, None):
@@ -84,7 +85,7 @@ def base_name(cell: CellConfig) -> str:
 
 
 def name_cells(cells: Sequence[CellConfig]) -> list[str]:
-    """A name for each; those whose base names are equal get the keys in which they differ, the machine's own last."""
+    """Returns a name for each cell; equal base names get the keys in which their cells differ, local keys last."""
     names = [base_name(cell) for cell in cells]
     flat = [flatten(cell.as_dict()) for cell in cells]
     names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
@@ -92,7 +93,7 @@ def name_cells(cells: Sequence[CellConfig]) -> list[str]:
 
 
 def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
-    """The names, and after those that are equal the keys in which their flat configs differ."""
+    """Returns the names, with the keys in which flat configs differ appended to equal names."""
     groups = defaultdict(list)
     for place, name in enumerate(names):
         groups[name].append(place)
@@ -107,19 +108,19 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
 
 
 def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
-    """Keys of two cells with different values, without volatile ones: key -> (one's, the other's)."""
+    """Non-volatile keys in which two cells differ: key -> (value of `one`, value of `other`)."""
     mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
 
 
 def show_value(value: Any) -> str:
-    """A config's value as it is written on a command line."""
+    """Formats a config's value as on a command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
-    """The strategy of each of cells that have all else in common, with the keys in which those of one differ."""
+    """Names cells that agree except in their strategy by that strategy, plus the keys in which equal names differ."""
     flat = [by_key(cell.as_dict()) for cell in cells]
     chosen = [key for key in LEFT_OUT if len({one.get(key) for one in flat}) > 1]
     names = [cell.strategy.name + " tuned" * cell.strategy.is_tuned for cell in cells]

@@ -1,4 +1,4 @@
-"""Groups of cells that one job of a launcher runs, interleaved: cells that agree in the keys of `launch.group_by`.
+"""Groups of cells that one launcher job runs, interleaved: cells that agree in the keys of `launch.group_by`.
 
 key     as on the command line and in tables: a group's choice (`model`, `strategy`), `world_size`, `optimizer.lr`
 all     one job for all cells
@@ -18,12 +18,12 @@ KEY, ALL = "launch.group_by", "all"
 
 
 def keys_of(group_by: str) -> list[str]:
-    """Returns the keys that are named, less spaces."""
+    """Returns the named keys, stripped of spaces."""
     return [key.strip() for key in group_by.split(",") if key.strip()]
 
 
 def group_of(cell: Cell) -> Hashable:
-    """Returns the results folder and the values in which a job's cells agree; without `launch.group_by` the cell."""
+    """Returns the results folder and the values in which a job's cells agree; without `launch.group_by`, an id."""
     group_by, where = cell.config.launch.group_by, cell.config.results_dir
     if group_by is None:
         return id(cell)
@@ -32,8 +32,8 @@ def group_of(cell: Cell) -> Hashable:
 
 
 def problems_of_groups(cells: Sequence[Cell], launcher: LauncherChoice | None, words: Sequence[str]) -> list[str]:
-    """The error message for each key of `launch.group_by` that none of the cells has, or on `words` of the command
-    line that set it without a launcher. An experiment may set it for whatever launcher is chosen.
+    """Returns error messages for keys of `launch.group_by` that no cell has, or for `words` of the command line that
+    set it without a launcher. An experiment may set it without knowing the launcher.
     """
     if launcher is None:
         return [

@@ -1,4 +1,4 @@
-"""The texts of --help: for the whole command line, a group, one choice of a group, and one key."""
+"""Help texts for the whole command line, a group, one choice of a group, and one key."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .schema import SCHEMAS, TUNED
 from .unknown_keys import IDENTITY, meant, nearest
 
 OF_A_BUILDER = Key("an option of its builder")
-"""The Key of what a user's model or data takes."""
+"""The Key for options of a user's model or data."""
 
 WIDEST = 120
-"""Lines where output is no terminal."""
+"""Maximum width of a line, and the width if output is not a terminal."""
 
 
 def of_groups(check: Overrides) -> str:
-    """A line for each group, and its choices."""
+    """Returns a line for each group, followed by its choices."""
     lines = []
     for group, choices in check.choices.items():
         lines += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]
@@ -35,7 +35,7 @@ def of_groups(check: Overrides) -> str:
 
 
 def of_keys(check: Overrides) -> str:
-    """A line for each key of the config of an empty command line."""
+    """Returns a line for each key of the default config."""
     return _table(_leaves(check.config_of([])))
 
 
@@ -72,7 +72,7 @@ def _of_choice(group: str, choice: str, check: Overrides) -> str:
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> list[tuple[str, Any]]:
-    """(key, default) of all that can be set, in the config's order."""
+    """Returns (key, default) of everything that can be set, in the config's order."""
     found: list[tuple[str, Any]] = []
     for name in config:
         key, node = f"{prefix}{name!s}", config._get_node(name)
@@ -85,7 +85,7 @@ def _leaves(config: DictConfig, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _table(leaves: list[tuple[str, Any]]) -> str:
-    """A line each: key=default, the meaning, the unit."""
+    """Returns a line for each key: key=default, the meaning, the unit."""
     lines = []
     for key, default in leaves:
         declared = KEYS.get(key, OF_A_BUILDER)
@@ -103,7 +103,7 @@ def _show(value: Any) -> str:
 
 
 def _entry(start: str, text: str) -> str:
-    """`start` and, from a column of its own on, the text; on the next line where `start` is too long."""
+    """Returns `start` followed by the text in its own column, on the next line if `start` is too long."""
     column = 42
     folded = textwrap.wrap(text, max(20, _width() - column), break_on_hyphens=False) or [""]
     head = f"{start:<{column}}" if len(start) < column - 1 else f"{start}\n{' ' * column}"
@@ -141,7 +141,7 @@ def _text_of(group: str, choice: str, check: Overrides) -> str:
 
 
 def _comment(file: Path) -> str:
-    """The lines of comment at the top of a yaml file, as text."""
+    """Returns the comment at the top of a yaml file, as text."""
     lines = []
     for line in file.read_text().splitlines():
         if not line.startswith("#"):

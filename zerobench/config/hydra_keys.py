@@ -1,5 +1,5 @@
-"""Hydra's own keys on a command line, an error message for each that means nothing here, and Hydra's and OmegaConf's
-errors in plain words.
+"""Hydra's own keys on a command line, error messages for those without effect here, and plain words for errors from
+Hydra and OmegaConf.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from . import launcher, sweeper
 from .schema import SCHEMAS
 
 PARAMS = "hydra.sweeper.params"
-"""The key of the basic sweeper in Hydra for its axes: key -> values, a text as on the command line."""
+"""Key for the axes of the basic sweeper in Hydra: key -> values, as text as on the command line."""
 
 VERBOSE = "hydra.verbose"
 
 HEEDED = ("hydra.mode", PARAMS, VERBOSE, launcher.GROUP, launcher.SETTINGS, sweeper.GROUP)
-"""Hydra keys that mean something on a command line; Hydra's own jobs, files and logs are not used."""
+"""Hydra keys that have an effect on a command line; Hydra's own jobs, files and logs are not used."""
 
 TARGET = "_target_"
 """The key by which a Hydra config names code to import."""
@@ -36,7 +36,7 @@ FROM_CONFIGS = (
     "hydra.mode", "hydra.verbose", "hydra.sweeper", "hydra.launcher", "hydra.runtime", "hydra.overrides",
     "hydra.job.name", "hydra.job.id", "hydra.job.num", "hydra.job.override_dirname", "hydra.job.config_name",
 )  # fmt: skip
-"""Hydra keys, or their beginnings, that an experiment may set or that follow from it."""
+"""Hydra keys, or prefixes of keys, that an experiment may set or that follow from it."""
 
 INSTANTIATED = ("hydra.launcher.", "hydra.sweeper.")
 """Parts of Hydra's config from which it makes objects."""
@@ -52,12 +52,12 @@ def launching(words: list[str]) -> tuple[str, ...]:
 
 
 def quoted(text: str) -> str:
-    """A text as a value on Hydra's command line, whatever it holds."""
+    """Quotes any text as a value on Hydra's command line."""
     return QuotedString(text, Quote.single).with_quotes()
 
 
 def problem_of(override: Override) -> str:
-    """A sentence for an override that would have no effect, else nothing."""
+    """Returns an error message for an override that is not allowed or would have no effect, else ""."""
     key = override.key_or_group
     if TARGET in (override.input_line or ""):
         return f"{override.input_line}: a command line names no code to import; register it in your own script"
@@ -75,7 +75,7 @@ def problem_of(override: Override) -> str:
 
 
 def problem_of_choices(hydra: DictConfig, usual: DictConfig) -> str:
-    """The error message on choices of an experiment or of a user's config that would import code, or that have no
+    """Returns an error message for choices of an experiment or a user's config that would import code or have no
     effect, else "". `usual`: Hydra's part of the config without them.
     """
     if problem := problem_of_code(hydra):
@@ -90,7 +90,7 @@ def problem_of_choices(hydra: DictConfig, usual: DictConfig) -> str:
 
 
 def problem_of_code(hydra: DictConfig) -> str:
-    """The error message for a launcher or a sweeper whose config names code that no installed plugin's does, or ""."""
+    """Returns an error message for a launcher or sweeper whose config names code of no installed plugin, else ""."""
     for key, value in _leaves(OmegaConf.to_container(hydra, resolve=False), "hydra"):
         if key.startswith(INSTANTIATED) and key.endswith(f".{TARGET}") and value not in sweeper.targets():
             return f"{key}={value}: {NO_CODE}"
@@ -106,8 +106,8 @@ def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def spelled_out(arguments: list[str]) -> list[str]:
-    """Returns the command line with the axes of `hydra.sweeper.params` as overrides of their own, before the others;
-    what they name too has their values, as Hydra has it.
+    """Returns the command line with the axes of `hydra.sweeper.params` as separate overrides, before the others, which
+    take precedence, as in Hydra.
     """
     others = [one for one in arguments if PARAMS not in one]
     given = {one.lstrip("+").split("=")[0] for one in others}
@@ -130,7 +130,7 @@ def _lines_of(argument: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as a config's text has it."""
+    """Formats a value as a config writes it."""
     if isinstance(value, QuotedString):
         return str(value.text)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -140,19 +140,19 @@ ENDLESS = "configs take one another in, or values name one another, without end"
 
 
 _WRAPPED = re.compile(r"\b\w+ raised while (?:resolving interpolation|composing config): |^\w+Error: ")
-"""The name of an exception of Python's before its message."""
+"""The name of a Python exception before its message."""
 
 _NAME_ALONE = re.compile(r"\w*(Error|Exception|Interrupt|Exit)")
-"""The rest of an error without a message."""
+"""What remains of an error without a message."""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns an error's message, in one line."""
+    """Returns the first line of an error's message."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 
 def reason(error: BaseException) -> str:
-    """Returns the end of a sentence that an error of composing makes: its first line, with what a colon announces."""
+    """Returns the reason from a composition error: its first line, and the next line too if it ends with a colon."""
     if isinstance(error, RecursionError) or "RecursionError raised" in str(error):
         return ENDLESS
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
@@ -165,7 +165,7 @@ def reason(error: BaseException) -> str:
 
 
 def not_composed(words: list[str], error: BaseException) -> str:
-    """The error message for a command line that Hydra cannot compose, be it for a plugin, all of which it imports."""
+    """Returns the error message for a command line that Hydra cannot compose, or if a plugin fails to import."""
     if "mutable default <class 'hydra_plugins." in str(error):
         why = f"a Hydra plugin cannot be imported here: {reason(error)}"
         return f"{why}; uninstall it, or install a later version of it"
@@ -173,8 +173,8 @@ def not_composed(words: list[str], error: BaseException) -> str:
 
 
 def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:
-    """The error message for one of `keys`, each the name of a schema, that a yaml has set to another name, or that it
-    has set where it begins with no schema, or "". All have a value.
+    """Returns an error message if a yaml sets one of `keys`, each the name of a schema, to another name or without
+    beginning with a schema, else "". All keys must have a value.
     """
     for key in keys:
         group, _, last = key.partition(".")
@@ -188,7 +188,7 @@ def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:
 
 
 def problem_of_missing(config: DictConfig) -> str:
-    """The error message for a key that has no value yet, as in a yaml that does not begin with our schema, or ""."""
+    """Returns an error message for a key without a value, as in a yaml that does not begin with our schema, else ""."""
     missing = sorted(OmegaConf.missing_keys(config))
     if not missing:
         return ""
@@ -202,7 +202,7 @@ def _begun_with(group: str) -> str:
 
 
 def sentence_of(said: str) -> str:
-    """Returns Hydra's output before its error, without its hints and the lines of a traceback."""
+    """Returns an error message made from Hydra's output, without its hints and traceback."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
     if any("Expecting one subcommand" in line for line in lines):
         return "--shell-completion: say what to do, as in --shell-completion install=bash, uninstall=bash or query=bash"

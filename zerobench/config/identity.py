@@ -1,7 +1,7 @@
 """The identity of a cell: its config as stored with a run, without keys at their defaults, and its hashes.
 
-A default that is dropped leaves the config as it was before there was such a key, so that a new option does not change
-the ids of cells that do not use it. The Key of each says its part (zerobench/sections.py): omitted, volatile or local.
+Keys at their defaults are dropped, which leaves the config as it was before the key existed, so a new option does not
+change the ids of cells that do not use it. Each Key (zerobench/sections.py) is marked omitted, volatile or local.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ VERSION, VERSION_KEY = 2, "schema_version"
 BASES: dict[str, type[Section]] = {
     "strategy": StrategyOptions, "model": Model, "data": Data, "optimizer": Optimizer, "precision": Precision,
 }  # fmt: skip
-"""Group -> base of its schemas, for a choice that this process does not know: a user's, or an older one."""
+"""Group -> base of its schemas, for a choice that this process does not know: a user's, or one of an older version."""
 
 WATCHED = "watched"
-"""Kind of the model of a loop that is not ours: of its strategy and optimizer the names are known, and no option."""
+"""Kind of the model in a user's watched loop: only the names of its strategy and optimizer are known, no options."""
 
 MOVED = {
     key: key.partition(".")[2]
     for key, declared in KEYS.items()
     if key.startswith("launch.") or (key.startswith("measure.") and declared.volatile)
 }
-"""Key of a cell -> its name at the top of the written form."""
+"""Key of a cell -> its name at the top level of the written form."""
 
 DEFAULTS: dict[str, Any] = {MOVED.get(key, key): default for key, default in omitted().items()}
 DEFAULTS |= {"nodes": 1, "ranks_per_gpu": 1}
-"""Key -> its default, at which it is left out of an identity; of a group's choice, with the whole section."""
+"""Key -> the default at which an identity leaves it out; for a group's choice, with the whole section."""
 
 VOLATILE = (*(MOVED.get(name, name) for name, one in {**GROUPS, **KEYS}.items() if one.volatile), VERSION_KEY)
-"""Keys that do not change what is measured."""
+"""Keys that do not change the measurement."""
 
 LOCAL = (*(MOVED.get(name, name) for name, one in KEYS.items() if one.local), "nodes", "data.text_hash")
-"""Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
+"""Keys that depend on the machine. They change times and losses, but no bytes and no volume."""
 
 
 def cell_id(config: Any) -> str:
@@ -53,7 +53,7 @@ def cell_id(config: Any) -> str:
 
 
 def work_id(config: Any) -> str:
-    """Returns the hash of the measured work, on any machine: of an identity without volatile and local keys."""
+    """Returns a hash of the measured work that is the same on any machine: without volatile and local keys."""
     kept = identity(config)
     for key in LOCAL:
         _remove(kept, key)
@@ -99,10 +99,9 @@ def _remove(written: dict[str, Any], key: str) -> None:
 
 
 def restore(written: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a cell from its written form, defaults filled in; the first version's form has no number.
+    """Returns the fields of a cell from its written form, with defaults filled in; version 1 has no version number.
 
-    Keys that this code does not know are kept in the sections and dropped at the top. Raises ValueError for a form of
-    a later version.
+    Unknown keys are kept in sections and dropped at the top level. Raises ValueError for a later version.
     """
     version = written.get(VERSION_KEY, 1)
     if not isinstance(version, int) or version > VERSION:
@@ -149,5 +148,5 @@ def _section(kind: Any, values: dict[str, Any]) -> Section:
 
 @cache
 def _extended(kind: type, names: tuple[str, ...]) -> type:
-    """A section with options that its schema lacks, as a user's has under a process that did not import the script."""
+    """Returns a section class with options that its schema lacks, as for a user's choice that was not imported."""
     return make_dataclass(kind.__name__, [(name, Any, field(default=None)) for name in names], bases=(kind,))

@@ -27,11 +27,11 @@ def _fields() -> Iterator[tuple[str, Field[Any]]]:
 
 
 KEYS: dict[str, Key] = {name: one.metadata[KEY] for name, one in _fields() if name not in GROUPS}
-"""Key -> what is declared of it, the same in all choices of its group."""
+"""Key -> its declaration, the same in all choices of its group."""
 
 
 def omitted() -> dict[str, Any]:
-    """Returns the default of each key that an identity leaves out at it, and of a group the default choice."""
+    """Returns the default of each key that an identity leaves out at its default; for a group, the default choice."""
     found: dict[str, Any] = {}
     for name, one in _fields():
         if one.metadata[KEY].omitted:
@@ -42,11 +42,11 @@ def omitted() -> dict[str, Any]:
 
 
 AUTO = "auto"
-"""The word in place of a number that follows the model."""
+"""The word for a number derived from the model."""
 
 
 def problems_of(cell: Config) -> list[str]:
-    """Returns error messages for values of a cell that are out of their limits."""
+    """Returns error messages for values of a cell that are out of range."""
     problems = []
     for key, (least, most), value in _limited(cell):
         if isinstance(value, str):
@@ -59,7 +59,7 @@ def problems_of(cell: Config) -> list[str]:
 
 
 def _limited(cell: Config) -> Iterator[tuple[str, tuple[float, float], Any]]:
-    """Yields keys with limits and a value; none of a user's strategy, whose option of the name may be another."""
+    """Yields keys with limits and a value; not for a user's strategy, where an equal name may mean something else."""
     holders: dict[str, Any] = {"": cell} | {name: one for name, one in vars(cell).items() if isinstance(one, Section)}
     if spec_of(cell.strategy.name).of_user:
         del holders["strategy"]

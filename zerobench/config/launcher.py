@@ -1,10 +1,9 @@
-"""The launcher of a sweep: ours, which starts ranks on this machine, or a Hydra plugin.
+"""The launcher of a sweep: our own, which starts ranks on this machine, or a Hydra plugin.
 
-local       ours: one cell after the other, on this machine or over the job that was joined
-plugin      Hydra's (submitit_slurm, ray, ...): each of its jobs runs a cell, on a machine that may be unknown here
-settings    the plugin's own config, hydra.launcher; those *asked* for differ from the plugin's defaults
-planned     a plugin is chosen while cells are resolved: GPUs and cores are those that its jobs ask for, not this
-            machine's
+local       our own: one cell after the other, on this machine or over the job that this process is part of
+plugin      a Hydra plugin (submitit_slurm, ray, ...): each of its jobs runs a cell, perhaps on an unknown machine
+settings    the plugin's config, hydra.launcher; `asked` settings differ from the plugin's defaults
+planned     cells are being resolved for a plugin: GPUs and cores are those its jobs request, not this machine's
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .unknown_keys import nearest
 
 LOCAL = "local"
 BASIC = "basic"
-"""Hydra's name of the launcher that is no plugin."""
+"""Hydra's name for the built-in launcher."""
 
 GROUP, SETTINGS = "hydra/launcher", "hydra.launcher"
 
@@ -33,7 +32,7 @@ PLUGINS = {
     "ray": "hydra-ray-launcher",
     "ray_aws": "hydra-ray-launcher",
 }
-"""Launcher -> the package that brings it."""
+"""Launcher -> the package that provides it."""
 
 HERE = ("submitit_local", "joblib")
 """Plugins whose jobs run on this machine."""
@@ -41,8 +40,8 @@ HERE = ("submitit_local", "joblib")
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """A plugin as the command line chooses it. `words`: the overrides that choose it, for Hydra. `asked`: settings that
-    differ from the plugin's defaults.
+    """A plugin chosen on the command line. `words`: the Hydra overrides that choose it. `asked`: settings that differ
+    from the plugin's defaults.
     """
 
     name: str
@@ -52,7 +51,7 @@ class LauncherChoice:
 
     @property
     def is_here(self) -> bool:
-        """True if its jobs run on this machine, so that GPUs and cores can be counted."""
+        """Whether its jobs run on this machine, so that GPUs and cores can be counted."""
         return self.name in HERE
 
     def wants_gpus(self) -> bool:
@@ -64,7 +63,7 @@ class LauncherChoice:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that a job asks its launcher for, in the words of SLURM's plugin."""
+    """Resources that a job requests, named as in the SLURM plugin."""
 
     nodes: int
     tasks_per_node: int
@@ -72,7 +71,7 @@ class Resources:
     gpus_per_node: int | None
 
     def together(self, other: Resources) -> Resources:
-        """Returns the least that is enough for either."""
+        """Returns the smallest resources that are enough for either."""
         gpus = [one for one in (self.gpus_per_node, other.gpus_per_node) if one]
         return Resources(
             max(self.nodes, other.nodes), max(self.tasks_per_node, other.tasks_per_node),
@@ -83,10 +82,10 @@ class Resources:
 def resources_of(
     choice: LauncherChoice, world_size: int, node_size: int | None, threads: int, device: str
 ) -> Resources:
-    """Returns the resources of a cell: a task per node starts the node's ranks itself, unless there are several nodes,
-    where each rank is a task and joins the job.
+    """Returns the resources of a cell: on one node, one task starts all ranks; on several nodes, each rank is a task
+    and joins the job.
 
-    A world of more ranks than a node has (`most_per_node`) is on several nodes, where the launcher knows nodes.
+    A world with more ranks than fit on a node (`most_per_node`) uses several nodes, if the launcher supports nodes.
     """
     nodes = nodes_of(choice, world_size, node_size)
     ranks = -(-world_size // nodes)
@@ -105,13 +104,13 @@ def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> 
 
 
 def most_per_node(choice: LauncherChoice) -> int | None:
-    """Returns the most ranks that a job has on one node: its GPUs, or several tasks; None for no bound."""
+    """Returns the maximum number of ranks of a job on one node: its GPUs, or its tasks if several; None: no bound."""
     tasks = int(choice.asked.get("tasks_per_node") or 1)
     return int(choice.asked.get("gpus_per_node") or 0) or (tasks if tasks > 1 else None)
 
 
 def known_launchers() -> list[str]:
-    """Returns the launchers that are installed; ours is called "basic" by Hydra."""
+    """Returns the installed launchers; Hydra calls the built-in one "basic"."""
     Plugins.instance()  # which looks for them
     return sorted(name.removesuffix(".yaml") for name in ConfigStore.instance().list(GROUP))
 
@@ -126,8 +125,8 @@ def problem_of_name(name: str) -> str:
 
 
 def problem_of_setting(word: str, usual: DictConfig) -> str:
-    """The error message for an override below hydra.launcher whose key the plugin does not have, or "". `usual`: the
-    plugin's settings without it. Where a setting is itself a mapping with names of any kind, + adds one.
+    """Returns an error message for an override below hydra.launcher whose key the plugin lacks, else "". `usual`: the
+    plugin's settings without it. If a setting is a mapping with arbitrary names, + adds a name.
     """
     key, _, _ = word.lstrip("+").partition("=")
     node: Any = usual
@@ -146,7 +145,7 @@ def problem_of_setting(word: str, usual: DictConfig) -> str:
 
 
 def chosen_launcher(hydra: DictConfig, words: tuple[str, ...]) -> LauncherChoice | None:
-    """Returns the plugin of a composed config; None for ours."""
+    """Returns the plugin of a composed config; None for our own launcher."""
     name = hydra.runtime.choices.get(GROUP, BASIC)
     if name == BASIC:
         return None
@@ -163,7 +162,7 @@ _planned: list[LauncherChoice] = []
 
 @contextmanager
 def planning_for(choice: LauncherChoice | None) -> Iterator[None]:
-    """Resolves cells, for the duration of the context, for the machines of a plugin's jobs."""
+    """Within the context, cells are resolved for the machines of a plugin's jobs."""
     _planned.append(choice) if choice else None
     try:
         yield
@@ -172,11 +171,11 @@ def planning_for(choice: LauncherChoice | None) -> Iterator[None]:
 
 
 def planned() -> LauncherChoice | None:
-    """Returns the plugin for whose jobs cells are resolved; None if it is ours."""
+    """Returns the plugin for whose jobs cells are resolved; None for our own launcher."""
     return _planned[-1] if _planned else None
 
 
 def elsewhere() -> LauncherChoice | None:
-    """Returns the plugin for whose jobs cells are resolved, where these run on machines that are not known here."""
+    """Returns the plugin for whose jobs cells are resolved if they run on machines unknown here, else None."""
     choice = planned()
     return None if choice is None or choice.is_here else choice

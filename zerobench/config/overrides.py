@@ -1,10 +1,10 @@
 """Command-line overrides, checked against the schemas before Hydra sees them.
 
-Hydra alone accepts `+strategy.stge=1` and attaches it silently; here every key must exist, also behind a +,
-and what does not exist is answered with the nearest name that does.
+Hydra silently accepts `+strategy.stge=1`; here every key must exist, even after a +,
+and the error message for an unknown key suggests the nearest one.
 
-Composer    composes configs of overrides through Hydra: which keys they have, which values fit
-Overrides   checks each override against these
+Composer    composes configs through Hydra to find their keys and valid values
+Overrides   checks each override against those configs
 """
 
 from __future__ import annotations
@@ -55,35 +55,35 @@ CHOSEN_BY_GROUP = (
     "precision.name",
     *(f"{group}.name" for group in schema_memory.SCHEMAS),
 )
-"""Keys that say which choice of a group this is."""
+"""Keys that name the choice of a group."""
 
 NEEDS: dict[str, tuple[str, Any]] = {
     "offload.delayed_after": ("offload.delayed", True), "offload.on_time": ("offload.delayed", True)
 }  # fmt: skip
-"""Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
+"""Key -> (another key, the value it must have somewhere in a sweep for the first to have an effect)."""
 
 REGISTERED = ("model", "data", "strategy")
 """Groups to which a user's script adds choices."""
 
 UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError)
-"""Errors that a user's yaml may raise when it is composed."""
+"""Errors that composing a user's yaml may raise."""
 
 
 Composition = tuple[DictConfig, DictConfig]
-"""A config, and Hydra's own part of it. Nobody writes to either."""
+"""A config, and Hydra's own part of it. Neither is ever modified."""
 
 
 @lru_cache(4)
 def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], Composition]:
-    """Returns the compositions so far, by overrides, where these `choices` were added to those of the package: a
-    process may run many commands.
+    """Returns the cache of compositions by overrides, for these `choices` added to the package's: a process may run
+    many commands.
     """
     return {}
 
 
 class Composer:
-    """Knows every choice, those of `users` and of `extra_dirs` included. `loader`: Hydra's, of the last config that was
-    composed. `composed`: compositions that are known already.
+    """Knows every choice, including those from `users` and `extra_dirs`. `loader`: Hydra's loader of the last composed
+    config. `composed`: cache of compositions.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Composer:
         return self._compose(overrides)[1]
 
     def compose_whole(self, overrides: list[str]) -> DictConfig:
-        """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""
+        """Returns the config of `overrides` with Hydra's own part. Hydra's exceptions propagate."""
         GlobalHydra.instance().clear()
         search = [f"hydra.searchpath=[{','.join(quoted(f'file://{d.resolve()}') for d in self._extra_dirs)}]"]
         with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
@@ -116,7 +116,7 @@ class Composer:
             )
 
     def _compose(self, overrides: list[str]) -> Composition:
-        """The config of `overrides`, and Hydra's part of it: at once, since Hydra takes a quarter of a second."""
+        """Returns the config of `overrides`, and Hydra's part; cached, since Hydra takes a quarter of a second."""
         where = tuple(overrides)
         if where not in self._composed:
             whole = self.compose_whole(overrides)
@@ -148,14 +148,14 @@ class Composer:
         return ""
 
     def _had_by(self, key: str) -> str:
-        """Names the choices of the key's group that have it, to follow a sentence."""
+        """Returns the end of an error message that names the choices of the key's group that have the key."""
         group, _, rest = key.partition(".")
         having = [name for name, kind in SCHEMAS.get(group, {}).items() if rest in (one.name for one in fields(kind))]
         words = "|".join(name for name in self.choices.get(group, []) if name in having)
         return f"; choose {group}={words} for it" if words else ""
 
     def _problems_of_values(self, key: str, values: list[Any], overrides: list[str]) -> list[str]:
-        """The error message for each of the values that does not fit in the key's place, the extremes of many."""
+        """Returns an error message for each value of the wrong type for the key; checks the extremes of many."""
         config = self.config_of(overrides)
         *path, last = key.split(".")
         parent = OmegaConf.select(config, ".".join(path)) if path else config
@@ -177,8 +177,8 @@ class Composer:
 
 
 class Overrides(Composer):
-    """Checks overrides one by one. `problems` holds a sentence for each that is wrong, `elsewhere` the keys that some
-    choices of a sweep have and others lack: these are left out where they mean nothing.
+    """Checks overrides one by one. `problems`: an error message for each invalid override. `elsewhere`: keys that some
+    choices of a sweep have and others lack; cells without them ignore them.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Overrides(Composer):
         self.proposed: Proposed | None = None
 
     def check(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
-        """The overrides as Hydra shall see them; fills `problems`, `cells`, the number of cells, and `multirun`."""
+        """Returns the overrides to pass to Hydra; sets `problems`, `cells` (the number of cells) and `multirun`."""
         try:
             return self._check_all([in_one(in_bytes(word)) for word in spelled_out(words)], multirun, verbs)
         except UNREADABLE as error:
@@ -244,7 +244,9 @@ class Overrides(Composer):
         return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
 
     def _unlisted(self, overrides: list[Override], values: dict[str, list[Any]]) -> str:
-        """Returns a message if values are too many, or endless, to be listed, else ""; a sweeper may draw from them."""
+        """Returns an error message if there are too many values to list, or infinitely many, else ""; a sweeper may
+        draw from such values.
+        """
         if self.proposed is not None:
             return ""
         endless = [one.input_line for one in overrides if one.is_interval_sweep()]
@@ -253,8 +255,8 @@ class Overrides(Composer):
         return size_limits.problem_of_count({key: len(one) for key, one in values.items()})
 
     def _check_composed(self, picked: dict[str, list[Any]]) -> DictConfig:
-        """Returns the config of Hydra itself, of which experiments and users' choices may change little. These have all
-        values that our schemas ask for, and their names.
+        """Returns Hydra's own config, after checking that experiments and users' choices change only allowed parts of
+        it, and that they have all values and the names that our schemas require.
         """
         usual = self.hydra_of([])
         for one in (study := self._study(picked), *self._of_users(picked)):
@@ -272,7 +274,7 @@ class Overrides(Composer):
             self.proposed = choose_sweeper(self.hydra_of, parsed, study, objective or None, self.problems)
 
     def _propose(self, overrides: list[tuple[Override, str, list[Any]]]) -> None:
-        """Completes `proposed` with the axes that its sweeper chooses from."""
+        """Adds to `proposed` the axes that its sweeper chooses from."""
         if self.proposed is None:
             return
         if not self.multirun:
@@ -283,7 +285,7 @@ class Overrides(Composer):
         return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self.choices["experiment"]]
 
     def _of_users(self, picked: dict[str, list[Any]]) -> list[list[str]]:
-        """The configs, as overrides, of choices from folders of the user's, which may say something of Hydra."""
+        """Returns the configs, as overrides, of choices from a user's folders, which may set Hydra keys."""
         mine = {
             (where / group / f"{one}.yaml", f"{group}={one}")
             for where in self._extra_dirs
@@ -294,13 +296,15 @@ class Overrides(Composer):
         return [[override, *self._study(picked)] for path, override in sorted(mine) if path.is_file()]
 
     def _configs(self, root: str, picked: dict[str, list[Any]]) -> list[list[str]]:
-        """The configs that a key below `root` may be in, as overrides: one for each choice, if it is a group."""
+        """Returns the configs that a key below `root` may be in, as overrides: one for each choice, if `root` is a
+        group.
+        """
         choices = picked.get(root, []) if root in SCHEMAS else []
         chosen = [[f"{root}={choice}"] for choice in choices if choice in self.choices[root]]
         return [one + self._study(picked) for one in chosen or [[]]]
 
     def _check_needs(self, seen: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
-        """`seen`: what is set or swept over, key -> values."""
+        """Checks NEEDS. `seen`: key -> its values, set or swept over."""
         for key, (other, wanted) in NEEDS.items():
             if key not in seen:
                 continue
@@ -310,7 +314,7 @@ class Overrides(Composer):
                 self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
 
     def _swept_by_a_study(self, hydra: DictConfig, given: dict[str, list[Any]]) -> list[Override]:
-        """Returns the axes that an experiment itself sweeps over."""
+        """Returns the axes that an experiment sweeps over."""
         params = {key: value for key, value in (hydra.sweeper.get("params") or {}).items() if key not in given}
         parsed = [self._parse(f"{key}={value!s}", []) for key, value in params.items()]
         return [override for override in parsed if override]
@@ -378,8 +382,8 @@ class Overrides(Composer):
                 self.problems.append(f"{group}={choice!s}: no such {group}{hint}")
 
     def _check_key(self, key: str, values: list[Any], configs: list[list[str]]) -> None:
-        """Tries the values in the key's place in composed configs, a list of overrides each: one for each choice of
-        the key's group. Some of them must have the key.
+        """Tries the values of a key in composed configs, given as lists of overrides, one for each choice of the key's
+        group. At least one must have the key.
         """
         lacking = [(overrides, sentence) for overrides in configs if (sentence := self._lacks(key, overrides))]
         having = [overrides for overrides in configs if overrides not in [one for one, _ in lacking]]
@@ -403,15 +407,15 @@ class Overrides(Composer):
 
 
 def _is_sweep(parsed: list[Override], hydra: DictConfig, multirun: bool) -> bool:
-    """Tells whether several cells may be composed: by -m, unless hydra.mode says otherwise."""
+    """Whether several cells may be composed: with -m, unless hydra.mode says otherwise."""
     modes = [str(override.value()).upper() for override in parsed if override.key_or_group == "hydra.mode"]
     mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
     return mode == "MULTIRUN" or (multirun and mode != "RUN")
 
 
 def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:
-    """A key below a group that is swept over becomes a sweep of one value: Hydra composes a sweep's other overrides
-    once beforehand, with the group's default, which need not have the key.
+    """Turns a key below a swept group into a sweep of one value: Hydra first composes a sweep's other overrides with
+    the group's default, which may lack the key.
     """
     group, _, rest = override.key_or_group.partition(".")
     if not rest or group not in swept or group not in SCHEMAS or override.is_sweep_override():

@@ -1,7 +1,7 @@
-"""The Hydra plugins that a command line or its experiment chooses: a launcher and a sweeper, checked.
+"""Chooses and checks the Hydra plugins that a command line or its experiment names: a launcher and a sweeper.
 
 compose     composes Hydra's part of the config of some overrides
-problems    sentences on what is wrong; where there are some, nothing is chosen
+problems    error messages; if there are any, nothing is chosen
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Compose = Callable[[list[str]], DictConfig]
 def choose_launcher(
     compose: Compose, parsed: Sequence[Override], study: list[str], problems: list[str]
 ) -> LauncherChoice | None:
-    """Returns the launcher that the command line or the experiment names, with its settings; None for ours."""
+    """Returns the launcher that the command line or the experiment names, with its settings; None for our own."""
     chosen = [one for one in parsed if launching([one.input_line or ""])]
     problems += [problem for one in chosen if (problem := problem_of(one))]
     if not problems and not study and chosen and not any(one.key_or_group == launcher.GROUP for one in chosen):
@@ -80,7 +80,7 @@ def _set(compose: Compose, words: list[str], objective: str, problems: list[str]
 
 
 def _checked(compose: Compose, words: list[str], problems: list[str]) -> DictConfig:
-    """Composes Hydra's part, without code but that of installed plugins."""
+    """Composes Hydra's part of the config, allowing only code of installed plugins."""
     hydra = compose(words)
     problems += [problem] if (problem := problem_of_code(hydra)) else []
     return hydra
@@ -89,7 +89,7 @@ def _checked(compose: Compose, words: list[str], problems: list[str]) -> DictCon
 def with_axes(
     proposed: Proposed, overrides: Sequence[tuple[Override, str, Sequence[Any]]], problems: list[str]
 ) -> Proposed:
-    """Returns `proposed` with its axes and what is fixed. `overrides`: each with its checked line and its values."""
+    """Returns `proposed` with its axes and fixed overrides. `overrides`: each with its checked line and its values."""
     axes, fixed = list[str](), list[str]()
     for override, line, values in overrides:
         key = override.key_or_group

@@ -1,4 +1,4 @@
-"""A user's config -> a cell: everything derived, everything checked."""
+"""Resolves a user's config to a cell: derives every open value and checks everything."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Model, Synthe
 from .schema_training import NORMS, default_implementation
 
 BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
-"""Key -> the value that leaves it open, of the keys whose default depends on the device."""
+"""Key whose default depends on the device -> the value that leaves it open."""
 
 
 def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
-    """Derives what is left open and checks the rest. `stray`: sentences about keys that do not belong. Raises
-    omegaconf's ValidationError for a value that is not of its schema's type.
+    """Derives values that are left open and checks the others. `stray`: error messages for unknown keys. Raises
+    omegaconf's ValidationError for a value of the wrong type for its schema.
     """
     problems = list(stray)
     draft: Config = OmegaConf.to_object(OmegaConf.structured(config))  # type: ignore[assignment]
@@ -71,7 +71,7 @@ def _problems_of_words(draft: Config) -> list[str]:
 
 
 def unresolved(config: Any, model_name: str, reason: str) -> Cell:
-    """Returns a cell whose config lacks values, with what can be read of it, so that it becomes a row all the same."""
+    """Returns a cell for a config that lacks values, with the parts that can be read, so that it becomes a row."""
     known: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
     model = known["model"] if isinstance(known["model"], dict) else {}
     known["model"] = model | {"name": model_name}
@@ -122,7 +122,7 @@ def _check_search(draft: Config, problems: list[str]) -> None:
 
 
 def _resolve_data(draft: Config, problems: list[str]) -> str | None:
-    """Fills in where a text lies and returns the hash of it."""
+    """Makes the path of a text absolute and returns the text's hash."""
     data = draft.data
     if data.name not in DATA.own and not _has_sequences(draft):
         draft.sequence = 1  # a sample is one thing: tokens/s are samples/s
@@ -140,13 +140,13 @@ def _resolve_data(draft: Config, problems: list[str]) -> str | None:
 
 
 def _has_sequences(draft: Config) -> bool:
-    """True if the key `sequence` says something of this model or of the user's data."""
+    """Whether the key `sequence` has an effect on this model or the user's data."""
     kind = draft.model.kind
     return kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(draft.data.name, "sequence")
 
 
 def _resolve_model(draft: Config, problems: list[str]) -> None:
-    """Fills in the vocabulary, positions and sequence that follow the data, of our models and of a user's."""
+    """Fills in vocabulary, positions and sequence from the data, for our models and users' models."""
     model, data = draft.model, draft.data
     where = "huggingface" if model.kind == "huggingface" else "model"
     shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's has fields of its own
@@ -190,7 +190,7 @@ def _problems_of_shape(where: str, shape: Any) -> list[str]:
 
 
 def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> list[str]:
-    """Returns the error messages for adapters and parts of a sequence that the model cannot have."""
+    """Returns error messages for adapters and sequence chunks that the model cannot have."""
     values, by_peft = model.options, isinstance(shape, Huggingface)
     problems = lora.problems_of(values.get("lora", 0), getattr(shape, "hidden", 0), where, by_peft)
     for key in ("loss_chunks", "mlp_chunks"):
@@ -206,7 +206,7 @@ def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> l
 
 
 def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str, problems: list[str]) -> None:
-    """Options that were left open become what the mode says, or the engine's default."""
+    """Sets options that were left open to the mode's value, or to the engine's default."""
     chosen = strategy.values()
     ours = {key: chosen.get(key) for key in spec.read_by_harness}
     accumulate, mode, construct = (ours.get(key) for key in ("accumulate", "mode", "construct"))
@@ -253,7 +253,7 @@ def _left_open(draft: Config) -> frozenset[str]:
 
 
 def _resolve_training(draft: Config, problems: list[str]) -> None:
-    """The optimizer, the precision, clipping; the tiers that follow from the strategy, and the warm-up they take."""
+    """Resolves the optimizer, precision and clipping, the offload for the strategy, and the warm-up that it needs."""
     optimizer, strategy = draft.optimizer, draft.strategy.name
     updated_by = "cuda" if draft.device == "cuda" and not draft.offload.updates_on_host else "cpu"
     if optimizer.implementation == "auto":
@@ -262,7 +262,7 @@ def _resolve_training(draft: Config, problems: list[str]) -> None:
     draft.precision = draft.precision.resolved(strategy, updated_by)
     problems += draft.precision.problems(strategy)
     draft.offload = draft.offload.resolved(strategy)
-    # Measured steps are alike: updates that become late do so before the first of them.
+    # Measured steps must be alike, so delayed updates begin before the first measured step.
     draft.measure.warmup = max(draft.measure.warmup, draft.offload.settles_after)
     if draft.clip is not None and not 0 < draft.clip < math.inf:
         problems.append(f"clip={draft.clip:g}: a norm to clip at must be above 0 and finite; null clips nothing")

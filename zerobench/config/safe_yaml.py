@@ -1,4 +1,4 @@
-"""Reads yaml that others wrote: nothing in it is code, and what would unfold without end is refused beforehand."""
+"""Reads untrusted yaml: it cannot name code, and files whose aliases expand too far are rejected first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..host.files import read_text
 
 MOST_BYTES = 2**23
 MOST_NODES = 200_000
-"""Limit on a file whose aliases are written out: a few lines can stand for 10¹² of them."""
+"""Limit on a file's nodes with aliases expanded: a few lines can stand for 10¹² nodes."""
 
 
 class OnceLoader(yaml.SafeLoader):
-    """yaml's safe loader, which lets a second key of the same name win; this one does not."""
+    """yaml's safe loader, except that a duplicate key is an error instead of replacing the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -28,7 +28,7 @@ class OnceLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a file. Raises ValueError or OSError."""
+    """Returns the content of a file. Raises ValueError or OSError."""
     text, _ = check_yaml(path)
     try:
         return yaml.load(text, Loader=OnceLoader)
@@ -37,8 +37,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_yaml(path: Path) -> tuple[str, yaml.Node | None]:
-    """Returns the text of a yaml file and the root of what it says, None if that is nothing. Raises ValueError, with
-    a sentence, for one that is no yaml or unfolds without end, or OSError.
+    """Returns the text of a yaml file and its root node, None if it is empty. Raises ValueError for a file that is not
+    yaml or expands too far, or OSError.
     """
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path}: it has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
@@ -56,8 +56,8 @@ def check_yaml(path: Path) -> tuple[str, yaml.Node | None]:
 
 
 def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> list[str]:
-    """The error message for each yaml file of these config folders that cannot be used. Those of `groups` are choices,
-    which have keys.
+    """Returns an error message for each unusable yaml file in these config folders. Files in folders of `groups` are
+    choices, which must have keys.
     """
     found = []
     for path in [
@@ -73,7 +73,7 @@ def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> lis
 
 
 def _problem_of_choice(group: str, text: str, root: yaml.Node | None) -> str:
-    """Returns the end of a sentence where the content of a choice is no mapping, or sets `hydra` itself, or ""."""
+    """Returns the end of an error message if a choice's content is no mapping, or replaces all of `hydra`; else ""."""
     if root is None:
         return ""
     if not isinstance(root, yaml.MappingNode):
@@ -83,7 +83,7 @@ def _problem_of_choice(group: str, text: str, root: yaml.Node | None) -> str:
 
 
 def _count(node: Any, known: dict[int, float]) -> float:
-    """Nodes below `node` with each alias written out; one that contains itself has no end."""
+    """Returns the number of nodes below `node` with aliases expanded; infinite if a node contains itself."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:

@@ -1,6 +1,6 @@
-"""Every schema as a dataclass. The yaml files under conf/ bind to these by type; a run's config is one of them.
+"""All schemas as dataclasses. The yaml files under conf/ refer to them by type, and a run's config is one of them.
 
-Nothing here names code to import: a choice is a name in a table.
+No config names code to import: a choice is a name in a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import schema_memory
 from .schema_training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
 
 TUNED = "_tuned"
-"""The end of a choice's name that has the values which serve this harness's models, not the peer's own defaults."""
+"""Suffix of a choice with options tuned for this harness's models instead of the library's own defaults."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Model(Section):
 
     @property
     def can_checkpoint(self) -> bool:
-        """True for a model that can compute its blocks again in backward itself."""
+        """Whether the model itself can recompute its blocks in backward."""
         return hasattr(self, "checkpointing")
 
     @property
@@ -105,7 +105,7 @@ class Mlp(Model):
 
 @dataclass
 class HuggingfaceModel(Model):
-    """A transformers architecture; its shape stands in `huggingface`."""
+    """A transformers architecture; its shape is in `huggingface`."""
 
     kind: str = "huggingface"
     lora: int = LORA
@@ -204,7 +204,7 @@ class Measure(Section):
 
 
 RETRIED = ("crash", "timeout", "oom")
-"""Statuses with which a launch may be run again: another machine, or another moment, may end it otherwise."""
+"""Statuses after which a launch may be retried: it may succeed at another time or on another machine."""
 
 
 @dataclass
@@ -373,11 +373,11 @@ class Config(Section):
 
 
 OF_A_SWEEP = ("objective",)
-"""Keys of a sweep, which its cells do not have."""
+"""Keys of a sweep that its cells do not have."""
 
 
 SECTIONS: dict[str, type[Section]] = {"launch": Launch, "search": Search, "huggingface": Huggingface}
-"""Sections without a choice."""
+"""Sections that have no choices."""
 
 SCHEMAS: dict[str, dict[str, type]] = {
     "strategy": {name: spec.options for name, spec in built_in().items()},
@@ -388,18 +388,18 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "measure": {"measure": Measure},
     **schema_memory.SCHEMAS,
 }
-"""Group -> schema name -> dataclass. A yaml of the group names its schema in its defaults list."""
+"""Group -> schema name -> dataclass. A yaml file of the group names its schema in its defaults list."""
 
 
 def config_dir() -> Path:
-    """conf/: inside the package in an installed wheel, beside it in a checkout."""
+    """Returns conf/: inside the package in an installed wheel, next to it in a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
 
 def store_schemas(users: dict[str, dict[str, type]]) -> None:
-    """Puts the schemas into Hydra's ConfigStore, and those of `users`, by group, among the choices."""
+    """Adds our schemas to Hydra's ConfigStore, and the schemas of `users`, by group, to the choices."""
     _store_own()
     store = ConfigStore.instance()
     for group, schemas in users.items():
@@ -412,7 +412,7 @@ def store_schemas(users: dict[str, dict[str, type]]) -> None:
 
 
 _choices: dict[str, Any] = {}
-"""The strategies that are stored. To store all takes a fifth of a composition, and a process may compose many."""
+"""Strategies already stored. Storing all takes a fifth of a composition's time, and a process may compose often."""
 
 
 @cache
@@ -425,7 +425,7 @@ def _store_own() -> None:
 
 
 def strategy_choices() -> dict[str, Any]:
-    """The choices of the group `strategy`: each row of the table and, where it can be tuned, NAME_tuned."""
+    """Returns the choices of the group `strategy`: each row of the table and, if it has a tuning, NAME_tuned."""
     choices: dict[str, Any] = {}
     for name, spec in sorted(specs().items(), key=lambda row: (row[1].of_user, row[0])):
         choices[name] = spec.options

@@ -1,10 +1,10 @@
-"""Where shards live, how bytes travel and what becomes of activations: choices that compose with a stage.
+"""Where shards live, how bytes travel and how activations are kept: choices that compose with a stage.
 
-tiers         which part of the model states lives in host memory or in files
-ZeRO-R        residual policies of activations, and the buffers that gradients pass through
-ZeRO++        on zero3: codecs of what travels, and secondary shards
+tiers         which parts of the model states live in host memory or in files
+ZeRO-R        policies for activations, and the buffers that gradients pass through
+ZeRO++        on zero3: codecs for communication, and secondary shards
 
-Each is a group of its own, with an axis per choice (axis.py).
+Each is a separate group, with an axis per choice (axis.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OffloadConfig(Choice):
     name: str = "none"
 
     def resolved(self, strategy: str) -> OffloadConfig:
-        """Returns the section with the options filled in that follow from the strategy."""
+        """Returns the section with the options that depend on the strategy filled in."""
         return self
 
     def theory_shape(self) -> TierShape:
@@ -55,23 +55,23 @@ class OffloadConfig(Choice):
         return NOWHERE
 
     def files_in(self, folder: str) -> str | None:
-        """Returns where ranks make folders for states that live in files, or None: `path`, or the run's `folder`."""
+        """Returns where ranks create folders for states in files: `path`, or the run's `folder`; None without files."""
         return None
 
     @property
     def updates_on_host(self) -> bool:
-        """True if the CPU updates the optimizer's shard."""
+        """Whether the CPU updates the optimizer's shard."""
         return bool(getattr(self, "optimizer", False))
 
     @property
     def exact_steps(self) -> int | None:
-        """Number of steps whose updates are on time; None if all are."""
+        """Number of first steps whose updates are not delayed; None if no update is."""
         return None
 
     @property
     def settles_after(self) -> int:
-        """Number of steps before the first that every later one is like. The step after the last update on time makes
-        none: its gradients are kept for the next.
+        """Number of steps before the steady state. The step after the last update on time makes no update: its
+        gradients are kept for the next step.
         """
         return 0 if self.exact_steps is None else self.exact_steps + 1
 
@@ -136,8 +136,8 @@ class CpuOffload(OffloadConfig):
 
 @dataclass
 class NvmeOffloadConfig(OffloadConfig):
-    """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
-    the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
+    """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: the run's own folder next to the
+    results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
     `parameters`: null means under zero3. `direct`: past the page cache if the file system can. `checksums`: every
     block is checked as it is read.
@@ -239,7 +239,7 @@ class Activation(Choice):
         return problems
 
     def policy(self) -> ActivationPolicy:
-        """Returns the policy of the blocks, whatever the model does itself."""
+        """Returns the policy for the blocks, regardless of checkpointing by the model itself."""
         return POLICIES[self.name]
 
 
@@ -397,14 +397,14 @@ class PartsOfZeropp(ZeroppConfig):
         }  # fmt: skip
 
     def _parts_missing(self) -> list[str]:
-        """A sentence for each part that a choice is named after, and that is switched off."""
+        """Returns an error message for each part that the choice is named after but that is switched off."""
         others = ", ".join(name for name in CHOICES if name not in (self.name, "all"))
         words = f"zeropp={self.name} means that part; use one of {others}, and add what else is wanted"
         named = [one.name for one in fields(self) if one.default is True]
         return [f"zeropp.{part}=false: {words}" for part in named if not getattr(self, part)]
 
     def _options(self) -> list[str]:
-        """The engine's error message for options that do not fit the parts; blocks have limits."""
+        """Returns the engine's error message for inconsistent options; block sizes are checked by their limits."""
         try:
             replace(self, weight_block=256, gradient_block=256).policy()
         except ValueError as error:
@@ -412,7 +412,7 @@ class PartsOfZeropp(ZeroppConfig):
         return []
 
     def _one_node(self, cell: CellConfig) -> list[str]:
-        """An error message if ZeRO++ adds only secondary shards, and they have as many ranks as the first."""
+        """Returns an error message if ZeRO++ has an effect only between nodes, and all ranks are one node."""
         ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
         if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
             return []

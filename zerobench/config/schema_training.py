@@ -1,9 +1,9 @@
-"""How a model is trained: torch.optim's elementwise optimizers, Muon, AdamW with states of fewer bits, precisions, and
-words that options may be.
+"""How a model is trained: torch.optim's elementwise optimizers, Muon, AdamW with low-bit states, precisions, and valid
+words of options.
 
-Elementwise: the update of an element depends on that element alone, or on its block of elements that no shard cuts, so
-that a shard can be updated apart. Muon's matrices are owned whole by one rank each (zero/optim/owned.py). Defaults that
-are not torch's suit a small GPT.
+Elementwise: the update of an element depends only on that element, or on its block of elements, which no shard cuts, so
+that a shard can be updated separately. Each of Muon's matrices is owned by one rank (zero/optim/owned.py). Defaults
+that differ from torch's suit a small GPT.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from .cell import CellConfig
 
 PAIRS = {"betas": ("beta1", "beta2"), "etas": ("eta_minus", "eta_plus"), "step_sizes": ("step_min", "step_max")}
-"""torch's options that are pairs, and our keys for their parts."""
+"""torch's options that are pairs -> our keys for their parts."""
 
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
     "foreach": {"foreach": True},
     "loop": {"foreach": False},
 }
-"""`implementation` -> torch's options; `fused` is off where it is not named."""
+"""`implementation` -> torch's options; `fused` is off unless given."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimizer. `states`: tensors of the parameter's size that it keeps, as the options have it; `counts`:
-    4-byte scalars that it keeps of each tensor; `fused`: whether torch has a fused implementation; `fused_on_cuda`:
-    whether the oldest torch that we support has it there, too; `foreach`: whether it has that implementation;
-    `element_bytes`: of an element of a state; None: as many as of what is updated.
+    """An optimizer. `states`: number of tensors of the parameter's size that it keeps, given its options; `counts`:
+    4-byte scalars that it keeps per tensor; `fused`: whether torch has a fused implementation; `fused_on_cuda`: whether
+    the oldest supported torch has it on CUDA too; `foreach`: whether it has a foreach implementation; `element_bytes`:
+    of an element of a state; None: the same as the updated tensor's.
     """
 
     make: Callable[..., optim.Optimizer]
@@ -107,7 +107,7 @@ class Optimizer(Axis):
 
     @property
     def states(self) -> int:
-        """Tensors of the parameter's size that it keeps."""
+        """Number of tensors of the parameter's size that it keeps."""
         return KINDS[self.name].states(self)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -122,7 +122,7 @@ class Optimizer(Axis):
         return self.build(model.parameters())
 
     def owned(self, model: nn.Module) -> Collection[nn.Parameter]:
-        """Returns the parameters of which the update needs the whole."""
+        """Returns the parameters whose update needs them whole."""
         return ()
 
     def theory_shape(self) -> OptimizerShape:
@@ -132,16 +132,16 @@ class Optimizer(Axis):
 
     @property
     def takes_elements(self) -> bool:
-        """True if the update of some elements, apart from the others, is that of the whole."""
+        """Whether updating some elements separately gives the same result as updating the whole."""
         return True
 
     @property
     def block_numel(self) -> int:
-        """Elements of a parameter whose states cannot be cut, since they have one scale; 1: no such states."""
+        """Number of elements whose states cannot be cut because they share a scale; 1: no such states."""
         return block_numel(KINDS[self.name].make)
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns an error message if torch cannot update, with this `implementation`, the strategy's parameters."""
+        """Returns an error message if torch cannot update the strategy's parameters with this `implementation`."""
         strategy, kind = cell.strategy.name, KINDS[self.name]
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
         if self.implementation not in refused:
@@ -152,7 +152,7 @@ class Optimizer(Axis):
         return [f"optimizer={self.name}: {words}; use {instead}"]
 
     def problems(self) -> list[str]:
-        """Returns sentences on options that torch would refuse under any strategy."""
+        """Returns error messages for options that torch rejects under any strategy."""
         if self.implementation not in IMPLEMENTATIONS:
             return [f"optimizer.implementation={self.implementation}: use auto, {', '.join(IMPLEMENTATIONS)}"]
         if self.implementation == "fused" and not KINDS[self.name].fused:
@@ -169,7 +169,7 @@ class Optimizer(Axis):
 
 
 def default_implementation(name: str, device: str) -> str:
-    """Returns what `implementation=auto` becomes: fused where torch has it, else what torch itself takes there."""
+    """Returns the implementation for `auto`: fused if torch has it, else torch's own default on the device."""
     kind = KINDS[name]
     if kind.fused and (kind.fused_on_cuda or device != "cuda"):
         return "fused"
@@ -325,7 +325,7 @@ class Asgd(Decaying):
 
 
 ADJUSTMENTS = ("original", "match_rms_adamw")
-"""Muon's factors of a learning rate."""
+"""Muon's ways to adjust a learning rate."""
 
 
 @dataclass
@@ -375,7 +375,7 @@ class Muon(Betas):
         return OptimizerShape(self.states, KINDS[self.name].counts, fused=False, owned=OptimizerShape(1, 0))
 
     def validate(self, cell: CellConfig) -> list[str]:
-        """Returns sentences on what does not go with matrices that one rank owns."""
+        """Returns error messages for options that do not work with matrices owned by one rank."""
         spec, offload = spec_of(cell.strategy.name), cell.offload
         if not spec.composes.owned:
             words = f"strategy={spec.name} cuts its matrices, which Muon needs whole"
@@ -466,7 +466,7 @@ class Precision(Axis):
     )(True)
 
     def resolved(self, strategy: str, updated_by: str) -> Precision:
-        """Fills in what the strategy determines. `updated_by`: cpu or cuda, where the optimizer runs."""
+        """Fills in the options that depend on the strategy. `updated_by`: cpu or cuda, where the optimizer runs."""
         usual: dict[str, Any] = {"gradient_dtype": self.name, "tile_bytes": TILE_BYTES[updated_by]}
         defaults = {**usual, **spec_of(strategy).precision_defaults}
         gradients = self.gradient_dtype or defaults["gradient_dtype"]
@@ -474,7 +474,7 @@ class Precision(Axis):
         return replace(self, gradient_dtype=gradients, wire_dtype=wire, tile_bytes=tile)
 
     def problems(self, strategy: str) -> list[str]:
-        """Returns sentences on dtypes that make no sense, or are not to be had under the strategy."""
+        """Returns error messages for dtypes that are invalid or that the strategy does not support."""
         chosen = {"gradient_dtype": self.gradient_dtype, "wire_dtype": self.wire_dtype}
         unknown = {key: dtype for key, dtype in chosen.items() if dtype not in DTYPES}
         if unknown:
@@ -517,9 +517,8 @@ class Precision(Axis):
         return problems
 
     def cast(self, model: nn.Module, strategy: str, upcast_frozen: bool = True) -> nn.Module:
-        """Returns the model, built in fp32 whatever the precision, in the dtype that `strategy` wants it in: buffers
-        too. `upcast_frozen`: where that is fp32, of frozen parameters as well. Raises ValueError for a model in another
-        dtype.
+        """Casts a model, always built in fp32, with its buffers to the dtype that `strategy` needs. `upcast_frozen`: if
+        that is fp32, frozen parameters are in fp32 too. Raises ValueError for a model in another dtype.
         """
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32:
@@ -538,7 +537,7 @@ class Precision(Axis):
         return self.options_of(cell.strategy.name)
 
     def options_of(self, strategy: str) -> dict[str, Any]:
-        """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
+        """Returns keyword arguments for the engine of `strategy` that differ from its defaults."""
         gradients, wire = DTYPES[known(self.gradient_dtype)], DTYPES[known(self.wire_dtype)]
         spec = spec_of(strategy)
         if spec.half == "casts" and self.name != "fp32" and self.masters:
@@ -553,14 +552,14 @@ class Precision(Axis):
         return options
 
     def theory_shape(self, travels: bool = True) -> PrecisionShape:
-        """Returns sizes of an element. Where nothing `travels`, nothing is cast for a wire."""
+        """Returns the bytes per element. If nothing `travels`, nothing is cast for sending."""
         gradients = known(self.gradient_dtype)
         sent = known(self.wire_dtype) if travels else gradients
         return PrecisionShape(DTYPES[gradients].itemsize, DTYPES[sent].itemsize, self.tile_bytes, gradients != sent)
 
     @property
     def numbers(self) -> set[str]:
-        """Every dtype that a gradient takes from backward to the update."""
+        """All dtypes of a gradient between backward and the update."""
         return {self.name, known(self.gradient_dtype), known(self.wire_dtype)}
 
     @property
@@ -572,7 +571,7 @@ class Precision(Axis):
 
     @property
     def label(self) -> str:
-        """ "bf16", with what differs from that: "bf16, gradient_dtype=fp32"."""
+        """ "bf16", plus dtypes that differ from it: "bf16, gradient_dtype=fp32"."""
         parts, before = [self.name or ""], self.name
         for key, dtype in (("gradient_dtype", self.gradient_dtype), ("wire_dtype", self.wire_dtype)):
             parts += [f"{key}={dtype}"] if dtype not in (before, None) else []
@@ -645,4 +644,4 @@ class Fp16(Bf16):
 PRECISIONS: dict[str, type] = {"fp32": Fp32, "bf16": Bf16, "fp16": Fp16}
 
 NORMS = {"2": 2.0, "inf": math.inf}
-"""Values of `clip_norm`, and the p of the norm that each means."""
+"""Value of `clip_norm` -> the p of the norm."""

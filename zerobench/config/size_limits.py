@@ -1,8 +1,8 @@
-"""Words of a command line before Hydra parses them: limits, sizes in bytes, lists.
+"""Handles words of a command line before Hydra parses them: limits, sizes in bytes, lists.
 
-limits   too long, too deep, too many cells: refused before anything is parsed or listed
-sizes    the value of a key that ends in _bytes may be 25MiB, and is a number of bytes from here on
-lists    `launch.group_by=model,world_size` is one value, which Hydra would read as a sweep over two
+limits   too long, too deep, too many cells: rejected before anything is parsed or listed
+sizes    the value of a key that ends in _bytes may be 25MiB, and is converted to bytes here
+lists    `launch.group_by=model,world_size` is one value, which Hydra would parse as a sweep over two
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..sizes import parse_bytes
 
 MOST_CHARACTERS = 20_000
 DEEPEST = 50
-"""Brackets within one another; parsers need a few calls for each."""
+"""Maximum nesting of brackets; parsers need a few calls for each level."""
 
 MOST_DIGITS = 18
-"""Digits of a whole number: more than any column of a table takes."""
+"""Maximum digits of an integer, more than any table column supports."""
 
 MOST_CELLS = 10_000
-"""Values of one key, and cells of a sweep, which are all listed before the first is run."""
+"""Maximum number of values of a key, and of cells of a sweep, all of which are listed before the first runs."""
 
 ENDLESS = "an interval has no end of values; list them, or have a sweeper choose: hydra/sweeper=optuna objective=COLUMN"
 
@@ -34,7 +34,7 @@ _WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 def problem_of(argument: str) -> str:
-    """A sentence for a word that no parser should see, else nothing."""
+    """Returns an error message for a word that must not reach a parser, else ""."""
     if len(argument) > MOST_CHARACTERS:
         return f"{argument[:60]}…: it has {len(argument)} characters; at most {MOST_CHARACTERS} are read"
     deepest = depth = 0
@@ -50,7 +50,7 @@ def problem_of(argument: str) -> str:
 
 
 def problem_of_values(override: Override) -> str:
-    """A sentence for a range without end, or of no values, else nothing; the range is not listed."""
+    """Returns an error message for a range that is infinite, too long or empty, else ""; does not list the range."""
     value = override.value()
     if not isinstance(value, RangeSweep):
         return ""
@@ -62,18 +62,18 @@ def problem_of_values(override: Override) -> str:
 
 
 def problem_of_count(counts: Mapping[str, int]) -> str:
-    """An error message if keys with so many values each make more cells than are listed, else nothing."""
+    """Returns an error message if keys with these numbers of values make more cells than are listed, else ""."""
     cells, keys = math.prod(counts.values()), [key for key, count in counts.items() if count > 1]
     return f"{', '.join(keys)}: {cells:,} cells; at most {MOST_CELLS:,} are listed" if cells > MOST_CELLS else ""
 
 
 def extremes(values: Sequence[Any]) -> Sequence[Any]:
-    """The values to be tried in a key's place: of whole numbers the least and the largest stand for all."""
+    """Returns the values of a key to check: for integers, the smallest and largest represent all."""
     return sorted({min(values), max(values)}) if values and all(type(one) is int for one in values) else values
 
 
 def problem_of_folder(line: str, value: Any) -> str:
-    """An error message if `value` names no folder that is there or can be made, else nothing."""
+    """Returns an error message if `value` names no folder that exists or can be created, else ""."""
     if not isinstance(value, str) or not value:
         return f"{line}: name a folder"
     if "${" in value:
@@ -90,11 +90,11 @@ def problem_of_folder(line: str, value: Any) -> str:
 SUFFIX = "_bytes"
 
 _SIZE = re.compile(r"""(?<![\w.])(['"]?)([0-9]*\.?[0-9]+\s*[kmgt]i?b)\1(?![\w.])""", re.IGNORECASE)
-"""A number and a unit, in quotes or not, as one value or one of several."""
+"""A number and a unit, quoted or not, as a single value or one of several."""
 
 
 def in_bytes(argument: str) -> str:
-    """Returns an override with the sizes of a key in bytes as whole numbers, and any other override as it is."""
+    """Returns an override with sizes converted to bytes if its key ends in _bytes; other overrides unchanged."""
     key, equals, value = argument.partition("=")
     if not equals or not key.endswith(SUFFIX):
         return argument
@@ -102,14 +102,14 @@ def in_bytes(argument: str) -> str:
 
 
 ONE_VALUE = {"launch.group_by": "'{}'", "launch.retry": "[{}]", "objective": "'{}'"}
-"""Key -> its value for Hydra, around the words."""
+"""Key -> format of its value for Hydra."""
 
 OPENINGS = ("'", '"', "[", "$", "null")
-"""Beginnings of values that are written as Hydra wants them."""
+"""Beginnings of values that are already in Hydra's form."""
 
 
 def in_one(word: str) -> str:
-    """Returns an override of the command line, with the words of such a key as one value."""
+    """Returns an override with the words of a key in ONE_VALUE as one value; other overrides unchanged."""
     key, equals, value = word.partition("=")
     around = ONE_VALUE.get(key.lstrip("+"))
     if around is None or not value.strip() or value.lstrip().startswith(OPENINGS):

@@ -1,13 +1,13 @@
-"""The sweeper of a sweep: Hydra's basic one, which lists the cells, or a plugin that proposes them one batch at a time.
+"""The sweeper of a sweep: Hydra's basic one, which lists the cells, or a plugin, which proposes them batch by batch.
 
-plugin      Hydra's (optuna, nevergrad, ...): it is told the objective of the cells so far, and proposes more
-axes        the keys that have several values, which the plugin chooses from; what is *fixed* it does not see
-settings    the plugin's own config, hydra.sweeper; those *asked* for differ from the plugin's defaults
+plugin      a Hydra plugin (optuna, nevergrad, ...): it gets the objective of finished cells, and proposes more
+axes        the keys with several values, which the plugin chooses from; it does not see `fixed` keys
+settings    the plugin's config, hydra.sweeper; `asked` settings differ from the plugin's defaults
 
-Objectives of a sweep whose cells a Hydra sweeper proposes: columns of the table of runs, each with a direction.
+Objectives of a proposed sweep are columns of the table of runs, each with a direction:
 
-known   the column says which values are better: fewer bytes, seconds, elements moved and less loss; more tokens/s
-open    it does not (micro_batch, psi): the sweeper's own direction does
+known   the column determines which values are better: fewer bytes, seconds, elements, lower loss; more tokens/s
+open    it does not (micro_batch, psi): the sweeper's direction setting does
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ ELSEWHERE = {
     "storage": "a search is kept by the results folder: the same command again resumes it",
     "study_name": "it names a study of a storage, and the results folder keeps the search",
 }
-"""Settings of plugins that are not used -> what is done instead."""
+"""Plugin setting that is not supported -> the alternative."""
 
 DIRECTIONS: dict[str, tuple[Any, Any]] = {
     "direction": ("minimize", "maximize"), "optim.maximize": (False, True),
     "ax_config.experiment.minimize": (True, False),
 }  # fmt: skip
-"""Setting by which a plugin is told the direction -> its value where smaller, and where larger, values are better."""
+"""A plugin's setting for the direction -> its value if smaller, and if larger, values are better."""
 
 SEVERAL = "direction"
-"""The one of them that may be a list, a direction for each of several objectives."""
+"""The key of DIRECTIONS that may be a list, with a direction for each objective."""
 
 AT_ONCE = ("n_jobs", "optim.num_workers")
-"""Settings of plugins for the cells of a batch, which know nothing of one another."""
+"""Plugin settings for the number of cells in a batch, which are proposed independently."""
 
 COUNTS = ("n_trials", "optim.budget", *AT_ONCE)
-"""Settings of plugins that must be at least 1."""
+"""Plugin settings that must be at least 1."""
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Proposed:
-    """A sweep whose cells a plugin proposes. `words`: the overrides that choose it, for Hydra; `axes` and `fixed`: the
-    other overrides, of several values and of one.
+    """A sweep whose cells a plugin proposes. `words`: the Hydra overrides that choose the plugin; `axes` and `fixed`:
+    the other overrides, with several values and with one.
     """
 
     name: str
@@ -85,16 +85,16 @@ class Proposed:
 
     @property
     def direction(self) -> str:
-        """The setting by which it is told the direction; "" if none is known: such a plugin minimizes."""
+        """The plugin's setting for the direction; "" if none is known: such a plugin minimizes."""
         return next((key for key in DIRECTIONS if key in self.settings), "")
 
     def is_grid(self) -> bool:
-        """Returns True if it goes through all combinations, and needs lists."""
+        """Whether it tries all combinations, and needs lists."""
         return str(self.settings.get("sampler._target_", "")).endswith(".GridSampler")
 
     def changes(self, one_by_one: bool) -> Settings:
-        """Returns settings that were not asked for and serve here: the objectives' directions, failures that do not
-        end the sweep, a seed, so that the same command proposes the same cells, and, `one_by_one`, batches of one.
+        """Returns settings that we change unless given: the objectives' directions, failures that do not end the sweep,
+        a seed, so that the same command proposes the same cells, and with `one_by_one`, batches of one.
         """
         found: Settings = {}
         if self.direction:
@@ -126,7 +126,7 @@ def _stored(group: str) -> list[str]:
 
 
 def problem_of_override(override: Override) -> str:
-    """The error message for an override of a sweeper that is none, or "". Its settings are checked by `chosen`."""
+    """Returns an error message for an invalid override of a sweeper, or "". `problem_of_settings` checks settings."""
     line, key = override.input_line or "", override.key_or_group
     if override.is_sweep_override():
         return f"{line}: a sweep has one sweeper, and that one setting; run the sweeps one by one"
@@ -169,7 +169,7 @@ def chosen(hydra: DictConfig, words: Sequence[str]) -> Proposed | None:
 
 
 def _flat(node: Any, where: str = "") -> Settings:
-    """Settings below `node` that have no parts, by their keys with dots; words for members of an enumeration."""
+    """Returns the leaf settings below `node` by dotted key, with names for enumeration members."""
     if not isinstance(node, dict):
         return {where: _plain(node)}
     found: Settings = {}
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of_settings(proposed: Proposed, words: Sequence[str]) -> str:
-    """Returns an error message on settings that the plugin does not have, or "". `words`: those of the command line."""
+    """Returns an error message for settings that the plugin does not support, or "". `words`: from the command line."""
     known = {key for key in proposed.settings if not key.startswith("params")}
     known |= {".".join(parts[:end]) for parts in (key.split(".") for key in known) for end in range(1, len(parts))}
     for word in words:
@@ -202,8 +202,8 @@ def problem_of_settings(proposed: Proposed, words: Sequence[str]) -> str:
 
 
 def with_objectives(proposed: Proposed, objectives: tuple[Objective, ...]) -> Proposed:
-    """Returns `proposed` with its objectives, those that leave the direction open as the plugin is set. Raises
-    ValueError if the plugin cannot have them, or has settings that contradict them.
+    """Returns `proposed` with its objectives; those with an open direction take it from the plugin's settings. Raises
+    ValueError if the plugin does not support them, or has settings that contradict them.
     """
     setting, text = proposed.direction, ",".join(one.column for one in objectives)
     if len(objectives) > 1 and setting != SEVERAL:
@@ -241,8 +241,8 @@ def _directed(objective: Objective, told: Any, setting: str) -> Objective:
 
 
 def axis(key: str, override: Override, values: Sequence[Any], is_grid: bool) -> str:
-    """Returns an axis for the plugin. A range becomes an interval of its whole numbers, or a list, where some plugins
-    propose the end that it does not contain.
+    """Returns an axis for the plugin. A range becomes an interval of its integers, or a list, since some plugins would
+    propose the range's excluded end.
     """
     value, line = override.value(), override.input_line or ""
     if override.is_interval_sweep() or isinstance(value, ChoiceSweep):
@@ -254,7 +254,7 @@ def axis(key: str, override: Override, values: Sequence[Any], is_grid: bool) -> 
 
 
 def targets() -> set[str]:
-    """Returns what the choices of installed launchers and sweepers name as code: no other is instantiated."""
+    """Returns the code that choices of installed launchers and sweepers name; no other code is instantiated."""
     Plugins.instance()
     found: set[str] = set()
     _collect(ConfigStore.instance().repo.get("hydra", {}), found)
@@ -273,20 +273,18 @@ def _collect(node: Any, found: set[str]) -> None:
 KEY = "objective"
 
 LARGER_UNITS, SMALLER_UNITS = ("tokens / s",), ("bytes", "s", "elements / ψ", "loss")
-"""Units of columns of which larger, or smaller, values are better."""
+"""Units of columns for which larger, or smaller, values are better."""
 
 LARGER = {"mfu": True, "hfu": True, "overlap": True, "seconds": False}
-"""Columns whose unit does not tell -> True if larger values are better."""
+"""Column whose unit does not determine the direction -> whether larger values are better."""
 
 NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
-"""Columns of numbers that measure nothing."""
+"""Columns of numbers that are not measurements."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A column that is optimized. `larger`: True if larger values are better, None if the column leaves that
-    open.
-    """
+    """A column to optimize. `larger`: whether larger values are better; None if the column leaves that open."""
 
     column: str
     unit: str
@@ -311,8 +309,8 @@ def _larger(column: Column) -> bool | None:
 
 
 def objectives_of(text: str) -> tuple[Objective, ...]:
-    """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is
-    not a column of numbers, and for one that is given twice.
+    """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
+    of numbers, or that is repeated.
     """
     known, found = _numbers(), list[Objective]()
     for name in (part.strip() for part in text.split(",")):
@@ -327,7 +325,7 @@ def objectives_of(text: str) -> tuple[Objective, ...]:
 
 
 def _near(name: str, known: list[str]) -> str:
-    """The nearest column; for a word that begins columns, or is a part of them, these; else where all are listed."""
+    """Suggests columns that begin with or contain the name, else the nearest column, else how to list all columns."""
     parts = [one for one in known if name and (one.startswith(name) or f"_{name}" in one)]
     if parts and not get_close_matches(name, known, n=1, cutoff=0.85):
         return f"; did you mean {' or '.join(parts[:3])}?"

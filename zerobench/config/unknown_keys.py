@@ -1,4 +1,4 @@
-"""Keys that a config does not have, and the names nearest to them."""
+"""Error messages for keys that a config does not have, with the nearest valid names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .keys import GROUPS, KEYS
 from .schema import Config
 
 IDENTITY = ("name", "kind")
-"""Keys that say which choice of a group a section is: the group chooses it."""
+"""Keys that name a section's choice; they are set through the group."""
 
 RUNS = ("run", "train", "bench", "benchmark", "sweep", "start", "launch", "exec", "multirun")
-"""Words that others use for what needs no verb here."""
+"""Words that other tools use for runs, which need no verb here."""
 
 OTHER_VERBS = {"list": "status", "ls": "status", "diff": "compare", "clean": "prune", "info": "show", "check": "budget"}
 """Verbs of other tools -> ours."""
@@ -57,13 +57,13 @@ OTHER_WORDS: dict[str, str] = {
     "memory_limit": "search.memory_limit",
     "gpu": "device, as in device=cuda",
 }
-"""Other tools' name of an option -> ours; with a dot where the last part alone has several meanings."""
+"""Another tool's name for an option -> ours; with a dot if the last part alone is ambiguous."""
 
 
 def stray_keys(
     config: DictConfig, elsewhere: Collection[str] = (), schema: type = Config, prefix: str = ""
 ) -> list[str]:
-    """Sentences for keys of a composed config that its schema does not have, but for those of `elsewhere`."""
+    """Returns error messages for keys of a composed config that its schema lacks, except keys of `elsewhere`."""
     known = [one.name for one in fields(schema)]
     problems = []
     for key in config:
@@ -80,7 +80,7 @@ def stray_keys(
 
 
 def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
-    """The name nearest to a mistyped one or, where none is near, those that are valid; to follow a sentence."""
+    """Returns the end of an error message: the name nearest to a mistyped one or, if none is near, the valid names."""
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {f'{prefix}.{near[0]}' if prefix else near[0]}?"
@@ -88,8 +88,8 @@ def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def meant(key: str, known: Collection[str], prefix: str = "") -> str:
-    """Suggests keys for one that does not exist, to follow a sentence: another tool's word for one of our keys, a key
-    of the same name elsewhere, the nearest beside it, or else those that are valid there.
+    """Returns the end of an error message for an unknown key: our key for another tool's name, a key of the same name
+    elsewhere, the nearest key in the same section, or else the valid keys there.
     """
     last = key.split(".")[-1]
     if ours := OTHER_WORDS.get(key) or OTHER_WORDS.get(last):
@@ -102,7 +102,7 @@ def meant(key: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def meant_flag(flag: str, flags: Collection[str]) -> str:
-    """Suggests a key, which has no dashes, or the nearest flag, to follow an error message."""
+    """Returns the end of an error message: a key, which has no dashes, or the nearest flag."""
     key = flag.lstrip("-").partition("=")[0].replace("-", "_")
     if is_key(key):
         return f"; a key has no dashes: {key}=VALUE"
@@ -112,7 +112,7 @@ def meant_flag(flag: str, flags: Collection[str]) -> str:
 
 
 def is_key(word: str) -> bool:
-    """Returns True for a group, or a key of any choice."""
+    """Whether `word` is a group, or a key of any choice."""
     return word in GROUPS or word in KEYS
 
 
@@ -132,7 +132,7 @@ def meant_verb(word: str, verbs: Collection[str]) -> str:
 
 
 def type_name(node: Any) -> str:
-    """The type that a config's node wants, in words."""
+    """Returns the type of a config node, in words."""
     kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
     names: dict[Any, str] = {
         int: "an integer", float: "a number", bool: "true or false", str: "text",

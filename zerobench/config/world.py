@@ -16,25 +16,25 @@ from .launcher import LauncherChoice, elsewhere, nodes_of
 from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; the GPU suite's first section tries it."""
+"""If 1, NCCL 2.30 and newer allow several ranks on one GPU; the GPU suite's first section tests it."""
 
 OF_ACCOUNTED = {"snapshot": "a snapshot belongs", "events": "events belong"}
-"""Key of `measure` that the accounted pass alone can do -> its words."""
+"""Key of `measure` that needs the accounted pass -> words for its error message."""
 
 RANKS_PER_CORE, ALWAYS_FEW = 4, 16
-"""Limits of processes on one machine: more are too slow to measure, and a simulated world gives their bytes."""
+"""Limits on processes of one machine: more are too slow to measure, and a simulated world predicts their bytes."""
 
 
 @dataclass(frozen=True)
 class WorldPlacement:
-    """Facts that follow from machine and job: `nodes`, machines of a joined job; ranks that share a GPU, 1 for none."""
+    """Derived from machine and job. `nodes`: machines of a joined job; `ranks_per_gpu`: 1 if GPUs are not shared."""
 
     nodes: int = 1
     ranks_per_gpu: int = 1
 
 
 def resolve_ranks(draft: Config, problems: list[str]) -> WorldPlacement:
-    """Fills in world_size, device, backend and threads, in place, and returns what is no key of the user's."""
+    """Fills in world_size, device, backend and threads in place, and returns the values that are not config keys."""
     for key, words in ((key, KEYS[key].words) for key in ("device", "backend")):
         if (word := getattr(draft, key)) not in words:
             problems.append(f"{key}={word}: use one of {', '.join(words)}")
@@ -75,7 +75,7 @@ def resolve_ranks(draft: Config, problems: list[str]) -> WorldPlacement:
 
 
 def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:
-    """Returns what is asked for, else all ranks of the job that was joined, all GPUs of this machine, or two ranks."""
+    """Returns the given world size, else the joined job's, the number of this machine's GPUs, or 2."""
     if draft.world_size is not None:
         return draft.world_size
     if mine is not None:
@@ -84,7 +84,7 @@ def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:
 
 
 def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems: list[str]) -> None:
-    """Adds what device=cuda lacks here. `sharing`: ranks per GPU, 0 if there is none."""
+    """Adds error messages if device=cuda cannot work here. `sharing`: ranks per GPU, 0 without GPUs."""
     if draft.device == "cuda" and not sharing:
         where = "a rank of the job sees" if in_job else "this machine has"
         problems.append(f"device=cuda: {where} no GPU that torch can use")
@@ -105,19 +105,19 @@ def _too_crowded(ranks: int) -> list[str]:
 
 
 def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problems: list[str]) -> tuple[int, int]:
-    """Returns the most of the joined job's first ranks on one machine, and on one GPU."""
+    """Returns the maximum number of the joined job's first `ranks` on one machine, and on one GPU."""
     if ranks > len(membership.members):
         problems.append(job.too_many(ranks, len(membership.members)))
     return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
 
 
 def has_times(cell: CellConfig) -> bool:
-    """True if times mean something: not in a simulated world, nor where ranks take turns on a GPU."""
+    """Whether times are meaningful: not in a simulated world, and not if ranks take turns on a GPU."""
     return cell.measure.passes != "accounted" and cell.backend != SIMULATED and cell.ranks_per_gpu == 1
 
 
 def problems_of_measure(cell: CellConfig) -> list[str]:
-    """Returns sentences on what is asked of a measurement that this world cannot give."""
+    """Returns error messages for measurements that this world does not support."""
     measure, passes, problems = cell.measure, cell.measure.passes, []
     if measure.trace and passes == "accounted":
         problems.append("measure.trace=true: a trace needs measured times; measure.passes=accounted takes none")
@@ -143,7 +143,7 @@ def _resolve_threads(draft: Config, ranks: int, away: LauncherChoice | None = No
 
 
 def _asked_gpus(draft: Config, away: LauncherChoice) -> int:
-    """Returns the GPUs of a job: of machines that are not known here each rank has one, if any are asked for."""
+    """Returns the number of GPUs of a job: on unknown machines each rank has one, if GPUs are requested."""
     if draft.device != "cuda" and not away.wants_gpus():
         return 0
     nodes = int(away.asked.get("nodes") or 1)

@@ -1,1 +1,1 @@
-"""Dispatches the launches of a sweep to the jobs of a Hydra launcher: SLURM, Ray, processes side by side."""
+"""Dispatches the launches of a sweep to the jobs of a Hydra launcher: SLURM, Ray, parallel processes."""

@@ -1,7 +1,7 @@
-"""The job's side: the command, started again in a job of a launcher, runs the launches of the job's folder.
+"""The job's side: the command, started again in a launcher's job, runs the launches in the job's folder.
 
-Each launch is found or run as in a sweep of this machine, and its row is in the results folder before the folder of the
-job has it. A job that is started again, after a preemption say, takes up at the first launch without a row.
+Each launch is reused or run as in a local sweep, and its row is written to the results folder before the job's folder.
+A job that is started again, such as after a preemption, resumes at the first launch without a row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_in_job(extra_dirs: list[Path]) -> int:
 
 
 def run_launches(folder: JobFolder) -> int:
-    """Runs the launches of a job's folder. Returns the exit code."""
+    """Runs the launches in a job's folder. Returns the exit code."""
     gather()
     rows: list[dict[str, Any] | None] = folder.rows()
     launches = folder.launches()
@@ -60,6 +60,6 @@ def run_launches(folder: JobFolder) -> int:
 
 
 def _placed(cell: Cell) -> Cell:
-    """Returns the cell with the number of machines that the job has got; that may not be the number asked for."""
+    """Returns the cell with the job's actual number of machines, which may differ from the requested number."""
     mine = current_job()
     return cell if mine is None else cell.changed(nodes=max(1, mine.membership.machines(cell.config.world_size)))

@@ -1,23 +1,23 @@
-"""The folder of a job, through which the composing process and the job speak, on whatever machine that runs.
+"""The folder through which the composing process and a job communicate, whichever machine the job runs on.
 
-It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system that both see::
+It is JOBS/NUMBER-*, hidden in the results folder, on a file system that both can access::
 
-    order.json   the composing process's: the launches to run, the command that runs them, the launcher's name
-    stop         the composing process's: present once the job is to end, or not to begin
-    rows.json    the job's: the rows of its launches so far, in their order, replaced as a whole
-    unwritten.json  the job's: runs that are not in their results folder, if there are such
+    order.json   from the composing process: the launches to run, the command that runs them, the launcher's name
+    stop         from the composing process: exists once the job must end, or must not begin
+    rows.json    from the job: the rows of its launches so far, in order, replaced as a whole
+    unwritten.json  from the job: runs that could not be written to their results folder, if any
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
     lease-*      leases (results/leftovers.py) of the composing process and of the job's tasks, while they live
-    .submitit/   submitit's: files whose names begin with the job's id
+    .submitit/   from submitit: files whose names begin with the job's id
 
-Nothing in it is executed by the job but its own interpreter on the command that the composing process was started with.
+The job runs only one thing from it: its own interpreter with the command that started the composing process.
 
 States of a job, as the composing process sees it:
 
-waiting    in the order of jobs; it has no folder yet
-under way  launched from a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
-over       the plugin has returned; or all rows are taken, AFTER_S ago, as of a job that is requeued for nothing
+waiting    in the list of jobs, without a folder yet
+under way  launched from a thread; `error` is the exception of the plugin, `code` the exit code of the job's command
+over       the plugin has returned; or all rows were taken AFTER_S ago, as for a job that is requeued needlessly
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from ..results.rescue import Unwritten
 from ..sweep.sweep import CellLaunch
 
 LOG_BYTES = 64 * 2**10
-"""Size, in bytes, of the end of a log that is read."""
+"""Maximum bytes read from the end of a log."""
 
 
 @dataclass(frozen=True)
 class JobFolder:
-    """Reads and writes the files of one job. `lease`: the composing process's own."""
+    """Reads and writes the files of one job. `lease`: of the composing process."""
 
     path: Path
     lease: Lease | None = None
@@ -60,7 +60,7 @@ class JobFolder:
     def make(
         cls, results_dir: Path, number: int, launches: Sequence[CellLaunch], launcher: str, board: str = ""
     ) -> JobFolder:
-        """Makes the folder of a new job. `board`: name of the composing process's board. Raises OSError."""
+        """Creates the folder of a new job. `board`: name of the composing process's board. Raises OSError."""
         name = f"{number}-{uuid.uuid4().hex[:8]}"
         jobs = (results_dir / JOBS).absolute()
         aside = cls(jobs / f".{name}")  # until it has its lease and its order: no other process takes it for abandoned
@@ -86,7 +86,7 @@ class JobFolder:
         return f"zerobench-{self.path.name}"
 
     def order(self) -> dict[str, Any]:
-        """Returns the order as it was written. Raises ValueError, or OSError if it is damaged."""
+        """Returns the order as it was written. Raises ValueError if it is damaged, or OSError."""
         path = self.path / ORDER
         try:
             return dict(json.loads(read_text(path)))
@@ -107,11 +107,11 @@ class JobFolder:
         return found
 
     def write_rows(self, rows: Sequence[dict[str, Any] | None]) -> None:
-        """Replaces the rows of the first launches; None of one that was left out, since one of its cell had failed."""
+        """Replaces the rows of the first launches; None for a launch skipped because another one of its cell failed."""
         self._replace("rows.json", list(rows))
 
     def rows(self) -> list[dict[str, Any] | None]:
-        """Returns the rows so far; fewer than the launches before the job's end."""
+        """Returns the rows so far; before the job's end there are fewer rows than launches."""
         try:
             rows: Any = json.loads(read_text(self.path / "rows.json"))
         except (OSError, ValueError, RecursionError):  # not there yet, or its name is seen before its bytes
@@ -120,7 +120,7 @@ class JobFolder:
         return rows if whole else []
 
     def write_unwritten(self, lost: Sequence[Unwritten]) -> None:
-        """Replaces the runs that the job could not write to their results folder, with the machine that it ran on."""
+        """Replaces the list of runs that the job could not write to their results folder, with the job's machine."""
         host = socket.gethostname()
         told = [(str(one.results_dir), f"{one.error}, on {host}", one.kept and str(one.kept)) for one in lost]
         self._replace("unwritten.json", told)
@@ -133,7 +133,7 @@ class JobFolder:
             return []
 
     def board(self) -> list[BoardLaunch]:
-        """Returns the launches as the job's own board shows them; none before it is up."""
+        """Returns the launches as shown on the job's board; empty until the board exists."""
         boards = [board for path in board_folders(self.path) if (board := read_board(path)) is not None]
         return boards[-1].launches if boards else []
 
@@ -157,7 +157,7 @@ class JobFolder:
         return "\n".join(parts)
 
     def remove(self) -> None:
-        """Removes the folder: its rows are in the results folder."""
+        """Removes the folder; its rows are in the results folder."""
         if self.lease is not None:
             self.lease.release()
         remove(self.path)
@@ -169,7 +169,7 @@ class JobFolder:
 
 
 def own_command() -> list[str]:
-    """Returns the command that started this process; a user's script, for a job starts it again to know its models."""
+    """Returns the command that started this process, perhaps a user's script, which a job needs to know its models."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None:
         module = spec.name.removesuffix(".__main__")
@@ -178,14 +178,14 @@ def own_command() -> list[str]:
 
 
 AFTER_S = 30.0
-"""Time, in seconds, for a job to end after its last row."""
+"""Seconds for a job to end after its last row."""
 
 
 @dataclass(eq=False)
 class LauncherJob:
-    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: place -> time,
-    since the epoch, of those that have begun. `has_begun`: its command has come to a launch, if only to await another
-    sweep's. `again`: launches that another job is to run.
+    """A job of the launcher. `taken`: number of launches whose rows have been taken. `started`: index of a launch ->
+    time since the epoch at which it began. `has_begun`: its command has reached a launch, even if it only waits for
+    another sweep's. `again`: launches that another job will run.
     """
 
     number: int
@@ -207,5 +207,5 @@ class LauncherJob:
 
     @property
     def is_left_over(self) -> bool:
-        """True if all rows were taken long ago and the plugin still waits."""
+        """Whether all rows were taken AFTER_S ago and the plugin still waits."""
         return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S

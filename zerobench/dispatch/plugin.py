@@ -1,12 +1,12 @@
-"""Hydra's plugin that launches a job: instantiated with the job's resources, and called with one job.
+"""The Hydra plugin that launches a job: instantiated with the job's resources, and called with one job.
 
-`launch` of a plugin returns when the job is over, and raises where it was lost; so each job is launched from a thread
-of its own.
+A plugin's `launch` returns when the job is over, and raises if it was lost, so each job is launched from its own
+thread.
 
-The plan of a sweep by a launcher: which launches a job runs, and the resources that it asks the launcher for.
+Also the plan of a dispatched sweep: the launches of each job, and the resources that it requests.
 
-A job runs a cell, all its repeats, or the launches of a group of cells (config/grouping.py) in the order of the sweep,
-interleaved. It asks for the least that is enough for each of them.
+A job runs all repeats of a cell, or the launches of a group of cells (config/grouping.py), interleaved in the order of
+the sweep. It requests the smallest resources that are enough for each launch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .job_folder import JobFolder
 from .task import run_job
 
 SUBMITIT = "submitit_folder"
-"""Setting of submitit's plugins: the folder of its files, whose names begin with the job's id.
+"""Setting of submitit's plugins: the folder for its files, whose names begin with the job's id.
 
-Their default is a folder by the id, which submitit makes once the job is in the queue: a job that has begun by then
-dies without its log.
+The default is a folder named after the id, which submitit creates once the job is in the queue; a job that begins
+before then dies for lack of its log.
 """
 
 
@@ -48,8 +48,8 @@ class Plugin:
         self._starting = threading.Lock()
 
     def launch(self, folder: JobFolder, resources: Resources) -> int | None:
-        """Runs one job to its end and returns its command's exit code, if it has one. Raises what the plugin raises
-        where the job is lost or refused.
+        """Runs one job to its end and returns its command's exit code, if any. Raises the plugin's exception if the job
+        is lost or rejected.
         """
         order = folder.order()
         task = partial(run_job, str(folder.path), order["command"], order["cwd"])
@@ -68,7 +68,7 @@ class Plugin:
         return next((code for code in codes if isinstance(code, int)), None)
 
     def _start_ray(self) -> None:
-        """Starts or joins Ray before the first job: its plugin does so in each, and jobs are launched from threads."""
+        """Starts or joins Ray before the first job: its plugin would do so for each job, concurrently from threads."""
         with self._starting:
             start = import_module("hydra_plugins.hydra_ray_launcher._launcher_util").start_ray
             start(self._config.hydra.launcher.ray.init)
@@ -90,7 +90,7 @@ class Plugin:
 
 
 AT_ONCE = ("array_parallelism", "n_jobs")
-"""Settings of plugins that bound the jobs that run at once."""
+"""Plugin settings that limit the number of concurrent jobs."""
 
 NOTE_HERE = (
     "jobs run side by side on this machine and disturb each other's times, not bytes and volumes; with"
@@ -98,11 +98,11 @@ NOTE_HERE = (
 )
 
 RAY = "ray"
-"""Setting that Ray's plugins alone have: `init`, the cluster, and `remote`, the resources of a task."""
+"""Setting that only Ray's plugins have: `init`, the cluster, and `remote`, the resources of a task."""
 
 
 def groups_of(launches: Sequence[CellLaunch]) -> list[list[CellLaunch]]:
-    """Returns the launches of each job, in the order of the first."""
+    """Returns the launches of each job, in the order of their first launches."""
     groups: dict[Hashable, list[CellLaunch]] = {}
     for launch in launches:
         groups.setdefault(group_of(launch.cell), []).append(launch)
@@ -117,7 +117,7 @@ def resources_for(launches: Sequence[CellLaunch], choice: LauncherChoice) -> Res
 
 
 def settings_for(resources: Resources, choice: LauncherChoice) -> dict[str, int]:
-    """Returns resources as settings of the plugin, by key below hydra.launcher; {} for one without resources."""
+    """Returns resources as plugin settings, by key below hydra.launcher; {} if the plugin has no such settings."""
     if RAY in choice.settings:
         remote = choice.settings[RAY].get("remote") or {}
         cores = resources.cpus_per_task * resources.tasks_per_node
@@ -127,8 +127,8 @@ def settings_for(resources: Resources, choice: LauncherChoice) -> dict[str, int]
 
 
 def at_once(choice: LauncherChoice, wanted: Sequence[Resources]) -> int | None:
-    """Returns the bound of the jobs that are launched and not over: the plugin's own setting; for jobs on this machine,
-    as many as its cores hold, where there is no such setting; else None.
+    """Returns the maximum number of concurrent jobs: the plugin's own setting; without one, for jobs on this machine,
+    as many as its cores allow; else None.
     """
     bounds = [int(choice.settings.get(key) or 0) for key in AT_ONCE]
     bound = next((bound for bound in bounds if bound > 0), None)

@@ -1,25 +1,26 @@
-"""SLURM: requests for jobs, jobs in its queue, and the end of one that leaves no row.
+"""SLURM: requests for jobs, jobs in its queue, and how jobs end that leave no row.
 
-submitit learns of a job's end from the file that the job leaves, or else from `sacct`. That needs slurmdbd, which many
-clusters do not run; there a job that dies without its file is never over for submitit. So one `squeue` for all jobs is
-asked here, every LOOK_S seconds or more, and submitit's own watcher answers from it: `sacct` is not called.
+submitit detects a job's end by a file that the job leaves, or else by `sacct`. `sacct` needs slurmdbd, which many
+clusters do not run, and without it a job that dies without leaving its file never ends for submitit. So this module
+calls `squeue` once for all jobs, every LOOK_S seconds or more, and submitit's watcher uses the result instead of
+`sacct`.
 
-    state     SLURM's word for a job; OVER has those of a job that is over, with what its launches become. GONE: squeue
-              does not list it. A job counts as over once two looks agree, since a requeued job passes such states
-    ids       of a folder: how names of submitit's files in it begin, and of jobs with its name. No pickle is read
+    state     SLURM's state of a job; OVER maps the final ones to the status of its launches. GONE: squeue does not list
+              it. A job counts as over once two looks agree, since a requeued job passes through final states
+    ids       of a folder: prefixes of the names of submitit's files in it, and jobs with its name. No pickle is read
 
-Signals. SLURM sends them to each process of a step: to submitit's, to our command, its child, and to the ranks.
-- SIGTERM comes before SIGKILL (KillWait) for scancel, a preemption and the time limit. submitit's process ignores it;
-  our command ends its ranks, leaves no row and exits 130; then the task exits without submitit's result file
-  (dispatch/task.py), so that a job which SLURM requeues is not over. Started again, it takes up where it was.
+Signals. SLURM sends them to each process of a step: submitit's process, our command, which is its child, and the ranks.
+- SIGTERM precedes SIGKILL (KillWait) for scancel, a preemption and the time limit. submitit's process ignores it; our
+  command ends its ranks, leaves no row and exits with 130; then the task exits without submitit's result file
+  (dispatch/task.py), so that a job which SLURM requeues is not over. When started again, it resumes.
 - SIGUSR2 comes `signal_delay_s` before the time limit. Our command and ranks ignore it. submitit requeues the job
-  `max_num_timeout` times (0 unless set), which helps jobs of several launches (`launch.group_by`), since finished ones
-  are kept; after the last time it fails the job with the words TIMED_OUT. Before 80 % of the time, it takes the signal
-  for a preemption and requeues the job.
+  `max_num_timeout` times (default 0), which helps jobs of several launches (`launch.group_by`), since finished ones
+  are kept; after the last time it fails the job with the words TIMED_OUT. Before 80 % of the time limit, it treats the
+    signal as a preemption and requeues the job.
 
-Requests for jobs are checked before any is submitted: programs, partition, nodes, CPUs, the rest.
-`sbatch --test-only` has the last word: on accounts, time limits, features and memory SLURM itself decides. Where it
-says that resources are taken or down at the moment, a job waits for them, and that is no problem.
+All requests are checked before the first is submitted: programs, partition, nodes, CPUs, and then everything else with
+`sbatch --test-only`, since SLURM itself decides on accounts, time limits, features and memory. If it reports that
+resources are busy or down at the moment, a job would wait for them, which is not an error.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from .job_folder import JobFolder
 from .watch import Fate, JobWatch
 
 LOOK_S, SLOWNESS = 3.0, 20.0
-"""Time, in seconds, between two looks; at least SLOWNESS times what squeue takes, so that a busy SLURM is spared."""
+"""Seconds between two looks; at least SLOWNESS times the duration of squeue, to spare a busy SLURM."""
 
 APART_S = 1.0
-"""Time, in seconds, between two looks of which the second confirms the first."""
+"""Minimum seconds between two looks for the second to confirm the first."""
 
 ANSWER_S = 60.0
-"""Time, in seconds, that SLURM has for an answer."""
+"""Seconds to wait for an answer from SLURM."""
 
 SETTLE_S = 20.0
-"""Time, in seconds, for SLURM to end a job whose task has ended."""
+"""Seconds for SLURM to end a job whose task has ended."""
 
 GONE = "no longer listed"
 
@@ -65,17 +66,17 @@ OVER = {
     "OUT_OF_MEMORY": ("oom", "ran out of memory"),
     GONE: ("crash", "left the SLURM queue without a row"),
 }
-"""State of a job that is over -> the status of its launches without a row, and words."""
+"""Final state of a job -> the status of its launches without a row, and words for the reason."""
 
 NO_REASON = ("", "None")
 
 TIMED_OUT = "timed-out"
-"""Words of submitit's error where it ends a job before the time limit."""
+"""Words in submitit's error when it ends a job before the time limit."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as squeue lists it. `why`: SLURM's reason for its state. `name`: of the job."""
+    """A job as listed by squeue. `why`: SLURM's reason for its state. `name`: the job's name."""
 
     state: str
     nodes: str = ""
@@ -85,7 +86,7 @@ class Seen:
 
 @dataclass
 class Queue:
-    """The user's jobs in SLURM's queue, as of the last two looks. `trouble`: why the last one failed."""
+    """The user's jobs in SLURM's queue, from the last two looks. `trouble`: why the last look failed, or ""."""
 
     trouble: str = ""
     _looks: list[tuple[float, dict[str, Seen]]] = field(default_factory=list)
@@ -94,7 +95,7 @@ class Queue:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def jobs(self, at_once: bool = False) -> dict[str, Seen]:
-        """Returns id -> job, as of the last look that succeeded; looks again where it is time, or `at_once`."""
+        """Returns id -> job from the last successful look; looks again if it is time to, or if `at_once`."""
         with self._lock:
             begun = time.monotonic()
             if at_once or begun >= self._next:
@@ -104,7 +105,7 @@ class Queue:
             return self._looks[-1][1] if self._looks else {}
 
     def is_over(self, job_id: str) -> bool:
-        """Returns True once two looks, both since the job was first asked for, agree that it is over."""
+        """Returns True once two looks, both after the first query for the job, agree that it is over."""
         first = self._first_asked.setdefault(job_id, time.monotonic())
         self.jobs()
         with self._lock:
@@ -139,7 +140,7 @@ class SlurmWatch(JobWatch):
         return problems_of(self.choice, wanted)
 
     def ids(self, folder: JobFolder, jobs: dict[str, Seen]) -> list[str]:
-        """Returns the ids of a folder's job, the newest last; several only where it was submitted again."""
+        """Returns the ids of a folder's job, the newest last; several only if it was resubmitted."""
         names = (path.name.partition("_") for path in folder.path.glob(".submitit/*"))
         submitted = {first for first, mark, _ in names if mark and first.isdecimal()}
         return sorted(submitted | {one for one, seen in jobs.items() if seen.name == folder.name}, key=int)
@@ -171,7 +172,7 @@ class SlurmWatch(JobWatch):
         return Fate(status, f"{self._named(folder)} {words} ({seen.state}{why}); logs/job.log has its output")
 
     def withdraw(self, folders: Sequence[JobFolder], whole: bool = False) -> list[JobFolder]:
-        """Cancels the jobs that wait, or all where `whole`: exactly ours."""
+        """Cancels our waiting jobs, or all of our jobs if `whole`."""
         jobs = self.queue.jobs(at_once=True)
         mine = {one for folder in folders for one in self.ids(folder, jobs)}
         if cancel := [one for one in mine if (seen := jobs.get(one)) and (whole or seen.state == "PENDING")]:
@@ -182,7 +183,7 @@ class SlurmWatch(JobWatch):
         return [one for one, ids in known if ids and all(jobs.get(job, Seen(GONE)).state in OVER for job in ids)]
 
     def _settled(self, folder: JobFolder) -> Seen | None:
-        """Returns the folder's job, once SLURM has an end for it too; None if none was submitted."""
+        """Returns the folder's job once SLURM also reports that it is over; None if none was submitted."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             jobs = self.queue.jobs(at_once=True)
@@ -200,7 +201,7 @@ class SlurmWatch(JobWatch):
 
 
 def answer_submitit(queue: Queue) -> None:
-    """Has submitit's jobs of SLURM ask `queue`, where it would call sacct."""
+    """Makes submitit's SLURM jobs query `queue` instead of calling sacct."""
     from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
     class OfQueue(SlurmInfoWatcher):
@@ -223,12 +224,12 @@ FLAGS = {
 """Setting of the plugin -> flag of sbatch."""
 
 PASSING = ("busy", "not available now", "down, drained or reserved")
-"""Words of a refusal that is one of the moment."""
+"""Words in a rejection that is only temporary."""
 
 
 @dataclass
 class Partition:
-    """A partition as sinfo lists it. `cpus`: of its largest nodes."""
+    """A partition as listed by sinfo. `cpus`: of its largest node."""
 
     nodes: int = 0
     cpus: int = 0
@@ -236,7 +237,7 @@ class Partition:
 
 
 def problems_of(choice: LauncherChoice, wanted: Sequence[Resources]) -> list[str]:
-    """Returns an error message for each kind of job that SLURM would refuse."""
+    """Returns an error message for each kind of job that SLURM would reject."""
     for name in PROGRAMS:
         if shutil.which(name) is None:
             where = "start the sweep on a machine of the cluster from which jobs are submitted"
@@ -274,7 +275,7 @@ def ask_partitions() -> dict[str, Partition]:
 
 
 def _too_large(wanted: Resources, names: Sequence[str], partitions: Mapping[str, Partition]) -> str:
-    """Returns an error message on a job for which no partition of `names` has enough nodes, or CPUs in one."""
+    """Returns an error message if no partition of `names` has enough nodes, or enough CPUs per node, for a job."""
     where = f"partition {' or '.join(names)}"
     nodes = max((partitions[name].nodes for name in names), default=wanted.nodes)
     if wanted.nodes > nodes:
@@ -288,7 +289,7 @@ def _too_large(wanted: Resources, names: Sequence[str], partitions: Mapping[str,
 
 
 def refusal(choice: LauncherChoice, wanted: Resources) -> str:
-    """Returns the sentence of a request that sbatch refuses, in its own words; "" if it takes it."""
+    """Returns sbatch's error message if it rejects a request, else ""."""
     try:
         _run("sbatch", "--test-only", *flags(choice.settings, wanted), "--wrap=true")
     except subprocess.CalledProcessError as error:
@@ -317,7 +318,7 @@ def _run(*command: str) -> str:
 
 
 def _words(said: str) -> str:
-    """Returns SLURM's last line without its prefixes."""
+    """Returns the last line of SLURM's output without its prefixes."""
     last = (said.strip().splitlines() or ["no message"])[-1]
     for prefix in ("sbatch: ", "error: ", "allocation failure: ", "Batch job submission failed: "):
         last = last.removeprefix(prefix)

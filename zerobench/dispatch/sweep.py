@@ -1,11 +1,11 @@
-"""A sweep whose launches are run by the jobs of a Hydra launcher.
+"""A sweep whose launches run in the jobs of a Hydra launcher.
 
-1. reuse      launches that an earlier sweep has finished need no job
-2. group      a job runs a cell, all its repeats; or, interleaved, the cells that agree in `launch.group_by`
-3. launch     as many jobs as the plugin permits are under way at once, each launched from a thread
-4. listen     what a job's board shows is shown here; a row is taken once the job's folder has it
-5. end        a job that is over without a row for a launch has lost it: the composing process writes that row
-6. again      launches that `launch.retry` wants to run again, and those that a lost job had not begun, get a new job
+1. reuse      launches finished by an earlier sweep need no job
+2. group      a job runs all repeats of a cell or, interleaved, the cells that agree in `launch.group_by`
+3. launch     as many jobs as the plugin permits run concurrently, each launched from a thread
+4. listen     a job's board is shown here; a row is taken once it is in the job's folder
+5. end        if a job ends without a row for a launch, the launch is lost, and the composing process writes its row
+6. again      launches to retry (`launch.retry`), and launches that a lost job had not begun, get a new job
 
 States of a job: dispatch/job_folder.py.
 """
@@ -39,17 +39,19 @@ from .watch import Fate, JobWatch
 POLL_S = 0.5
 
 STOP_S = 60.0
-"""Time, in seconds, for jobs to end after Ctrl-C."""
+"""Seconds for jobs to end after Ctrl-C."""
 
 INTERRUPTED = "interrupted"
 
 SAY_EVERY_S = 10.0
-"""Interval, in seconds, of lines on jobs that wait."""
+"""Seconds between lines about waiting jobs."""
 
 
 @dataclass
 class DispatchedSweep(Sweep):
-    """A sweep through `plugin`. `retries`: of each launch. `retried`: its last row, until the next attempt has one."""
+    """A sweep through `plugin`. `retries`: count per launch. `retried`: a launch's last row until its next attempt
+    ends.
+    """
 
     plugin: Plugin = field(kw_only=True)
     retries: Counter[CellLaunch] = field(default_factory=Counter)
@@ -82,9 +84,9 @@ class DispatchedSweep(Sweep):
         return row
 
     def run_all(self, launches: Sequence[CellLaunch], found: dict[CellLaunch, dict[str, Any] | None]) -> None:
-        """Takes the rows that are `found`, writes those of invalid cells here, and has jobs run the others.
+        """Takes the rows in `found`, writes the rows of invalid cells here, and runs the other launches in jobs.
 
-        Raises RefusedError if the launcher would refuse their jobs.
+        Raises RefusedError if the launcher would reject their jobs.
         """
         to_run = [one for one in launches if found[one] is None and not one.cell.problems]
         jobs = [self._job_of(mine) for mine in groups_of(to_run)]
@@ -189,7 +191,7 @@ class DispatchedSweep(Sweep):
         self._said = words, time.monotonic()
 
     def _take_of(self, job: LauncherJob, row: dict[str, Any] | None, reused: bool = False) -> None:
-        """Takes the row of the job's next launch; None if the job left it out, since one of its cell had failed."""
+        """Takes the row of the job's next launch; None if the job skipped it because another one of its cell failed."""
         launch, self.reused = job.launches[job.taken], reused
         if row is not None and job.taken not in job.started:
             self.reporter.start(launch)
@@ -209,9 +211,9 @@ class DispatchedSweep(Sweep):
             self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
 
     def _end(self, job: LauncherJob, fate: Fate | None = None) -> None:
-        """Ends a job that is over. The launch that it was at gets a row that says why, `fate` or the launcher's; those
-        that it had not begun get a job of their own. Where it had begun none, or was canceled, each gets such a row,
-        unless another sweep has finished the launch meanwhile.
+        """Ends a job that is over. Its current launch gets a row with the reason, from `fate` or the launcher; launches
+        that it had not begun get another job. If it had begun none, or was canceled, each launch gets such a row. A
+        launch that another sweep has finished meanwhile takes that row instead.
         """
         rest = job.launches[job.taken :]
         if rest and fate is None:
@@ -242,7 +244,7 @@ class DispatchedSweep(Sweep):
         return self.watch.fate(job.folder, job.error, job.code)
 
     def _withdraw(self, under_way: list[LauncherJob]) -> None:
-        """Takes jobs that have not begun from the queue and from `under_way`: their launches are not started."""
+        """Removes jobs that have not begun from the queue and from `under_way`; their launches are not started."""
         idle = {job: job.folder for job in under_way if job.folder is not None and not job.has_begun}
         gone = self.watch.withdraw(list(idle.values())) if idle else []
         for job, folder in idle.items():
@@ -251,7 +253,7 @@ class DispatchedSweep(Sweep):
                 folder.remove()
 
     def _stop(self, under_way: list[LauncherJob]) -> None:
-        """Asks all jobs to end, withdraws those that have not begun, and takes what the others still write."""
+        """Asks all jobs to end, withdraws jobs that have not begun, and takes the rows that the others still write."""
         folders = [job.folder for job in under_way if job.folder is not None]
         for folder in folders:
             folder.ask_to_stop()

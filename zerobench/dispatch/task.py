@@ -1,11 +1,11 @@
-"""The function that a launcher's job calls: it starts the command again, in a process of its own, and supervises it.
+"""The function that a launcher's job calls: it starts the command again in its own process, and supervises it.
 
-A launcher may call it in a thread, a worker that is used again or a task of SLURM's; the command needs a main thread,
-for signals, and a fresh interpreter. In a job of several tasks each starts the command, and they join as ranks do.
+A launcher may call it in a thread, a reused worker or a SLURM task; the command needs a main thread, for signals, and a
+new interpreter. In a job of several tasks each starts the command, and they join as ranks do.
 
-stop       the folder has a file of that name: the command gets SIGTERM, GRACE_S later SIGKILL
-ended      SLURM has ended the command by a signal: it may run the job again, so the task leaves no result, with which
-           the job would be over for submitit
+stop       if the folder has a file of that name, the command gets SIGTERM, and GRACE_S later SIGKILL
+ended      SLURM has ended the command by a signal: it may requeue the job, so the task leaves no result, which would
+           end the job for submitit
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..host.leases import TASK_LEASE, take
 from ..host.signals import end_with_parent
 
 JOB = "ZEROBENCH_JOB"
-"""Environment variable that names the job's folder to the command."""
+"""Environment variable with the job's folder, for the command."""
 
 POLL_S = 0.2
 GRACE_S = 20.0
 
 ENDED = 130
-"""Exit code of a command that a signal has ended."""
+"""Exit code of a command that was ended by a signal."""
 
 BY_SIGNAL = (ENDED, -signal.SIGTERM)
-"""Exit codes of such a command; SLURM may send another signal before the first is dealt with."""
+"""Exit codes of a command ended by a signal; SLURM may send a second signal before the first is handled."""
 
 EXECUTOR = "SUBMITIT_EXECUTOR"
-"""Environment variable by which submitit names the launcher of a job to it."""
+"""Environment variable in which submitit passes the launcher's name to a job."""
 
 TASK_NUMBERS = ("SLURM_PROCID",)
 
 
 def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) -> int | None:
-    """Runs the command of the job in `folder` to its end, and returns its exit code; None if it was not to begin."""
+    """Runs the command of the job in `folder` to its end, and returns its exit code; None if it must not begin."""
     place, begun = Path(folder), next(filter(None, map(os.environ.get, TASK_NUMBERS)), "0")
     if (place / "stop").exists() or not place.is_dir():
         return None
@@ -66,7 +66,7 @@ def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) 
 
 @contextmanager
 def _leased(path: Path) -> Iterator[None]:
-    """Holds the task's lease, so that the folder is in use should the composing process be killed."""
+    """Keeps the task's lease, so that the folder counts as in use even if the composing process is killed."""
     lease = take(path)
     try:
         yield
@@ -86,7 +86,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def leave_signals_to_task() -> None:
-    """Ends the command with its task, which a launcher may kill alone; warning signals are the task's."""
+    """Makes the command end with its task, which a launcher may kill alone, and leaves warning signals to the task."""
     end_with_parent()
     for warning in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(warning, signal.SIG_IGN)

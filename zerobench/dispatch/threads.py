@@ -1,6 +1,6 @@
-"""Threads that stay: a launcher's plugin may start servers that the kernel ends with the thread that started them.
+"""Long-lived threads: a launcher's plugin may start servers that the kernel ends with the thread that started them.
 
-Ray does (PR_SET_PDEATHSIG, which is of the thread and not of its process): its cluster would end with the first job.
+Ray does (PR_SET_PDEATHSIG applies to the thread, not the process): its cluster would end with the first job.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ Work = Callable[[], None]
 
 
 class StayingThreads:
-    """Runs work in threads that are used again and end with the process, which does not wait for them."""
+    """Runs work in reused threads that end with the process, which does not wait for them."""
 
     def __init__(self) -> None:
         self._free: list[SimpleQueue[Work]] = []
 
     def run(self, work: Work) -> None:
-        """Runs `work`, which must not raise, in a thread that is free or in a new one."""
+        """Runs `work`, which must not raise, in a free thread or a new one."""
         if not self._free:
             self._free.append(SimpleQueue())
             threading.Thread(target=self._serve, args=(self._free[-1],), name="launcher", daemon=True).start()
@@ -32,4 +32,4 @@ class StayingThreads:
 
 
 THREADS = StayingThreads()
-"""Standard streams of this process."""
+"""Threads of this process."""

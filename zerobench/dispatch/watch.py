@@ -1,7 +1,7 @@
-"""Watches a launcher's jobs from outside: a launcher with a queue reports why a job waits, or that it is lost.
+"""Watches a launcher's jobs from outside: a launcher with a queue knows why a job waits, or that it is lost.
 
-Fate        the status and the reason of the launches that a job has lost
-JobWatch    of a launcher that tells nothing; SLURM's is in dispatch/slurm.py
+Fate        the status and reason of launches that a job has lost
+JobWatch    for launchers that report nothing; dispatch/slurm.py has the one for SLURM
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .task import ENDED
 
 @dataclass(frozen=True)
 class Fate:
-    """The end of launches without rows. `status`: of their rows. `reason`: a sentence."""
+    """The end of launches without rows. `status`, `reason`: for their rows."""
 
     status: str
     reason: str
@@ -24,20 +24,20 @@ class Fate:
 
 @dataclass
 class JobWatch:
-    """Watches the jobs of `choice`, each known by its folder."""
+    """Watches the jobs of `choice`, identified by their folders."""
 
     choice: LauncherChoice
 
     def problems(self, wanted: Sequence[Resources]) -> list[str]:
-        """Returns an error message for each request that the launcher would refuse, before any job is submitted."""
+        """Returns an error message for each request that the launcher would reject, before any job is submitted."""
         return []
 
     def waiting(self, folders: Sequence[JobFolder]) -> str:
-        """Returns words on jobs that have not begun; "" if nothing is known of such."""
+        """Returns a message about jobs that have not begun; "" if nothing is known."""
         return ""
 
     def fate(self, folder: JobFolder, error: BaseException | None, code: int | None) -> Fate:
-        """Returns the end of a job that is over. `error`: raised by its plugin; `code`: its command's exit code."""
+        """Returns how a job ended. `error`: raised by its plugin; `code`: its command's exit code."""
         job = f"its job of {self.choice.name}"
         if error is not None:
             words = " ".join(str(error).split()) or "no message"
@@ -47,5 +47,5 @@ class JobWatch:
         return Fate("crash", f"{job} ended without a row for it; logs/job.log has its output")
 
     def withdraw(self, folders: Sequence[JobFolder], whole: bool = False) -> list[JobFolder]:
-        """Takes jobs that wait from the queue, or all where `whole`. Returns those that do not run, nor will."""
+        """Removes waiting jobs from the queue, or all jobs if `whole`. Returns the jobs that will never run."""
         return []

@@ -1,4 +1,4 @@
-"""Fake worlds: the code of a run over tensors that have shapes, dtypes and storages, and no values and no memory."""
+"""Fake worlds: run code on tensors that have shapes, dtypes and storages, but no values and no memory."""
 
 from .world import RealWorld, world_of_tensors
 

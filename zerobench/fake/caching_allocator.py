@@ -1,23 +1,24 @@
-"""torch's CUDA caching allocator, simulated: how many bytes a sequence of allocations makes it give out and reserve.
+"""Simulates torch's CUDA caching allocator: the bytes that it hands out and reserves for a sequence of allocations.
 
-    block       memory that is given out, or free; a multiple of 512 bytes
-    segment     memory that the allocator has reserved of the device; a row of blocks
-    pool        segments of one stream for small blocks, up to 1 MiB, or for larger ones; blocks never change pools
+    block       memory that is handed out, or free; a multiple of 512 bytes
+    segment     memory that the allocator has reserved on the device; a row of blocks
+    pool        segments of one stream, either for small blocks, up to 1 MiB, or for larger ones; blocks never change
+    pools
 
-Rules, of c10/cuda/CUDACachingAllocator.cpp (torch 2.7; a test holds the sizes against the installed torch's headers):
+Rules from c10/cuda/CUDACachingAllocator.cpp (torch 2.7; a test compares the sizes with the installed torch's headers):
 
-1. A request is rounded up to 512 bytes, and takes the smallest free block of its pool that holds it; of equal ones the
-   one with the lowest address.
-2. Where there is none, a segment is reserved: 2 MiB for a small request, 20 MiB for one below 10 MiB, else the request
+1. A request is rounded up to 512 bytes, and takes the smallest free block of its pool that fits it; among equal ones
+   the one with the lowest address.
+2. If there is none, a segment is reserved: 2 MiB for a small request, 20 MiB for one below 10 MiB, else the request
    rounded up to 2 MiB.
-3. A block is split where what remains is at least 512 bytes in a small pool, more than 1 MiB in a large one.
-4. A freed block merges with its free neighbors in the segment. Segments stay reserved, except where the cache is
-   emptied: then those that are free as a whole go back.
+3. A block is split if the remainder is at least 512 bytes in a small pool, or more than 1 MiB in a large one.
+4. A freed block merges with its free neighbors in the segment. Segments stay reserved until the cache is emptied, which
+   returns segments that are entirely free.
 
 With expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) a pool is one segment that grows at its end,
-or where its memory was given back, in pages of 2 MiB (small) or 20 MiB (large), and every block is split.
+or where its memory was returned, in pages of 2 MiB (small) or 20 MiB (large), and every block is split.
 
-Memory is never short: nothing is retried, and nothing is released for want of space.
+Memory never runs out: nothing is retried, and nothing is released for lack of space.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ MIN_LARGE = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
 
 ADDRESS_SPACE = LARGE_SEGMENT * 2**26
-"""Bytes of addresses of an expandable segment: whole pages, and more than any device has."""
+"""Address range of an expandable segment in bytes: whole pages, and more than the memory of any device."""
 
 
 def round_up(size: int, unit: int) -> int:
-    """Returns the next multiple of `unit`."""
+    """Rounds `size` up to a multiple of `unit`."""
     return -(-size // unit) * unit
 
 
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
-    """`size` bytes at `address`, between two neighbors of its segment. `mapped`: there is memory behind it."""
+    """`size` bytes at `address`, between two neighbors in its segment. `mapped`: it is backed by memory."""
 
     pool: BlockPool
     address: int
@@ -69,22 +70,22 @@ class BlockPool:
         return SMALL_SEGMENT if self.is_small else LARGE_SEGMENT
 
     def put(self, block: MemoryBlock) -> None:
-        """Notes a free block."""
+        """Adds a free block."""
         if block.mapped:
             insort(self.free, (block.size, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
     def remove(self, block: MemoryBlock) -> None:
-        """Forgets a free block."""
+        """Removes a free block."""
         if block.mapped:
             del self.free[bisect_left(self.free, (block.size, block.address))]
         else:
             del self.unmapped[bisect_left(self.unmapped, (block.address,))]
 
     def best(self, size: int) -> MemoryBlock | None:
-        """Returns the smallest free block of at least `size` bytes; one that can grow counts with what it can grow to
-        (rule 1, and get_free_block's for expandable segments).
+        """Returns the smallest free block of at least `size` bytes; a block that can grow counts with the size it can
+        grow to (rule 1, and the rule of get_free_block for expandable segments).
         """
         start = bisect_left(self.free, (size,))
         if start == len(self.free):
@@ -99,7 +100,7 @@ def _grows_to(block: MemoryBlock) -> int:
 
 
 class CachingAllocator:
-    """A device's allocator. `allocated`, `reserved`: bytes now; `peak_allocated`, `peak_reserved`: the most so far."""
+    """A device's allocator. `allocated`, `reserved`: current bytes; `peak_allocated`, `peak_reserved`: their maxima."""
 
     def __init__(self, expandable: bool = False) -> None:
         self._expandable = expandable
@@ -108,7 +109,7 @@ class CachingAllocator:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
 
     def allocate(self, size: int, stream: int = 0) -> MemoryBlock:
-        """Returns a block for `size` bytes, above 0, of a stream."""
+        """Returns a block of at least `size` > 0 bytes for a stream."""
         size = round_up(size, MIN_BLOCK)
         pool = self._pool(size <= SMALL_REQUEST, stream)
         block = pool.best(size)
@@ -125,14 +126,14 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Takes a block back."""
+        """Frees a block."""
         self.allocated -= block.size
         block.is_free = True
         _merge_neighbors(block)
         block.pool.put(block)
 
     def empty_cache(self) -> None:
-        """Gives back what is free: whole segments, or pages of expandable ones (rule 4)."""
+        """Returns free memory to the device: whole segments, or pages of expandable ones (rule 4)."""
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if self._expandable:
@@ -142,7 +143,7 @@ class CachingAllocator:
                     self.reserved -= block.size
 
     def reset_peaks(self) -> None:
-        """Makes peaks count from now on."""
+        """Restarts the peaks from the current values."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
     def _pool(self, is_small: bool, stream: int) -> BlockPool:
@@ -168,7 +169,7 @@ class CachingAllocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _expanded(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Maps memory into the first place of an expandable segment that has addresses for `size` bytes."""
+        """Maps memory at the first place in an expandable segment that has room for `size` bytes."""
         block = next(start for start in _places(pool) if _fits(start, size))
         if not block.mapped:
             self._map(block, min(block.size, size))
@@ -195,7 +196,7 @@ class CachingAllocator:
         pool.put(block)
 
     def _unmap(self, block: MemoryBlock) -> None:
-        """Gives back the whole pages of a free block."""
+        """Returns the whole pages of a free block to the device."""
         pool = block.pool
         start = round_up(block.address, pool.page)
         stop = (block.address + block.size) // pool.page * pool.page
@@ -216,14 +217,14 @@ class CachingAllocator:
 
 
 def _places(pool: BlockPool) -> Iterator[MemoryBlock]:
-    """Yields where an expandable segment could grow, lowest address first: free memory before it counts."""
+    """Yields the blocks where an expandable segment could grow, lowest address first, including a free block before."""
     for _, block in list(pool.unmapped):
         before = block.before
         yield before if before is not None and before.is_free else block
 
 
 def _fits(block: MemoryBlock | None, size: int) -> bool:
-    """Returns True if free and unmapped blocks in a row, from `block` on, hold `size` bytes."""
+    """Whether consecutive free or unmapped blocks, starting at `block`, have `size` bytes."""
     there = 0
     while block is not None and block.is_free and there < size:
         there += block.size
@@ -232,7 +233,7 @@ def _fits(block: MemoryBlock | None, size: int) -> bool:
 
 
 def _split(block: MemoryBlock, size: int) -> MemoryBlock:
-    """Shortens a block to `size` bytes; returns the rest of it, which is free."""
+    """Shortens a block to `size` bytes and returns the remainder, which is free."""
     rest = MemoryBlock(block.pool, block.address + size, block.size - size, before=block, after=block.after)
     if block.after is not None:
         block.after.before = rest
@@ -241,7 +242,7 @@ def _split(block: MemoryBlock, size: int) -> MemoryBlock:
 
 
 def _merge_neighbors(block: MemoryBlock) -> None:
-    """Makes a block, which no pool knows of, take in the free neighbors that are as mapped as it is."""
+    """Merges a block that is in no pool with its free neighbors that are mapped, or unmapped, as it is."""
     before, after = block.before, block.after
     if before is not None and before.is_free and before.mapped == block.mapped:
         block.pool.remove(before)

@@ -1,13 +1,14 @@
-"""Graphs of torch.compile beneath dispatch modes: what inductor's code does in C++ is dispatched, so that modes see it.
+"""torch.compile graphs under dispatch modes: work that inductor's code does in C++ is dispatched so that modes see it.
 
-modes        torch runs a compiled function eagerly, without a word, if a mode is active; a GraphMode lets its graph run
-buffers      inductor allocates in C++; torch.empty_strided, in its place, is an operator that a ledger sees
-views        of fake tensors are made by torch.as_strided, which keeps them fake
-kernels      of fake tensors are not run, and are not compiled before they are given real ones
-draws        that a backward repeats are operators of a higher order, which a mode must say what to do with
+modes        torch silently runs a compiled function eagerly if a mode is active; a GraphMode lets the graph run
+buffers      inductor allocates in C++; torch.empty_strided replaces that, an operator that a ledger sees
+views        of fake tensors are made by torch.as_strided, whose results are fake
+kernels      do not run on fake tensors, and are not compiled until they get real ones
+draws        that backward repeats are higher-order operators, which need a rule for each mode
 
-In the timed pass there is no mode, and inductor's code runs as it is. Private to torch: the names that inductor's code
-binds when it is loaded, in torch._C._dynamo.guards, and AsyncCompile.cpp_pybinding; a test fails if they move.
+In the timed pass there is no mode, and inductor's code runs unchanged. Private to torch: the names in
+torch._C._dynamo.guards that inductor's code binds when loaded, and AsyncCompile.cpp_pybinding; a test fails if they
+move.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 
 class GraphMode(TorchDispatchMode):
-    """A mode that sees the operators that a compiled graph calls, not those that it was traced from."""
+    """A mode that sees the operators that a compiled graph calls, not the ones it was traced from."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True: the graph runs as without the mode."""
+        """Returns True: the graph runs as it does without the mode."""
         return True
 
 
 def modes_active() -> bool:
-    """Returns True if dispatch modes are active in this thread: probes, or a fake world."""
+    """Whether dispatch modes are active in this thread: probes, or a fake world."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 @cache
 def dispatch_buffers() -> None:
-    """Makes the graphs that this process loads from now on allocate by an operator, and run on fake tensors."""
+    """Makes graphs that this process loads later allocate by an operator, and run on fake tensors."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._prims import rng_prims
 
@@ -71,7 +72,7 @@ def _kinds_below(kind: type) -> Iterator[type]:
 
 
 def _run_and_save_state(mode: GraphMode, operator: Any, *inputs: Any, **named: Any) -> tuple[torch.Tensor, Any]:
-    """Runs an operator that draws, for a graph whose backward runs it again; `mode` sees the operator."""
+    """Runs an operator that draws random numbers, for a graph whose backward repeats it; `mode` sees the operator."""
     with _disable_current_modes():
         state = _generator_of(inputs).get_rng_state()
     with mode:
@@ -79,7 +80,7 @@ def _run_and_save_state(mode: GraphMode, operator: Any, *inputs: Any, **named: A
 
 
 def _run_with_state(mode: GraphMode, state: torch.Tensor, operator: Any, *inputs: Any, **named: Any) -> Any:
-    """Runs it again, with the same draws."""
+    """Repeats the operator with the same random numbers."""
     generator = _generator_of(inputs)
     with _disable_current_modes():
         current = generator.get_rng_state()
@@ -92,12 +93,12 @@ def _run_with_state(mode: GraphMode, state: torch.Tensor, operator: Any, *inputs
 
 
 def _generator_of(inputs: Sequence[Any]) -> Any:
-    """Returns the module whose generator the operator on these inputs draws from."""
+    """Returns the module whose random generator an operator on these inputs uses."""
     return torch.cuda if any(isinstance(one, torch.Tensor) and one.is_cuda for one in inputs) else torch
 
 
 def _compiled_when_run(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns AsyncCompile.cpp_pybinding with kernels that are compiled when they are first given real tensors."""
+    """Returns AsyncCompile.cpp_pybinding with kernels that are compiled when they first get real tensors."""
 
     def cpp_pybinding(compiler: Any, types: list[str], source: str) -> Callable[..., None]:
         compiled: list[Any] = []

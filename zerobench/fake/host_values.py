@@ -1,10 +1,9 @@
 """Substitutes for values that the host branches on, since fake tensors have none.
 
-flags     small integer tensors, and single numbers, that are made outside of a model's own code are real, and so is all
-          that is computed from real ones alone: which parameters had gradients, how many steps an optimizer has made
-numbers   every other number that is read there is answered as a healthy training has it: no overflow, nothing that is
-          not finite
-values    that a model's forward or backward reads do not exist: one sentence
+flags     small integer tensors and single numbers made outside a model's own code are real, and so is everything
+          computed only from real ones: which parameters had gradients, how many steps an optimizer has made
+numbers   any other number read there is answered as in healthy training: no overflow, everything finite
+values    read by a model's forward or backward do not exist: an error
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from .graphs import GraphMode
 from .shortcuts import SETS, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
-"""Bytes of the largest tensor of flags: at most a few per parameter of a model."""
+"""Maximum bytes of a tensor of flags, which has a few per parameter of a model."""
 
 _ATEN = torch.ops.aten
 
 FACTORIES = {_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default, _ATEN.empty.memory_format}
 
 NUMBERS = {_ATEN.zeros.default, _ATEN.ones.default}
-"""Factories of single numbers of any dtype that are flags: an optimizer's counters and factors."""
+"""Factories whose single numbers of any dtype count as flags: an optimizer's counters and factors."""
 
 ANY = {_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims}
-"""Operators that ask for something unusual: there is none."""
+"""Operators that test for something unusual; the answer is no."""
 
 DIFFERS = {_ATEN.ne.Tensor, _ATEN.bitwise_or.Tensor}
-"""Operators of the check that nothing was written beside the engine, and of several such checks: nothing was."""
+"""Operators of the checks that nothing was written outside the engine; nothing was."""
 
 INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
 
 CHANGE_STORAGE = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::unsafe_set_"}
-"""Operators in place that change more than values."""
+"""In-place operators that change more than values."""
 
 WITHOUT_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -110,7 +109,7 @@ class HostValues(GraphMode):
 
 
 def kinds_of_tensors(arguments: Any) -> Iterator[type]:
-    """Yields the type of every tensor among an operator's arguments, and in lists of them."""
+    """Yields the type of every tensor among an operator's arguments, including tensors in lists."""
     for one in arguments:
         if isinstance(one, torch.Tensor):
             yield type(one)
@@ -120,8 +119,8 @@ def kinds_of_tensors(arguments: Any) -> Iterator[type]:
 
 @cache
 def writes_in_place(func: Any) -> bool:
-    """Returns True for an operator that writes values into its first argument, or into a list of tensors, and does
-    nothing else: of fake tensors nothing changes.
+    """Whether an operator only writes values into its first argument, or into a list of tensors, which changes nothing
+    for fake tensors.
     """
     schema = func._schema
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or schema.name in CHANGE_STORAGE:
@@ -134,7 +133,7 @@ def writes_in_place(func: Any) -> bool:
 
 
 def needed(operator: str) -> str:
-    """Returns an error message on an operator that needs values."""
+    """Returns an error message for an operator that needs values."""
     return (
         f"tensors=fake: the model reads values in its forward or backward ({operator}), and fake tensors have none:"
         " its allocations depend on the data; use tensors=real"

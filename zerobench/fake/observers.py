@@ -1,12 +1,12 @@
-"""Observers of fake-tensor allocations besides the ledger, and two facts that the ledger of a fake world needs.
+"""Observers of fake-tensor allocations in addition to the ledger, and two facts that a fake world's ledger needs.
 
-observers  hear of each allocation in order
-shapes     DTensor asks each operator's shape function once, with tensors of the global shape. In a run these are fake
-           tensors in a mode of torch's own, and take no memory. Inside a fake world they are in the world's mode, like
-           the tensors of the rank, which a ledger could not tell apart: it counts none while one is asked
-copies     that a backend makes of the tensors which a collective is given, and that the fake process group does not:
-           gloo's reduce-scatter sums in a copy of its input, which lives until the sum has been written to the output.
-           Our engines launch sends and receives instead, and NCCL copies nothing
+observers  are notified of each allocation in order
+shapes     DTensor calls each operator's shape function once, with tensors of the global shape. In a real run these are
+           fake tensors in a mode of torch's own, and take no memory. In a fake world they are in the world's mode, like
+           the rank's tensors, and a ledger could not distinguish them, so it counts no tensors during such a call
+copies     that a backend makes of a collective's input, but the fake process group does not: gloo's reduce-scatter
+           sums in a copy of its input, which lives until the sum has been written to the output. Our engines launch
+           sends and receives instead, and NCCL makes no copies
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class StoredBytes(Protocol):
-    """A storage as a ledger knows it: the `tier` that its bytes are in, which a label may still change."""
+    """A ledger's view of a storage: the `tier` of its bytes, which a label may still change."""
 
     tier: str
 
 
 @dataclass(frozen=True)
 class Growth:
-    """`stored` grew by so many bytes, or shrank where `grown` is below 0."""
+    """`stored` grew by `grown` bytes, or shrank if negative."""
 
     stored: StoredBytes
     grown: int
@@ -40,8 +40,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class IntervalMark:
-    """`what` happens between changes: a "phase" of that name begins, an interval has a "begin", or an "end": "init", or
-    a measured "step".
+    """A mark between changes. `what`: a "phase" called `name` begins, or an interval ("init", or a measured "step") has
+    a "begin" or "end".
     """
 
     what: str
@@ -55,7 +55,7 @@ _waiting: list[Observer] = []
 
 @contextmanager
 def listening(observer: Observer) -> Iterator[None]:
-    """Tells `observer` of all that the next ledger hears: the rank's own, which is made first."""
+    """Notifies `observer` of all events of the next ledger created: the rank's own, which is created first."""
     _waiting.append(observer)
     try:
         yield
@@ -64,7 +64,7 @@ def listening(observer: Observer) -> Iterator[None]:
 
 
 def take_observers() -> tuple[Observer, ...]:
-    """Returns those that wait for a ledger; they wait no longer."""
+    """Returns the observers that wait for a ledger, and clears the list."""
     taken = tuple(_waiting)
     _waiting.clear()
     return taken
@@ -74,15 +74,15 @@ _asked = [False]
 
 
 def shapes_asked() -> bool:
-    """Returns True while a question is answered: tensors that are made then belong to no rank."""
+    """Whether DTensor is calling a shape function; tensors made then belong to no rank."""
     return _asked[0]
 
 
 @contextmanager
 def shapes_asked_apart() -> Iterator[None]:
-    """Notes when DTensor asks. Its method is private to torch; a test fails if it moves.
+    """Tracks when DTensor calls shape functions. Its method is private to torch; a test fails if it moves.
 
-    Imported here: it takes most of a second, which a command that fakes nothing would spend, too.
+    Imported here because it takes most of a second, which commands without fake tensors should not spend.
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -100,10 +100,10 @@ def shapes_asked_apart() -> Iterator[None]:
 
 
 COPIED = {torch.ops.c10d._reduce_scatter_base_.default: 1}
-"""Operator -> the place of the argument that gloo copies."""
+"""Operator -> index of the argument that gloo copies."""
 
 
 def copied_by_backend(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Returns a new tensor in place of the copy that the backend makes for an operator, None if it makes none."""
+    """Returns a new tensor representing the backend's copy for an operator, None if it makes none."""
     place = COPIED.get(func)
     return None if place is None else torch.empty_like(args[place])

@@ -1,10 +1,9 @@
-"""Shortcuts past work that torch does per operator of a fake tensor, and that changes nothing here.
+"""Shortcuts past per-operator work of torch on fake tensors that changes nothing here.
 
-guard      around each mode, against torch's compiler, which no fake world runs
-device     C++ asks a fake tensor for its device several times per operator, through all modes: the first one answers
-storages   that a tensor is set to: torch's cache would keep them
-views      of one tensor: torch keys its cache by everything that it knows of the arguments, which takes longer than
-           the view itself
+guard      against torch's compiler around each mode; a fake world does not run it
+device     C++ asks a fake tensor for its device several times per operator through all modes: the first one answers
+storages   that a tensor is set to; torch's cache would keep them alive
+views      of one tensor; torch's cache key covers all properties of the arguments, which takes longer than the view
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ VIEWS = {
     _ATEN.select.int, _ATEN.slice.Tensor, _ATEN.split.Tensor, _ATEN.t.default, _ATEN.transpose.int,
     _ATEN.unsqueeze.default, _ATEN.view.default,
 }  # fmt: skip
-"""Operators that return views of their one tensor and never the tensor itself."""
+"""Operators that return views of their single tensor and never the tensor itself."""
 
 
 _OTHER_DTYPE = _ATEN.view.dtype
 
 
 def is_view(func: Any, args: Any) -> bool:
-    """Returns True for an operator of VIEWS, or one that reads the bytes as another dtype: of its own it returns the
+    """Whether the operator is in VIEWS, or views the bytes as another dtype; for its own dtype it would return the
     tensor itself.
     """
     return func in VIEWS or (func is _OTHER_DTYPE and args[1] is not args[0].dtype)
@@ -47,7 +46,7 @@ SETS = {_ATEN.set_.source_Storage, _ATEN.set_.source_Storage_storage_offset}
 
 @contextmanager
 def modes_called_directly() -> Iterator[None]:
-    """Calls every mode that is defined by now without torch's guard, and answers what a device is."""
+    """Calls every mode defined so far without torch's guard, and answers device queries directly."""
     with ExitStack() as stack:
         for kind in _modes(TorchDispatchMode):
             guarded: Any = vars(kind).get("__torch_dispatch__")
@@ -57,7 +56,7 @@ def modes_called_directly() -> Iterator[None]:
 
 
 def view_of(fake: FakeTensorMode, func: Any, args: Any, named: dict[str, Any]) -> Any:
-    """Returns the views that an operator of VIEWS makes of a fake tensor, on its device."""
+    """Returns an operator's views of a fake tensor, on its device."""
     device = args[0].fake_device
     with in_kernel_invocation_manager(fake):
         made = func(*args, **named)
@@ -67,7 +66,7 @@ def view_of(fake: FakeTensorMode, func: Any, args: Any, named: dict[str, Any]) -
 
 
 def set_storage(fake: FakeTensorMode, func: Any, args: Any, named: dict[str, Any]) -> FakeTensor:
-    """Carries out an operator of SETS and returns its tensor."""
+    """Runs an operator of SETS and returns its tensor."""
     with in_kernel_invocation_manager(fake):
         func(*args, **named)
     tensor: FakeTensor = args[0]

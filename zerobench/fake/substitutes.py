@@ -1,14 +1,14 @@
-"""Parts of a run that are replaced in a fake world: files, threads, masks of packed sequences.
+"""Parts of a run that a fake world replaces: files, threads, masks of packed sequences.
 
-files     the file tier (zero/offload/disk): regions have their bytes, transfers their sizes, and no byte moves. A
-          channel counts what is reserved and reports each transfer, as long as the disk would carry it; carriers carry
-          every request at once, in the thread that asks: a read is over when it is launched. A pool is of a fake
-          tensor, whose address belongs to nothing: no advice is given on its pages
-threads   the engine's own thread does its work when it is started: FakeTensorMode is for one thread. As in the thread
-          itself, the work is followed by no instrument, but labels and transfers are heard of
-masks     transformers' models look into positions for packed sequences, and make a mask of S × S elements if there are
-          any. Of tensors without values they always expect them; here a row is one sequence, so that there are none,
-          and no mask is made, as in a run
+files     the file tier (zero/offload/disk): regions and transfers have sizes, but no byte moves. A channel counts
+          reserved bytes and reports each transfer with the size that the disk would transfer; carriers run every
+          request immediately in the calling thread, so a read is complete once launched. A pool is a fake tensor with
+          a made-up address, so it gets no page advice
+threads   the engine's own thread does its work when it is started, since FakeTensorMode is for one thread. As in a real
+          thread, probes do not follow the work, but labels and transfers are reported
+masks     transformers' models search positions for packed sequences, and make a mask of S × S elements if there are
+          any. For tensors without values they always assume some; here each row is one sequence, so no mask is made,
+          as in a run
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from ..zero.optim import delayed_update
 
 
 class NoFile:
-    """Stands for a Channel that is granted what it wants."""
+    """Replaces a Channel; every reservation succeeds."""
 
     def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
         self.path, self.direct, self.bytes = path, direct, 0
 
     def grow(self, nbytes: int) -> int:
-        """Reserves `nbytes` more; returns where they begin."""
+        """Reserves `nbytes` more and returns their offset."""
         self.bytes += nbytes
         return self.bytes - nbytes
 
     def read(self, piece: range, offset: int, name: str) -> None:
-        """Tells of a read."""
+        """Reports a read."""
         labels.transfer(labels.READ, self._carried(piece), name)
 
     def write(self, piece: range, offset: int, name: str) -> None:
-        """Tells of a write."""
+        """Reports a write."""
         labels.transfer(labels.WRITE, self._carried(piece), name)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class NoFile:
 
 
 class CarriersAtOnce:
-    """Stands for Carriers."""
+    """Replaces Carriers."""
 
     def __init__(self, count: int, name: str) -> None:
         pass
@@ -69,11 +69,11 @@ class CarriersAtOnce:
         act()
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no request is in flight."""
 
 
 class NoFolder:
-    """Stands for a Scratch: `path` is named in messages, and not made."""
+    """Replaces a Scratch: messages name `path`, but it is not created."""
 
     def __init__(self, parent: Path | str) -> None:
         self.path = Path(parent)
@@ -83,7 +83,7 @@ class NoFolder:
 
 
 def _bytes_of(tensor: torch.Tensor) -> range:
-    """Stands for a tensor's memory: it has a length, and parts."""
+    """Represents a tensor's memory: it has a length, and can be sliced."""
     return range(tensor.numel() * tensor.element_size())
 
 
@@ -95,12 +95,12 @@ ROWS: list[tuple[Any, str, Any]] = [
     (paged_tensor, "Scratch", NoFolder),
     (direct_io, "_in_large_pages", lambda address, nbytes: None),
 ]
-"""(module, name, what stands for it)."""
+"""(module, name, replacement)."""
 
 
 @contextmanager
 def no_files() -> Iterator[None]:
-    """Counts the bytes of files, and makes none."""
+    """Counts the bytes of files without creating any."""
     with ExitStack() as stack:
         for module, name, other in ROWS:
             stack.enter_context(mock.patch.object(module, name, other))
@@ -111,7 +111,7 @@ def no_files() -> Iterator[None]:
 
 
 class DoneAtStart:
-    """Stands for a thread. `modes`: those that its work runs under, the outermost first."""
+    """Replaces a thread. `modes`: the modes that its work runs under, the outermost first."""
 
     def __init__(
         self, modes: list[AbstractContextManager[Any]], target: Callable[..., None], args: tuple[Any, ...], name: str
@@ -127,12 +127,12 @@ class DoneAtStart:
             self._work()
 
     def join(self) -> None:
-        """Returns: it is done."""
+        """Returns immediately: the work is done."""
 
 
 @contextmanager
 def threads_done_at_start(*modes: AbstractContextManager[Any]) -> Iterator[None]:
-    """Runs delayed updates where they are launched."""
+    """Runs delayed updates when they are launched."""
     with mock.patch.object(delayed_update, "Thread", partial(DoneAtStart, list(modes))):
         yield
 
@@ -146,7 +146,7 @@ MODULE, FUNCTION = "transformers.masking_utils", "find_packed_sequence_indices"
 
 @contextmanager
 def as_with_values() -> Iterator[None]:
-    """Answers as for rows of one sequence each, where a model of transformers asks."""
+    """Makes transformers' models see rows of one sequence each."""
     module = sys.modules.get(MODULE)
     if not hasattr(module, FUNCTION):  # no such model, or transformers of another release
         yield

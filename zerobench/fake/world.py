@@ -1,14 +1,14 @@
-"""The tensors of a rank: as torch makes them, or fake (torch's FakeTensorMode), without values and without memory.
+"""A rank's tensors: real, or fake (torch's FakeTensorMode), without values and memory.
 
-    operators    run their shape functions, and nothing else
-    storages     have sizes, lives and owners as in a run, so that the ledger hears of each, and no bytes behind them
-    addresses    are made up, unique while a storage lives: code compares them to tell memory apart
+    operators    run only their shape functions
+    storages     have sizes, lifetimes and owners as in a run, so that the ledger records each, but no memory
+    addresses    are made up, and unique while a storage lives, since code compares them
     collectives  are launched on torch's fake process group, complete at once and change nothing
-    values       that the host decides by: host_values.py
-    files        have sizes, and are not made: substitutes.py
+    values       that the host branches on: host_values.py
+    files        have sizes, but are not created: substitutes.py
     threads      of the engine's updates: substitutes.py
 
-FakeTensorMode is private to torch: this package alone imports it, and a test fails if it moves.
+FakeTensorMode is private to torch: only this package imports it, and a test fails if it moves.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .shortcuts import modes_called_directly
 from .substitutes import as_with_values, no_files, threads_done_at_start
 
 ADDRESS_BITS = 48
-"""Bits of an offset into a storage, which is below its number: no two storages' addresses are alike."""
+"""Low bits of an address for the offset into a storage; the high bits are unique to the storage."""
 
 
 DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
-"""torch's in-place draws."""
+"""torch's in-place random operators."""
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips every in-place draw. A meta tensor has no values to draw, but torch would load its compiler to find that
-    out, which takes a second of CPU.
+    """Skips in-place random operators. A meta tensor has no values to draw, but torch would load its compiler to find
+    out, which takes a second of CPU time.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,20 +57,20 @@ class Undrawn(TorchFunctionMode):
 
 
 class RealWorld:
-    """Tensors as torch makes them. Also what a rank asks of a world, whichever it is."""
+    """Real tensors. Also the interface of every world."""
 
     is_fake = False
 
     def building(self) -> AbstractContextManager[Any]:
-        """A block that builds model, engine and data."""
+        """Context in which model, engine and data are built."""
         return nullcontext()
 
     def model_runs(self) -> AbstractContextManager[Any]:
-        """A block that runs a model's own forward or backward."""
+        """Context in which a model's own forward or backward runs."""
         return nullcontext()
 
     def take(self, batch: Any) -> Any:
-        """A batch as the model gets it."""
+        """Returns a batch as the model gets it."""
         return batch
 
 
@@ -101,7 +101,7 @@ class FakeWorld(RealWorld):
 
 @contextmanager
 def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
-    """Makes every tensor that is created inside a fake one, where `fake` is true."""
+    """Within the context, every new tensor is fake if `fake` is true."""
     if not fake:
         yield RealWorld()
         return
@@ -126,8 +126,8 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
 
 
 class _Unwatched:
-    """Stands for the module weakref in torch.utils, whose `swap_tensors` refuses what anything watches: FakeTensorMode
-    watches every tensor, by the identity of its object, which a swap keeps.
+    """Replaces the module weakref in torch.utils, whose `swap_tensors` rejects tensors with weak references.
+    FakeTensorMode has one to every tensor, by object identity, which a swap preserves.
     """
 
     @staticmethod
@@ -138,8 +138,8 @@ class _Unwatched:
 def _convert_in_place(
     module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> nn.Module:
-    """Converts parameters and buffers as torch's `_apply` does for real tensors: for fake ones it would swap objects,
-    which it cannot where anything watches them. A parameter that comes from the meta device is a new one.
+    """Converts parameters and buffers as torch's `_apply` does for real tensors; for fake ones it would swap objects,
+    which fails if they have weak references. A parameter from the meta device becomes a new one.
     """
     for child in module.children() if recurse else ():
         _convert_in_place(child, convert)

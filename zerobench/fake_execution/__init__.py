@@ -1,4 +1,4 @@
-"""Executes cells on fake tensors in this process: no ranks, no weights, no memory, no results folder."""
+"""Simulates cells on fake tensors in this process: no ranks, no weights, no memory, no results folder."""
 
 from .execute import CPU, CUDA, Execution, Target, execute
 from .many import LIMITS, Limits, execute_all

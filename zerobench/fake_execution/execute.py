@@ -1,11 +1,11 @@
-"""One rank of a cell, simulated on fake tensors in this process: the bytes that a run would hold and send.
+"""One rank of a cell, simulated on fake tensors in this process: the bytes that a run would use and send.
 
-cell        any resolved cell; it is run as backend=simulated tensors=fake, with as few steps as reach the steady state
-target      the device that it stands for: cpu, as this harness runs there (gloo's exchange in pieces, CPU kernels);
-            cuda, as it would run on GPUs (NCCL's collectives on streams, the kernels and defaults that CUDA has, memory
-            from the caching allocator: fake/as_gpu)
-rank        the one that the cell names, or the fullest
-execution   that rank's records, as an accounted pass leaves them, or the error message that says why there are none
+cell        any resolved cell; it runs as backend=simulated tensors=fake, with the fewest steps that reach steady state
+target      the device to simulate: cpu, as this harness runs there (gloo's exchange in pieces, CPU kernels); cuda, as
+            it would run on GPUs (NCCL collectives on streams, CUDA's kernels and defaults, memory from the caching
+            allocator: fake/as_gpu)
+rank        the one that the cell names, or the one that uses most memory
+execution   that rank's records, as from an accounted pass, or the error message if there are none
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ KINDS = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Target:
-    """`attention`: the kernel of scaled_dot_product_attention on a GPU: math, flash, efficient; None: torch's choice.
-    `architecture`: of the GPU, hopper and later or ampere and earlier, for the size of cuBLAS's workspaces.
-    `fused_norms`: the RMS norms of transformers run as one kernel, as in training codes that bring their own.
+    """The device to simulate. `attention`: kernel of scaled_dot_product_attention on a GPU: math, flash, efficient;
+    None: torch's choice. `architecture`: of the GPU, hopper and later or ampere and earlier, for the size of cuBLAS
+    workspaces. `fused_norms`: RMS norms of transformers run as one kernel, as in training codes with their own.
 
     Raises ValueError for an unknown name.
     """
@@ -63,8 +63,8 @@ class Target:
             raise ValueError(f"architecture={self.architecture}: use one of {', '.join(BLAS_WORKSPACE)}")
 
     def defaults(self, config: CellConfig) -> CellConfig:
-        """Returns a cell, resolved for a CPU, with the defaults that depend on the device as this one has them. A value
-        that was given stays, also where it equals the CPU's default.
+        """Returns a cell that was resolved for a CPU with this device's defaults. Values that were given stay, even if
+        they equal the CPU's default.
         """
         if self.kind == "cpu" or config.offload.updates_on_host:
             return config
@@ -77,7 +77,7 @@ class Target:
 
     @contextmanager
     def stands_in(self) -> Iterator[Allocations | None]:
-        """Makes fake tensors of the CPU act as those of this device; yields a GPU's allocations."""
+        """Makes fake CPU tensors act as this device's; yields the allocations of a GPU, None for a CPU."""
         if self.kind == "cpu":
             yield None
             return
@@ -95,8 +95,8 @@ CUDA = Target("cuda")
 
 
 def settled(config: CellConfig) -> CellConfig:
-    """Returns the cell with one measured step, after as many as the strategy takes to settle. Updates that a run would
-    delay after some steps are delayed from the second on.
+    """Returns the cell with one measured step, after the steps that the strategy needs to settle. Updates that a run
+    would delay after some steps are delayed from the second on.
     """
     if isinstance(config.offload, CpuOffload) and config.offload.delayed:
         config = replace(config, offload=replace(config.offload, delayed_after=1))
@@ -105,7 +105,7 @@ def settled(config: CellConfig) -> CellConfig:
 
 
 def steps_of(config: CellConfig) -> int:
-    """Returns how many steps an execution of the cell takes."""
+    """Returns the number of steps in an execution of the cell."""
     measure = settled(config).measure
     return measure.warmup + measure.steps
 
@@ -118,11 +118,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Execution:
-    """The findings on one rank of a cell: its memory, its traffic.
+    """The results for one rank of a cell: its memory and traffic.
 
-    `problem`: a sentence where it could not be executed, else empty. `seconds`: time that the execution itself took.
-    `memory`: a GPU's, under its allocator; None for a CPU. `resident_bytes`: the most memory that the process which
-    executed it has had of this machine's. `facts`: of the model; None if it cannot be built without memory.
+    `problem`: an error message if the simulation failed, else empty. `seconds`: time that the simulation took.
+    `memory`: a GPU's, under its allocator; None for a CPU. `resident_bytes`: peak memory of the simulating process on
+    this machine. `facts`: about the model; None if it cannot be built on the meta device.
     """
 
     config: CellConfig
@@ -136,7 +136,7 @@ class Execution:
 
     @property
     def allocated_bytes(self) -> int | None:
-        """The peak as a GPU's allocator has it: in blocks of 512 bytes, with cuBLAS's workspaces; None for a CPU."""
+        """The peak in a GPU's allocator: in blocks of 512 bytes, with cuBLAS workspaces; None for a CPU."""
         return None if self.memory is None else self.memory.allocated_bytes
 
     @property
@@ -151,12 +151,12 @@ class Execution:
 
     @property
     def states_bytes(self) -> int:
-        """The largest sum of the states on the device: parameters, gradients, masters, optimizer, communication."""
+        """The largest sum of states on the device: parameters, gradients, masters, optimizer, communication."""
         return self._of("states").max_bytes
 
     @property
     def host_bytes(self) -> int:
-        """The largest sum of live bytes in host memory in a step, on the rank that is fullest there."""
+        """The largest sum of live bytes in host memory in a step, on the rank that uses most host memory."""
         return self._largest_in("host") + host_bytes_beyond(self.config, self.known.schedule, self.rank)
 
     @property
@@ -191,7 +191,7 @@ class Execution:
 
     @property
     def known(self) -> RankRecord:
-        """The record. Raises ValueError if the cell could not be executed."""
+        """The record. Raises ValueError if the simulation failed."""
         if self.record is None:
             raise ValueError(self.problem)
         return self.record
@@ -211,8 +211,8 @@ class Execution:
 def execute(
     config: CellConfig, tell: Tell = lambda _: None, target: Target = CPU, operators: bool = False
 ) -> Execution:
-    """Executes one rank of a resolved cell as on `target`. Whatever goes wrong is an error message of the result.
-    `tell` takes progress. `operators`: whether its events have every operator that computes.
+    """Simulates one rank of a resolved cell as on `target`. Any failure becomes an error message in the result. `tell`
+    takes progress. `operators`: whether its events include every compute operator.
     """
     config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
     facts, begun = facts_if_any(config), time.perf_counter()

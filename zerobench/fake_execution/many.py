@@ -1,7 +1,7 @@
 """Simulates cells side by side, each in its own process: a failure becomes an error message in the cell's result.
 
-limits      time and memory of each process; one that exceeds them ends, and the others go on
-in order    executions come back as the cells were given, whichever was done first
+limits      time and memory of each process; one that exceeds them ends, and the others continue
+in order    executions are returned in the order of the cells, whichever finishes first
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..sizes import show_bytes
 from .execute import CPU, Execution, Target, execute
 
 OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc")
-"""Words of Python's, torch's and C++'s errors where a process may not have more memory."""
+"""Words in errors of Python, torch and C++ when a process exceeds its memory limit."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the process of one cell: `seconds`, and `memory_bytes` on top of what it begins with."""
+    """Limits of one cell's process: `seconds`, and `memory_bytes` in addition to its initial memory."""
 
     seconds: float = 600.0
     memory_bytes: int = 4 * 2**30
@@ -34,7 +34,7 @@ class Limits:
 LIMITS = Limits()
 
 Told = Callable[[int, "dict[str, Any] | Execution"], None]
-"""Takes a cell's place among the given ones, and its progress (`step` of `steps`) or, at its end, its execution."""
+"""Takes a cell's index, and its progress (`step` of `steps`) or, at its end, its execution."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def execute_all(
     limits: Limits = LIMITS,
     operators: bool = False,
 ) -> list[Execution]:
-    """Executes one rank of each resolved cell, `jobs` of them at once (None: one per core that this process may use).
-    `operators`: whether their events have every operator that computes.
+    """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use).
+    `operators`: whether their events include every compute operator.
 
-    A crash, a timeout, too much memory: a sentence in that execution's `problem`. Raises KeyboardInterrupt when the
-    user interrupts; no process is left then. Users' models are built in these processes as in a sweep's ranks: from the
-    script or package that registers them.
+    A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
+    KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a
+    sweep's ranks do, from the script or package that registers them.
     """
     at_once = jobs or usable_cores()
 
@@ -73,7 +73,7 @@ def execute_all(
 
 
 def run_job(job: _Job, tell: Callable[[Any], None]) -> Execution:
-    """Executes a cell in a process that is forked for it."""
+    """Simulates a cell in its own forked process."""
     tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))

@@ -1,9 +1,9 @@
-"""The peak of a simulated cell by part, with the vocabulary's activations separate from the others.
+"""The peak of a simulated cell by part, with activations as wide as the vocabulary separate from the others.
 
-logits        outputs as wide as the vocabulary that a module with a weight makes: the output projection's
-loss          what is as wide as the vocabulary and made elsewhere: the loss, its copy in fp32, their gradients
+logits        outputs as wide as the vocabulary that a module with a weight makes: the output projection
+loss          tensors as wide as the vocabulary made elsewhere: in the loss, its fp32 copy, their gradients
 activations, temporary
-              all others of these two categories of the ledger
+              the rest of these two ledger categories
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .execute import Execution
 LOGITS, LOSS = "logits", "loss"
 
 FLEETING = ("activations", "temporary")
-"""Categories that logits and loss are taken out of."""
+"""Categories that logits and loss are taken from."""
 
 PARTS = (*(name for name in CATEGORIES if name not in ("inputs", "temporary")), LOGITS, LOSS, "inputs", "temporary")
-"""The parts, in the order in which they are shown."""
+"""The parts, in display order."""
 
 
 class Parts:
-    """Tells the part of what an execution's tables name. Where no module can be told (a model that cannot be built
-    without memory), logits count as loss.
+    """Assigns rows of an execution's tables to parts. If modules are unknown (the model cannot be built on the meta
+    device), logits count as loss.
     """
 
     def __init__(self, execution: Execution) -> None:
@@ -48,6 +48,6 @@ class Parts:
 
 
 def vocabulary_of(config: CellConfig) -> int | None:
-    """Returns the number of different tokens that the model predicts; None for one that has no such option."""
+    """Returns the number of different tokens that the model predicts; None if it has no such option."""
     found = config.model_options.get("vocabulary")
     return found if isinstance(found, int) else config.vocabulary or None

@@ -1,1 +1,1 @@
-"""Rank processes: forked fresh for each pass, supervised to their end, on this machine or over a job."""
+"""Rank processes: forked for each pass and supervised until they end, on this machine or over a job."""

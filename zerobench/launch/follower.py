@@ -1,4 +1,4 @@
-"""A process of a joined job; processes of ranks other than 0 follow rank 0 (over_cluster.py)."""
+"""A process of a distributed job; processes of ranks other than 0 follow rank 0 (over_cluster.py)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from . import start_ranks as here
 from .start_ranks import STOPPED, Failure
 
 WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
-"""Functions that an order may name. Jobs and results are rebuilt by the types in these functions' signatures."""
+"""Functions that an order may name. Their signatures' types are used to rebuild jobs and results."""
 
 INTERRUPTED = "was stopped by the user"
-"""The reason with which a process leaves on Ctrl-C or SIGTERM: the whole command ends then."""
+"""Reason of a process that leaves because of Ctrl-C or SIGTERM, which ends the whole command."""
 
 POLL_S = 0.05
 
 LOG_BYTES = 256 * 2**10
-"""Size, in bytes, of the end of a rank's log that is sent."""
+"""Maximum bytes sent from the end of a rank's log."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a pass on one process. `results`: its rank's, as plain values, or none."""
+    """The end of a pass on one process. `results`: its rank's result, as plain values, or empty."""
 
     failures: tuple[Failure, ...]
     results: list[Any]
@@ -45,7 +45,7 @@ class End:
 
 
 def in_job(job: Job, act: Callable[[JobContext], int]) -> int:
-    """Joins `job` and acts in it. Returns the exit code. The processes of an agent of torchrun's end with it."""
+    """Joins `job` and runs `act` in it. Returns the exit code. Processes of a torchrun agent end with the agent."""
     if job.launched_by == TORCHRUN:
         end_with_parent()
     try:
@@ -59,7 +59,7 @@ def in_job(job: Job, act: Callable[[JobContext], int]) -> int:
 
 
 def tell_torchrun(error: Exception) -> None:
-    """Writes an error where torchrun looks for it, so that its report of failed processes has the sentence."""
+    """Writes an error where torchrun looks for it, so that its report of failed processes includes the message."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
@@ -86,7 +86,7 @@ def follow(job: Job) -> int:
 
 @contextmanager
 def _saying_goodbye(mine: JobContext) -> Iterator[None]:
-    """Tells rank 0, as far as possible, that this process leaves, whatever ends it."""
+    """Tries to notify rank 0 that this process leaves, whatever the reason."""
     reason = "is gone: its process failed"
     try:
         yield
@@ -100,7 +100,7 @@ def _saying_goodbye(mine: JobContext) -> Iterator[None]:
 
 
 def _next_order(mine: JobContext) -> dict[str, Any] | None:
-    """Waits for it; None if the command is over. Raises LostError if rank 0 is."""
+    """Waits for the next order; returns None if the command is over. Raises LostError if rank 0 is lost."""
     mine.passes += 1
     key = f"order/{mine.passes}"
     while not mine.store.has(key):
@@ -120,7 +120,7 @@ def _next_order(mine: JobContext) -> dict[str, Any] | None:
 
 
 def crew_of(order: dict[str, Any]) -> list[int]:
-    """Returns the ranks in the job of an order's ranks."""
+    """Returns the job ranks of the processes that run an order."""
     crew: list[int] = order["living"][: len(order["jobs"])]
     return crew
 
@@ -137,7 +137,7 @@ def _end_of(mine: JobContext, order: dict[str, Any]) -> End:
 
 
 def _take_part(mine: JobContext, order: dict[str, Any]) -> End:
-    """Runs this process's rank of a pass. Its log is written here and sent to rank 0."""
+    """Runs this process's rank of a pass. The log is written locally and sent to rank 0."""
     rank, worker = crew_of(order).index(mine.job.rank), WORKERS[order["worker"]]
     job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
 

@@ -1,6 +1,6 @@
-"""The fork server that ranks are forked from: a process that has loaded torch and has never used CUDA.
+"""The fork server that ranks are forked from: a process that has loaded torch but never used CUDA.
 
-It loads for two seconds, on a core of its own. A command that will launch ranks starts it first, and composes its cells
+Loading takes two seconds on its own core. A command that will launch ranks starts it first, and composes its cells
 meanwhile.
 """
 
@@ -19,15 +19,15 @@ from ..host.temporary import temporary_folder
 PRELOAD = [
     "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker", "zerobench.launch.frozen",
 ]  # fmt: skip
-"""Modules that ranks get preloaded; torch's optimizers import dynamo, which takes a second."""
+"""Modules preloaded for ranks; torch's optimizers import dynamo, which takes a second."""
 
 
 LONGEST_FOLDER = 89
-"""Bytes of a folder's path with which the path of the server's socket in it, 18 more, fits a socket's address."""
+"""Maximum bytes of a folder's path, so that the server's socket path, 18 bytes longer, fits a socket address."""
 
 
 def context() -> ForkServerContext:
-    """Returns the context that forks processes from the server; the first process starts the server too."""
+    """Returns the context that forks processes from the server; starting the first process also starts the server."""
     # GPUs are counted without initializing CUDA, which a fork would break.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     _use_own_folder()
@@ -37,9 +37,9 @@ def context() -> ForkServerContext:
 
 
 def _use_own_folder() -> None:
-    """Gives multiprocessing, for the server's socket, a folder that the next command removes where this one is killed.
+    """Gives multiprocessing a folder for the server's socket that the next command removes if this one is killed.
 
-    Its own folder stays for good then. An interpreter that ends removes either.
+    multiprocessing's own folder would stay. Either is removed when the interpreter exits normally.
     """
     settings: dict[str, Any] = mp.current_process()._config  # type: ignore[attr-defined]
     if settings.get("tempdir") is None:
@@ -51,10 +51,10 @@ def _use_own_folder() -> None:
 
 
 def start() -> ForkServerContext:
-    """Starts the server, if it does not run, and does not wait until it has loaded. Returns the context.
+    """Starts the server if it is not running, without waiting until it has loaded. Returns the context.
 
-    A terminal sends Ctrl-C to all processes of a command. The server inherits that it is blocked: in the midst of its
-    imports it would end with a traceback, and what becomes of the ranks is the command's decision.
+    A terminal sends Ctrl-C to all processes of a command. The server inherits a mask that blocks it: during its imports
+    it would end with a traceback, and the command decides when ranks end.
     """
     found = context()
     resource_tracker.ensure_running()  # which would unblock it
@@ -74,7 +74,7 @@ def process_id() -> int | None:
 
 
 def end() -> None:
-    """Ends the server with the command, even during its imports, which it would otherwise complete first."""
+    """Kills the server when the command ends, even during its imports, which it would otherwise complete first."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
@@ -82,9 +82,9 @@ def end() -> None:
 
 
 def let_go() -> None:
-    """Closes, in a process from the server, its copy of the pipe whose end makes the server exit.
+    """Closes, in a process forked from the server, its copy of the pipe whose closing makes the server exit.
 
-    The server then ends with its parent, and the kernel ends this process with it, even while a signal has it stopped.
+    The server then ends with its parent, and the kernel ends this process with the server, even if a signal stopped it.
     """
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)

@@ -1,6 +1,6 @@
-"""Last module that the fork server loads: takes all before it out of the sight of each rank's garbage collector.
+"""Last module that the fork server loads: hides all objects created before from each rank's garbage collector.
 
-A collection would walk over 300 000 objects of torch, and copy the pages that they are on, in every rank of every pass.
+Otherwise a collection would visit 300,000 torch objects, and copy their pages, in every rank of every pass.
 """
 
 import gc

@@ -1,21 +1,21 @@
-"""Passes over the processes of a joined job. Every process supervises one rank per pass, started afresh as on one
+"""Passes over the processes of a distributed job. Each process supervises one rank per pass, newly started as on one
 machine.
 
-    rank 0      *leads*: it alone composes, prints and writes. For each pass it publishes an *order*, runs its own rank,
+    rank 0      *leads*: only it composes, prints and writes. For each pass it publishes an *order*, runs its own rank,
                 and collects the others' *ends*
     the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
-    call-off    rank 0's message that a pass is over, because a rank failed or time is up: the others end their ranks
-    crew        the processes of a pass, one per rank of its world: the first living ones of the job, in its order. So
-                the rank of a process in a pass is its place in the crew, below its rank in the job once ranks are lost
+    call-off    rank 0's message that a pass is over because a rank failed or time is up: the others end their ranks
+    crew        the processes of a pass, one per rank of its world: the first living ones of the job, in order. The rank
+                of a process in a pass is its index in the crew, which is below its job rank once ranks are lost
 
-Keys in the store, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
-Those of a pass are removed when it is over, since a sweep may be long: ends as they are taken, orders once all have
-read them. A rank's results are sent as JSON, with the log of its process, because only rank 0 writes files.
+Keys in the store, with pass number n and rank r: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py). Keys of
+a pass are removed after it, since a sweep may be long: ends when they are taken, orders once all have read them. A
+rank's results are sent as JSON with the log of its process, because only rank 0 writes files.
 
-A machine that dies takes its ranks along: they are *lost* (cluster/job.py). The cell that ran then is a crash. Each
-later cell looks again, gets the first N living ranks of the job, and records on how many machines these are: a run on
-other machines than were meant is another cell. One of more ranks than are left is a crash as well, with a message;
-the next start of the command, in a new job, runs it.
+The ranks of a machine that dies are *lost* (cluster/job.py), and the running cell is a crash. Each later cell checks
+again, gets the first N living ranks of the job, and records their number of machines: a run on a different number of
+machines is another cell. A cell with more ranks than are left is also a crash, with a message; the same command in a
+new job runs it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .follower import INTERRUPTED, POLL_S, End, in_job, tell_torchrun
 from .start_ranks import STOPPED, Failure, Interrupted, Outcome, explain
 
 FAREWELL_S = 20.0
-"""Time, in seconds, for the others to read that the command is over, where rank 0's process hosts the store."""
+"""Seconds for the others to read that the command is over, if rank 0's process hosts the store."""
 
 
 def places(ranks: int, file: Path) -> list[Rendezvous]:
-    """Returns the rendezvous of each rank of the next pass: in the job's store, or else at `file`."""
+    """Returns the rendezvous of each rank of the next pass: in the job's store, or else in `file`."""
     mine = current_job()
     if mine is None:
         return [str(file.resolve())] * ranks
@@ -60,7 +60,7 @@ def launch(
     timeout_s: float,
     on_progress: Callable[[Any], None] = lambda _: None,
 ) -> Outcome:
-    """Runs `launch.launch` over the processes of the job where one has been joined."""
+    """Runs `start_ranks.launch`, over the processes of the job if one has been joined."""
     mine = current_job()
     if mine is None:
         return here.launch(worker, jobs, log_dir, timeout_s, on_progress)
@@ -97,7 +97,7 @@ def _dismiss(mine: JobContext) -> None:
 
 
 class _Pass:
-    """One pass as rank 0 runs it. `others`: the crew without rank 0, by rank; `ends`: their known ends."""
+    """One pass, run by rank 0. `others`: the crew without rank 0, by rank; `ends`: their known ends."""
 
     def __init__(
         self, mine: JobContext, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
@@ -109,7 +109,7 @@ class _Pass:
         self.called_off = False
 
     def run(self, on_progress: Callable[[Any], None]) -> Outcome:
-        """Runs the pass: 1 publish, 2 run the own rank, 3 wait for the others, 4 combine all ends."""
+        """Runs the pass: publishes it, runs its own rank, waits for the others, and combines all ends."""
         self._collect()
         if self._failures():  # a rank had left before the pass began
             return self._outcome([], [])
@@ -129,7 +129,7 @@ class _Pass:
         return self._outcome(mine.results, list(mine.failures))
 
     def _trouble(self) -> str | None:
-        """Returns STOPPED where the own rank must be ended because another one has failed, else None."""
+        """Returns STOPPED if this process's rank must be ended because another rank has failed, else None."""
         look(self.context)
         self._collect()
         return STOPPED if self._failures() else None
@@ -180,14 +180,14 @@ LATER = "the same command runs it in a new job"
 
 
 def look(mine: JobContext, ranks: Iterable[int] | None = None) -> None:
-    """Looks for lost ranks. Raises Interrupted if one of them was stopped by the user."""
+    """Checks for lost ranks. Raises Interrupted if the user stopped one of them."""
     mine.look(ranks)
     if INTERRUPTED in mine.lost.values():
         raise Interrupted
 
 
 def place(cell: Cell) -> Cell:
-    """Returns the cell as the ranks that are left run it: itself, or one on another number of machines."""
+    """Returns the cell that the remaining ranks would run: the same one, or one on another number of machines."""
     mine = _with_losses()
     if mine is None or cell.problems or _does_not_fit(mine, cell.config):
         return cell
@@ -196,13 +196,13 @@ def place(cell: Cell) -> Cell:
 
 
 def why_not(config: CellConfig) -> str | None:
-    """Returns why the ranks that are left cannot hold a cell; None if they can, and where none is lost."""
+    """Returns why the remaining ranks cannot run a cell; None if they can, or if no rank is lost."""
     mine = _with_losses()
     return None if mine is None else _does_not_fit(mine, config)
 
 
 def too_few(mine: JobContext, ranks: int) -> str:
-    """Returns an error message for a world that is larger than what is left of the job."""
+    """Returns an error message for a world that is larger than the rest of the job."""
     where = sorted({info.machine for info in mine.membership.members if info.rank in mine.lost})
     left = f"{len(mine.living.members)} of the job's {mine.job.world_size} ranks are left, without the ranks of"
     return f"world_size={ranks}: {left} {', '.join(where)}; {LATER}"

@@ -1,7 +1,6 @@
-"""A rank's process, from the fork to its end: its output, its result or error, and the processes whose
-end it follows.
+"""A rank's process, from fork to end: its output, its result or error, and the parent processes that it ends with.
 
-Errors come through its pipe and not through torch's error files (`record`): their kind and notes are told here.
+Errors are sent through its pipe, with their kind and notes, not through torch's error files (`record`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from . import fork_server
 Worker = Callable[[Any, Callable[[Any], None]], Any]
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-"""Messages of allocators other than torch's: the system's, CUDA, cuBLAS, NCCL."""
+"""Messages of other allocators than torch's: the system, CUDA, cuBLAS, NCCL."""
 
 
 def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
@@ -40,7 +39,7 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
         os._exit(1)
     try:
         result = worker(job, lambda value: _send(pipe, "progress", value))
-        # Collecting a process group waits, with the interpreter's lock held, for a thread that waits for that lock.
+        # Collecting a process group while holding the GIL waits for a thread that waits for the GIL.
         gc.disable()
         _send(pipe, "result", result)
     except BaseException as error:
@@ -54,12 +53,12 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
 
 
 def _send(pipe: Connection, kind: str, value: Any) -> None:
-    """Sends a plain pickle: multiprocessing's own would pass tensors as handles that die with this process."""
+    """Sends a plain pickle: multiprocessing's own would pass tensors as handles that end with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
 
 
 def _detach(log: str) -> None:
-    """Ties this process's life to its parents', leaves Ctrl-C to them, and redirects output to `log`."""
+    """Makes this process end with its parents, leaves Ctrl-C to them, and redirects output to `log`."""
     fork_server.let_go()
     end_with_parent()
     if sys.platform == "linux":
@@ -76,7 +75,7 @@ def _detach(log: str) -> None:
 
 
 def _leave_with_parent() -> None:
-    """Polls for the end of the launching process where the kernel cannot signal the fork server's end."""
+    """Waits for the end of the launching process, in case the kernel cannot signal the fork server's end."""
     parent = mp.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,20 +1,19 @@
-"""Launches N fresh rank processes and supervises them. Every ending is an Outcome; no process is left behind.
+"""Launches N new rank processes and supervises them. Every end is an Outcome; no process is left behind.
 
-Ranks come from a fork server that has loaded torch and has never used CUDA: 0.35 s for four of them where spawning
-takes 7.7 s. Each rank dies with its parent, writes its output to a file of its own, and on a timeout first writes its
-stacks there.
+Ranks are forked from a server that has loaded torch but never used CUDA: 0.35 s for four ranks, while spawning takes
+7.7 s. Each rank dies with its parent, writes its output to its own file, and on a timeout first writes its stacks
+there.
 
-torch's start_processes (torch.distributed.elastic.multiprocessing) could start them from the same server, but not the
-rest: its ranks outlive a parent that is killed, one that leaves without a result is waited for without end, of a failed
-pass it tells one rank, which may not be the cause, and it keeps the signals of the process that called it
-(docs/explanation/ranks-and-engines.md).
+torch's start_processes (torch.distributed.elastic.multiprocessing) could start them from the same server, but its ranks
+outlive a killed parent, it waits forever for a rank that exits without a result, it reports only one rank of a failed
+pass, which may not be the cause, and it changes the caller's signal handlers (docs/explanation/ranks-and-engines.md).
 
-Jobs side by side, each in a fresh process of its own, as many at once as asked for. They are no ranks of one pass:
-the end of one is no other's.
+`launch_each` runs independent jobs in parallel, each in its own new process; unlike ranks of a pass, one that fails
+does not end the others.
 
 waiting    jobs in their order
-running    job -> its process, and the instant at which its time is over
-outcomes   job -> its one result, or its failure: crash, oom or timeout
+running    job -> its process, and its deadline
+outcomes   job -> its result, or its failure: crash, oom or timeout
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from . import fork_server
 from .rank_main import Worker, rank_main
 
 GRACE_S = 3.0
-"""Time, in seconds, for ranks to write their stacks or to exit."""
+"""Seconds for ranks to write their stacks or to exit."""
 
 WATCH_S = 1.0
-"""Interval, in seconds, at which a launch calls its `watch`."""
+"""Seconds between a launch's calls of its `watch`."""
 
 STOPPED = "stopped"
-"""The status of a rank that was ended because of an event elsewhere."""
+"""Status of a rank that was ended because of an event elsewhere."""
 
 STILL_RAN = "still ran"
 
@@ -78,7 +77,7 @@ class Outcome:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised if the user interrupted the command (Ctrl-C or SIGTERM) while ranks ran; they have ended."""
+    """Raised if the user interrupted the command (Ctrl-C or SIGTERM) while ranks ran; all ranks have ended."""
 
 
 @dataclass(eq=False)
@@ -105,11 +104,11 @@ def launch(
     first: int = 0,
     watch: Watch = lambda: None,
 ) -> Outcome:
-    """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all.
+    """Runs `worker(job, tell)` in a new process for each of `jobs`, as ranks from `first` on, and waits for all.
 
     `worker` must be importable. Its return values are `results`; values that it passes to `tell` go to `on_progress`
-    here. Where a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted,
-    with no process left, when the user interrupts.
+    here. If a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted
+    when the user interrupts, after all processes have ended.
     """
     from ..host.environment import memory_kills  # it loads torch
 
@@ -141,7 +140,7 @@ def launch(
 
 
 def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
-    """Returns status and reason of a pass's first cause: a rank that died, before peers that lost their connection."""
+    """Returns status and reason of a pass's likely cause: a rank that died before peers that lost their connection."""
     causes = sorted(
         failures, key=lambda f: (f.status == STOPPED, _lost_a_peer(f), f.status == "timeout", f.status != "oom")
     )
@@ -177,7 +176,7 @@ def start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> Ran
 def _supervise(
     ranks: list[RankProcess], deadline: float, on_progress: Callable[[Any], None], watch: Watch
 ) -> list[Failure]:
-    """Waits until every rank is done, one has failed, or `watch` ends it. Returns the failures."""
+    """Waits until every rank is done, one has failed, or `watch` ends the pass. Returns the failures."""
     look = time.monotonic() + WATCH_S
     while not all(rank.finished for rank in ranks):
         now = time.monotonic()
@@ -228,7 +227,7 @@ def _explain_exit(rank: RankProcess) -> str:
 
 
 def _all_failures(ranks: list[RankProcess]) -> list[Failure]:
-    """Returns the failures so far, after a moment: messages of peers and of the first cause may still be in transit."""
+    """Waits briefly, since messages of peers or the first cause may still be in transit, and returns all failures."""
     time.sleep(0.2)
     for rank in ranks:
         if not rank.finished and not rank.error:
@@ -249,7 +248,7 @@ def give_up(ranks: list[RankProcess], status: str) -> list[Failure]:
 
 
 def end(ranks: list[RankProcess]) -> None:
-    """Leaves no process: finished ones get a moment to exit, the others are killed."""
+    """Ends all processes: finished ones get a moment to exit, the others are killed."""
     deadline = time.monotonic() + GRACE_S
     for rank in ranks:
         if rank.finished:
@@ -261,7 +260,7 @@ def end(ranks: list[RankProcess]) -> None:
 
 
 def _state(pid: int) -> str:
-    """Returns the state of a process, in psutil's words; "" if it is gone."""
+    """Returns the state of a process as a psutil constant; "" if it is gone."""
     try:
         return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
@@ -269,7 +268,7 @@ def _state(pid: int) -> str:
 
 
 Heard = Callable[[int, Any], None]
-"""Takes a job's number and news of it."""
+"""Takes a job's number and its progress or outcome."""
 
 
 def launch_each(
@@ -277,8 +276,8 @@ def launch_each(
 ) -> list[Outcome]:
     """Runs `worker(job, tell)` in a process for each of `jobs`, and returns their outcomes in the order of the jobs.
 
-    What a worker passes to `tell` goes to `heard` with the job's number, and so does the outcome as soon as it is
-    there. Raises Interrupted, with no process left, when the user interrupts.
+    Values that a worker passes to `tell` go to `heard` with the job's number, and so does the outcome once it is known.
+    Raises Interrupted when the user interrupts, after all processes have ended.
     """
     waiting, outcomes = list(range(len(jobs))), dict[int, Outcome]()
     running: dict[RankProcess, float] = {}
@@ -303,7 +302,7 @@ def launch_each(
 
 
 def _listen_once(running: dict[RankProcess, float], heard: Heard) -> None:
-    """Waits for news of any job, or until the first one's time is over."""
+    """Waits for a message or the end of any job, or until the first deadline."""
     watched: dict[Any, RankProcess] = {job.pipe: job for job in running} | {
         job.process.sentinel: job for job in running
     }

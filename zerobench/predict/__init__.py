@@ -1,1 +1,1 @@
-"""Predictions of a cell's needs without a run: its model built without memory, its bytes, its arithmetic."""
+"""Predictions for a cell without a run: its model on the meta device, its bytes, its arithmetic."""

@@ -1,7 +1,7 @@
-"""Activations of a cell's model alone: their peak, and the bytes that move to host memory.
+"""Activations of a cell's model without an engine: their peak, and the bytes that move to host memory.
 
-The peak is that of the model's forward and backward on fake tensors, observed by the ledger, without engine or ranks: a
-run's excess over it is the engine's.
+The peak comes from the model's forward and backward on fake tensors, observed by the ledger, without engine or ranks;
+the engine causes any excess in a run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KINDS = ("gpt", "mlp")
 """Models whose control flow does not depend on values, so that their activations can be predicted."""
 
 DATA = ("text", "synthetic")
-"""Data that are batches of tokens."""
+"""Data whose batches are tokens."""
 
 
 def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module]) -> int | None:
-    """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None if nothing is
-    predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, for models in parts,
-    where a policy moves activations, and for fake tensors, whose run is such a prediction itself.
+    """Returns the peak bytes on the device, for the model that `build` makes from a resolved cell. None if there is no
+    prediction: for GPUs, whose kernels keep other tensors, for users' models and data, for tensor parallelism, if a
+    policy moves activations, and for fake tensors, whose run is itself such a prediction.
     """
     moved = config.activation.name != "none" or config.arena or config.tensor_parallel > 1  # no groups are there now
     if config.device != "cpu" or config.tensors == FAKE or moved:
@@ -40,15 +40,15 @@ def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module
 
 
 def depends_on(config: CellConfig) -> str:
-    """Returns what `of` depends on, as text: cells of one text have one prediction."""
+    """Returns as text everything that `of` depends on: cells with equal texts have the same prediction."""
     cast = None if config.precision.name == "fp32" else (config.precision, config.strategy.name)
     model = config.model_options, config.model.kind, config.data, config.micro_batch, config.sequence, config.compile
     return repr((model, cast, config.activation, config.arena, config.device, config.tensors, config.deterministic))
 
 
 def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tensor]) -> int:
-    """Returns the peak bytes of activations in a forward and backward of the model on `inputs`, whose shapes and dtypes
-    alone are used; it returns a loss. Passes on the error of a model that reads values.
+    """Returns the peak bytes of activations in a forward and backward of the model, which returns a loss, on `inputs`,
+    of which only shapes and dtypes are used. Propagates the error of a model that reads values.
     """
     from ..probes.fake_ledger import ShapesOnly  # not needed by the timed pass, which imports this module, too
 
@@ -73,11 +73,10 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
 
 
 def moved_bytes(config: CellConfig) -> int | None:
-    """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None if nothing
-    is predicted: for models other than our GPT, with adapters, with MLPs in parts, or in parts themselves unless
-    they are computed again. All layers but the last send what
-    they keep: Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4, without dropout and
-    with fused attention.
+    """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back. None if there is
+    no prediction: for models other than our GPT, with adapters, with chunked MLPs, or with tensor parallelism unless
+    blocks are recomputed. All layers except the last send the tensors that they keep: Korthikanti et al., Reducing
+    Activation Recomputation, arXiv 2205.05198, section 4, without dropout and with fused attention.
     """
     model, policy = config.model, activation_policy(config)
     if policy.keep != "host":

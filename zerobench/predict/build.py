@@ -26,8 +26,9 @@ from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A cell's model, built once without memory. `shapes`: theory's view; `weighted`: names of the modules without
-    children that have parameters; `units`: of stage 3, in order, each module's path and the name of its class.
+    """Facts about a cell's model, built once on the meta device. `shapes`: theory's view; `weighted`: names of the
+    modules without children that have parameters; `units`: of stage 3, in order, each module's path and the name of its
+    class.
     """
 
     shapes: tuple[ParameterShape, ...]
@@ -46,7 +47,7 @@ class ModelFacts:
 
 
 def facts_of(config: CellConfig) -> ModelFacts:
-    """Builds a resolved cell's model on the meta device. Errors of the model's own builder are passed on."""
+    """Builds a resolved cell's model on the meta device. Errors of the model's builder propagate."""
     with torch.device("meta"), Undrawn():
         model = build_model(config)
     leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}
@@ -57,7 +58,7 @@ def facts_of(config: CellConfig) -> ModelFacts:
 
 
 def facts_if_any(config: CellConfig) -> ModelFacts | None:
-    """Returns the facts; None if a user's builder does things that a model without memory cannot."""
+    """Returns the facts; None if a user's builder does something that the meta device does not support."""
     try:
         return facts_of(config)
     except Exception:  # its run raises the same error, and reports it
@@ -65,8 +66,8 @@ def facts_if_any(config: CellConfig) -> ModelFacts | None:
 
 
 def place_model(config: CellConfig, device: torch.device, axis: TensorAxis | None = None) -> nn.Module:
-    """Returns the model on its device, with `axis` this rank's part of it; with strategy.construct=meta as
-    placeholders, which the engine fills.
+    """Returns the model on its device, with `axis` this rank's part of it; with strategy.construct=meta, placeholders
+    that the engine fills.
     """
     if not config.strategy.is_meta:
         with device if config.draw_on == "device" else nullcontext():
@@ -78,7 +79,7 @@ def place_model(config: CellConfig, device: torch.device, axis: TensorAxis | Non
 
 
 def build_as_run(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module:
-    """Builds the model with its blocks compiled if the cell says so, which happens at their first call."""
+    """Builds the model, with its blocks compiled at their first call if the cell says so."""
     model = build_model(config, axis)
     if config.compile == "blocks":
         compile_blocks(model)
@@ -86,7 +87,7 @@ def build_as_run(config: CellConfig, axis: TensorAxis | None = None) -> nn.Modul
 
 
 def connect_axis(config: CellConfig, device: torch.device) -> TensorAxis | None:
-    """Makes the groups of ranks that share a model; None if each has a model of its own. Collective."""
+    """Creates the groups of ranks that share a model; None if each rank has its own model. Collective."""
     return None if config.tensor_parallel == 1 else TensorAxis.connect(config.tensor_parallel, device.type)
 
 
@@ -97,8 +98,9 @@ def initial_options(config: CellConfig, device: torch.device) -> dict[str, Any]:
 
 
 def build_model(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module:
-    """Builds the model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built
-    in fp32 and cast, so that a seed gives one model. `axis`: of the ranks that share it, for a model that is to run.
+    """Builds the model of a resolved cell in training mode, with the cell's activation policy for its blocks. It is
+    built in fp32 and cast, so that a seed gives the same model. `axis`: of the ranks that share it, if the model will
+    run.
     """
     model = models.build(config.model.kind, config.model_options)
     if config.tensor_parallel > 1:
@@ -109,13 +111,13 @@ def build_model(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module
 
 
 def schedule_options(config: CellConfig) -> dict[str, Any]:
-    """Fields of theory's Schedule that follow from the cell alone."""
+    """Returns the fields of theory's Schedule that depend only on the cell."""
     return {"recomputes": config.recomputes, "arena": config.arena, "by_block": config.compile == "blocks"}
 
 
 def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = (), block_numel: int = 1) -> list[ParameterShape]:
     """Returns theory's view of a model: its unique parameters in order, and their stage 3 units. `owned`: matrices that
-    the optimizer needs whole; `block_numel`: the elements whose optimizer states cannot be cut.
+    the optimizer needs whole; `block_numel`: number of elements whose optimizer states cannot be cut.
     """
     units = unit_of_parameters(model, default_units(model))
     uses: dict[nn.Parameter, int] = {}

@@ -1,5 +1,5 @@
-"""Predicts a cell's needs before it runs: its model is built without memory (torch's meta device), and theory replays
-the schedule of a sequential model. The run itself is judged by the schedule that it really had.
+"""Predicts a cell's needs before it runs: its model is built on torch's meta device, and theory replays the schedule of
+a sequential model. The run itself is compared with predictions for its real schedule.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
 @dataclass(frozen=True)
 class Estimate:
-    """`psi` trainable parameters, `frozen` others; bytes of the states on the fullest rank, on the device, in host
-    memory, in files; elements moved a step over psi; bytes that a rank sends to other nodes; bytes of a step between
-    tiers, all ranks.
+    """The prediction for a cell. `psi`: trainable parameters, `frozen`: others; bytes of the states on the rank that
+    uses most, on the device, in host memory, in files; elements moved per step over psi; bytes that a rank sends to
+    other nodes; bytes between tiers per step, over all ranks.
 
-    All but these two are None for a strategy that theory has no schedule for.
+    All except `psi` and `frozen` are None for a strategy that theory has no schedule for.
     """
 
     psi: int
@@ -40,7 +40,7 @@ class Estimate:
     up_bytes: int | None = None
     between_bytes: int | None = None
     floor_bytes: int | None = None
-    """The paper's formula for the states alone, without what is in flight."""
+    """The paper's formula for the states, without terms in flight."""
 
 
 def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]:
@@ -49,7 +49,7 @@ def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]
 
 
 def estimate(config: CellConfig) -> Estimate:
-    """Returns the prediction for a resolved cell. Errors of the model's own builder are passed on."""
+    """Returns the prediction for a resolved cell. Errors of the model's builder propagate."""
     schedule = _schedule_of(config)
     shapes, ranks = schedule.shapes, config.data_ranks
     psi = sum(shape.numel for shape in shapes if shape.trainable)
@@ -67,9 +67,9 @@ def estimate(config: CellConfig) -> Estimate:
 
 
 def formulas_of(config: CellConfig, schedule: Schedule, states: Prediction | None = None) -> dict[str, Formula]:
-    """Returns the closed forms of a resolved cell whose strategy theory predicts, with what is in flight beyond them:
-    of each category of states and of their sum, of the volume, and of the bytes that ZeRO-3 sends between nodes.
-    `states`: the replay's prediction, if it is known.
+    """Returns the closed forms of a resolved cell whose strategy theory predicts, with the terms in flight beyond them:
+    for each category of states and their sum, for the volume, and for the bytes that ZeRO-3 sends between nodes.
+    `states`: the replay's prediction, if known.
     """
     strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
     trained, states = training_shapes(config), states or _states_of(config, schedule)
@@ -81,9 +81,9 @@ def formulas_of(config: CellConfig, schedule: Schedule, states: Prediction | Non
 
 
 def held_bytes(config: CellConfig) -> tuple[int, int] | None:
-    """Returns the bytes of a resolved cell's states on the fullest rank, on the device and in host memory: of a peer
-    that partitions as a stage does the paper's formula; None if theory has neither. Errors of the model's own builder
-    are passed on.
+    """Returns the bytes of a resolved cell's states on the rank that uses most, on the device and in host memory; for
+    another library that partitions like a stage, the paper's formula; None if theory has neither. Errors of the model's
+    builder propagate.
     """
     if not predicts(config.strategy.values()):
         formula = closed_form(config, facts_of(config))
@@ -102,8 +102,8 @@ def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
 
 
 def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
-    """Returns the paper's formula for the states of a resolved cell, in bytes, of the peers that partition as a stage
-    does too; None if there is none.
+    """Returns the paper's formula for the states of a resolved cell, in bytes, also for other libraries that partition
+    like a stage; None if there is none.
     """
     section = config.strategy.values()
     own = spec_of(section["name"])
@@ -115,8 +115,8 @@ def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
 
 
 def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
-    """Returns the bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy;
-    None if activations that cannot be predicted go to host memory.
+    """Returns the bytes between tiers in a step of a resolved cell, over all ranks, for a strategy that theory
+    predicts; None if activations that cannot be predicted move to host memory.
     """
     activations = own_activations.moved_bytes(config)
     if activations is None:
@@ -126,14 +126,14 @@ def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
 
 
 def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = None) -> Links:
-    """Returns the states' part of these bytes, of all ranks or one."""
+    """Returns the bytes of states between tiers in a step, over all ranks or for one."""
     strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
     return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
 
 
 def simulated_rank(config: CellConfig, facts: ModelFacts | None = None) -> int:
-    """Returns the rank of a simulated world that is run: `rank`, or the fullest. `facts`: of the model, if they are
-    known. An error of the model's own builder is left to the rank, which raises and reports it.
+    """Returns the rank of a simulated world that runs: `rank`, or the one that uses most memory. `facts`: about the
+    model, if known. An error of the model's builder is left to the rank, which raises and reports it.
     """
     if config.rank is not None:
         return config.rank
@@ -149,8 +149,8 @@ def simulated_rank(config: CellConfig, facts: ModelFacts | None = None) -> int:
 
 
 def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
-    """Returns by how much the rank that holds most in host memory exceeds `rank` there: the fullest on the device,
-    which is the one that is simulated, may be another. 0 for a `rank` that the cell names.
+    """Returns by how many bytes the rank that uses most host memory exceeds `rank`: the simulated rank is the one that
+    uses most device memory, which may be another. 0 if the cell names a rank.
     """
     tiers = config.offload.theory_shape()
     if config.rank is not None or tiers.place is None or not predicts(config.strategy.values()):
@@ -169,7 +169,7 @@ def norms_of(config: CellConfig) -> int:
 
 
 def tensor_axis_bytes(config: CellConfig) -> dict[str, int]:
-    """Returns collective -> bytes that a rank of a resolved cell sends in a step to those that share its model."""
+    """Returns collective -> bytes that a rank of a resolved cell sends in a step to the ranks that share its model."""
     ranks, model, policy = config.tensor_parallel, config.model, activation_policy(config)
     if ranks == 1 or not isinstance(model, Gpt):
         return {}

@@ -1,7 +1,7 @@
-"""Compares the states that a cell is predicted to hold with the memory that is here, before it runs.
+"""Compares a cell's predicted states with the available memory before it runs.
 
-The states are the least that a run needs, for it has activations and processes too: a cell whose states do not fit ends
-out of memory, on a CPU with other processes. In a simulated world one rank is run, and fake tensors need no memory.
+A run needs at least its states, plus activations and processes: a cell whose states do not fit runs out of memory, and
+on a CPU so do other processes. In a simulated world only one rank runs, and fake tensors need no memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .estimate import held_bytes
 
 @dataclass(frozen=True)
 class Fit:
-    """A memory, `memory_bytes` of `place`, and the states in it: `rank_bytes` of the fullest of `ranks` ranks."""
+    """`memory_bytes` of memory at `place`, and the states in it: at most `rank_bytes` for each of `ranks` ranks."""
 
     place: str
     memory_bytes: int
@@ -26,20 +26,20 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The part of the memory that the states fill; above 1 if they do not fit."""
+        """The fraction of the memory that the states fill; above 1 if they do not fit."""
         return self.ranks * self.rank_bytes / self.memory_bytes
 
     @property
     def words(self) -> str:
-        """Says what they need, and what there is."""
+        """Describes the needed and the available memory."""
         together = f", {show_bytes(self.ranks * self.rank_bytes)} for {self.ranks} ranks" * (self.ranks > 1)
         memory = f"{self.place} has {show_bytes(self.memory_bytes)}"
         return f"its states need {show_bytes(self.rank_bytes)} per rank{together}, and {memory}"
 
 
 def fit_of(config: CellConfig) -> Fit | None:
-    """Returns the memory here that a resolved cell's states fill most; None if they cannot be predicted, or need none.
-    A GPU has memory of its own; without one the states in host memory and those on the device share the machine's.
+    """Returns the local memory that a resolved cell's states fill most; None if they cannot be predicted or need none.
+    A GPU has its own memory; without one, states in host memory and on the device share the machine's memory.
     """
     if config.tensors == FAKE:
         return None
@@ -61,7 +61,7 @@ def fit_of(config: CellConfig) -> Fit | None:
 
 
 def refuse_unfit(cell: Cell) -> Cell:
-    """Returns the cell, with a problem if its states do not fit into the memory here and it is not to be run anyway."""
+    """Returns the cell, with a problem if its states do not fit into memory here, unless launch.check_memory is off."""
     if cell.problems or not cell.config.launch.check_memory:
         return cell
     fit = fit_of(cell.config)

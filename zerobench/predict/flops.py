@@ -1,10 +1,10 @@
-"""Arithmetic of a step, and the most that a device could do: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
+"""Arithmetic of a step, compared with the device's peak: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
 
-    model FLOPs      matrix products of the forward and the backward, counted by torch over the model without memory
-    hardware FLOPs   the same with what is computed again: recomputed activations
-    MFU, HFU         these over the time of a step times the device's dense peak in the model's dtype
+    model FLOPs      matrix products of forward and backward, counted by torch on the meta device
+    hardware FLOPs   the same plus recomputed activations
+    MFU, HFU         model, hardware FLOPs over the time of a step times the device's dense peak in the model's dtype
 
-A product of (m, k) and (k, n) is 2mkn. Causal attention counts whole, as in the paper.
+A product of (m, k) and (k, n) is 2mkn. Causal attention counts in full, as in the paper.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .build import build_model
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense FLOP/s of a device in whose name `name` occurs as a word; `fp32` without TF32, which is torch's default."""
+    """Dense FLOP/s of devices whose names contain `name` as a word; `fp32` is without TF32, torch's default."""
 
     name: str
     fp32: float
@@ -51,28 +51,28 @@ PEAKS = (
     Peak("V100", 15.7e12, 125e12, "NVIDIA V100 datasheet, SXM2; half is fp16"),
     Peak("T4", 8.1e12, 65e12, "NVIDIA T4 datasheet; half is fp16"),
 )
-"""The first entry whose name occurs in the device's is used."""
+"""The first entry whose name occurs in the device's name is used."""
 
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of one rank and step, as the module defines them."""
+    """FLOPs of one rank per step, as defined in this module."""
 
     model: int
     hardware: int
 
 
 _COUNTED: dict[str, int | None] = {}
-"""Computation of a micro-batch, as JSON -> its FLOPs: a model is counted once per process."""
+"""A micro-batch's computation as JSON -> its FLOPs: each model is counted once per process."""
 
 
 RECOMPUTING = {"checkpointing": False, "loss_chunks": 1, "mlp_chunks": 1}
-"""Options of models that compute something again in backward -> the values at which they do not."""
+"""Model option that recomputes something in backward -> its value without recomputation."""
 
 
 def step_flops(config: CellConfig) -> StepFlops | None:
-    """Counts a cell's FLOPs; of a model that ranks share, an equal part. None for a model that cannot run without
-    memory, because its code reads values.
+    """Counts a cell's FLOPs; ranks that share a model have equal parts. None for a model that cannot run on the meta
+    device because its code reads values.
     """
     ranks, config = config.tensor_parallel, replace(config, tensor_parallel=1)
     if config.activation.policy().partition:
@@ -89,7 +89,7 @@ def step_flops(config: CellConfig) -> StepFlops | None:
 
 
 def _count(config: CellConfig) -> int | None:
-    """Counts a micro-batch, which has the same FLOPs in every dtype and under every strategy."""
+    """Counts the FLOPs of a micro-batch, which are the same for every dtype and strategy."""
     what = [config.model.kind, config.model_options, config.activation.values(), config.micro_batch, config.sequence]
     if config.data.name not in DATA.own:
         what += [config.data.values(), config.world_size, config.accumulation, config.seed]
@@ -115,7 +115,7 @@ def _count_fp32(config: CellConfig) -> int | None:
 
 
 def _batch(config: CellConfig) -> Any:
-    """Returns a micro-batch without memory: tokens and targets, or rank 0's batch of the user's data."""
+    """Returns a micro-batch on the meta device: tokens and targets, or rank 0's batch of the user's data."""
     meta = torch.device("meta")
     if config.data.name not in DATA.own:
         return build_batches(config.batching, 0, meta).batch(0)
@@ -124,8 +124,8 @@ def _batch(config: CellConfig) -> Any:
 
 
 def peak_of(device_class: str) -> Peak | None:
-    """Returns the entry of a device by its name, as torch gives it. None for a device that is not in the table, for a
-    slice of one (MIG), and for a CPU.
+    """Returns a device's entry by the name that torch reports. None for a device that is not in the table, for a slice
+    of one (MIG), and for a CPU.
     """
     if re.search(r"\bMIG\b", device_class):
         return None
@@ -133,9 +133,7 @@ def peak_of(device_class: str) -> Peak | None:
 
 
 def utilization(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
-    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None if the peak
-    is not known.
-    """
+    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None if the peak is unknown."""
     peak = peak_of(device_class)
     if peak is None:
         return None

@@ -1,7 +1,8 @@
-"""The share of a model that was really sent quantized: by the bytes that the traffic meter saw, not by the options.
+"""The share of a model that was actually sent quantized, according to the measured traffic, not the options.
 
-Quantized values are bytes; all other data of a unit's gathers and reductions is floating point. A unit whose gather (or
-reduction) sent bytes counts with all of its trainable parameters; with secondary shards its other gathers are exact.
+Quantized values have dtype uint8; all other data in a unit's gathers and reductions is floating point. A unit whose
+gather (or reduction) sent uint8 counts with all its trainable parameters; with secondary shards its other gathers are
+exact.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ BYTES = "uint8"
 
 
 def coded_share(traffic: Sequence[TrafficRow], kind: str, units: dict[str, int]) -> float:
-    """Returns the share of the parameters in `units` whose collectives of that kind sent bytes; 0
-    without parameters.
-    """
+    """Returns the share of the parameters in `units` whose collectives of that kind sent uint8; 0 if there are none."""
     coded = {row.unit for row in traffic if row.kind == kind and row.dtype == BYTES and not row.control}
     return sum(numel for name, numel in units.items() if name in coded) / max(1, sum(units.values()))
 
 
 def units_of(shapes: Sequence[ParameterShape], persistence_numel: int) -> dict[str, int]:
-    """Returns the trainable parameters of each unit of zero3, by the name of its collectives."""
+    """Returns the number of trainable parameters of each zero3 unit, by the name of its collectives."""
     small, groups = by_unit(shapes, persistence_numel)
     found: dict[str, int] = {}
     for group, members in (("(kept)", small), *((name or "(root)", mine) for name, mine in groups.items())):

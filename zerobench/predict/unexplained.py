@@ -1,6 +1,6 @@
-"""The unexplained figures of a run, in words: each figure against its prediction, and disagreements of two witnesses.
+"""Reports a run's unexplained figures: deviations from predictions, and disagreements between two measurements.
 
-A sentence begins with the category or collective concerned. An unexplained byte is a bug in the theory, the probe or
+Each message begins with the category or collective concerned. An unexplained byte is a bug in the theory, the probe or
 the engine; the column `unexplained` of a run is empty if there is none.
 """
 
@@ -14,45 +14,46 @@ from ..theory.groups import Moved
 from ..theory.replay.states import Prediction
 
 STATES_SHARE = 0.01
-"""Relative to a prediction: a gradient may exist beside another for a moment, and order decides which two."""
+"""Tolerance relative to a prediction: two gradients may briefly exist together, and their order decides which two."""
 
 LINKS_SHARE = 0.05
-"""In a simulated world one rank stands for all, whose shards hold more or less padding."""
+"""Tolerance relative to a prediction: in a simulated world one rank represents all, whose padding differs."""
 
 OUTSIDE_SHARE, OUTSIDE_BYTES = 0.01, 64 * 1024
-"""Kernels' scratch: a fraction of the peak, and at least so many bytes."""
+"""Tolerance for kernels' scratch memory: a fraction of the peak, but at least this many bytes."""
 
 OUTSIDE_BYTES_ELSE = 512 * 1024
-"""Scratch in half precision: oneDNN repacks the operands of a product, 0.2 MiB for one of 512 x 64 and 64 x 256."""
+"""Scratch in half precision: oneDNN repacks operands of a product, 0.2 MiB for 512 x 64 times 64 x 256."""
 
 IMPOSSIBLE = "which cannot be: the ledger counts memory that the allocator does not hold, so it has missed a free"
-"""Said of an outside_ledger_bytes that is far below 0."""
+"""Message about outside_ledger_bytes far below 0."""
 
 KEPT_BYTES = 4 * 1024
-"""Flags and scalars that live as long as the engine and that nothing labels; also of what a few steps leave behind."""
+"""Tolerance for unlabeled flags and scalars that live as long as the engine, and for growth over a few steps."""
 
 TIMED_SHARE = {True: 0.01, False: 0.15}
-"""Fraction of the peak by which the passes of one run may differ: ours, and a peer, whose libraries free in threads.
-FSDP2 over gloo holds one or two units' gradients more in the timed pass."""
+"""Fraction of the peak by which the passes of a run may differ: for our strategies (True), and for other libraries
+(False), which free memory in threads. FSDP2 over gloo keeps one or two more units' gradients in the timed pass.
+"""
 
 HEAP_BYTES = {"fp32": 4 * 2**20}
 HEAP_BYTES_ELSE = 16 * 2**20
-"""Memory that Python and libraries allocate as they are used; oneDNN keeps its kernels for half precision."""
+"""Memory that Python and libraries allocate during use; oneDNN keeps its kernels for half precision."""
 
 HEAP_SHARE = 0.05
 """Fraction of the peak: Python's own memory for a larger model's modules, units and graph."""
 
 COMPILER_HEAP_BYTES = 64 * 2**20
-"""Memory that torch.compile keeps in a rank: its graphs, its caches, and the modules that it imports."""
+"""Memory that torch.compile keeps in a rank: graphs, caches, and imported modules."""
 
 OWN_DATA = ("text", "synthetic")
-"""Data that keep nothing outside of torch; a user's may."""
+"""Data that keep no memory outside torch; users' data may."""
 
 
 @dataclass(frozen=True)
 class Accounted:
-    """The accounted pass: `memory` and `traffic` of all ranks, this over `steps` of all. `kept`: the largest
-    storage of kept_bytes, in words; `lines`: of the rank with most of growth_bytes.
+    """The accounted pass: `memory` and `traffic` of all ranks; `steps`: their total number of steps. `kept`:
+    description of the largest storage in kept_bytes; `lines`: of the rank with the largest growth_bytes.
     """
 
     memory: list[MemoryRow]
@@ -64,14 +65,14 @@ class Accounted:
 
 @dataclass(frozen=True)
 class Expected:
-    """Prediction of the run: the states, and the traffic by collective; nothing for a peer."""
+    """Predictions for the run: the states, and the traffic by collective; empty for another library's strategy."""
 
     states: Prediction | None = None
     parts: Mapping[str, Moved] = field(default_factory=dict)
 
 
 def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
-    """Returns sentences on a finished run, joined by "; "."""
+    """Returns messages about a finished run, joined by "; "."""
     mine = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
     sentences = [
         *_states(row, seen.memory, expected.states), *_activations(row),
@@ -101,8 +102,8 @@ def _activations(row: RunRow) -> Iterator[str]:
 
 
 def _category(memory: list[MemoryRow], tier: str, expected: Mapping[str, int], above: bool) -> str:
-    """Returns the category that explains most of the states' deviation where their sum is largest, on that rank, at
-    that instant; "states" where theory has none for categories.
+    """Returns the category that explains most of the states' deviation, on the rank and at the time of their largest
+    sum; "states" if theory does not predict categories.
     """
     mine = [m for m in memory if (m.phase, m.tier) == ("step", tier)]
     fullest = max((m for m in mine if m.category == "states"), key=lambda m: m.max_bytes, default=None)
@@ -146,7 +147,7 @@ def _size(part: Moved, name: str) -> float:
 
 
 def _allocator(row: RunRow) -> Iterator[str]:
-    """Yields disagreements with the allocator's total, in either direction, and between its totals of two passes."""
+    """Yields disagreements with the allocator's total, in either direction, and between its totals in two passes."""
     outside, peak, timed = row.outside_ledger_bytes, row.allocator_peak_bytes, row.timed_allocator_peak_bytes
     ours = row.predicted_states_bytes is not None  # memory of a peer's libraries is not predicted
     if peak is None:
@@ -154,7 +155,7 @@ def _allocator(row: RunRow) -> Iterator[str]:
     scratch = OUTSIDE_BYTES if row.precision == "fp32" else OUTSIDE_BYTES_ELSE
     if ours and outside is not None and outside > max(scratch, OUTSIDE_SHARE * peak):
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
-    # arrays of numpy and a loader's shared memory, which inputs may be made of, are in no allocator
+    # inputs may be numpy arrays or a loader's shared memory, which are in no allocator
     if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):
         yield f"outside the ledger: {outside:,} B, {IMPOSSIBLE}"
     if timed is not None and timed - peak > max(OUTSIDE_BYTES, TIMED_SHARE[ours] * peak):

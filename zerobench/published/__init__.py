@@ -1,5 +1,5 @@
-"""Training runs that others published, and the cells that stand for them.
+"""Published training runs of others, and the cells that represent them.
 
-rows.py    a file of runs, a row each
-cells.py   the cell and the device of a run, with what the row leaves open
+rows.py    a file with one run per row
+cells.py   the cell and the device of a run, with assumptions for values missing from the row
 """

@@ -1,8 +1,8 @@
-"""A published run becomes a cell and a device, by the tables below; assumptions are reported.
+"""Converts a published run to a cell and a device by the tables below, and reports assumptions.
 
 given        columns of the row
-assumed      what the row does not give, and what is executed in its place; an error message each, in the errors file
-not given    the run has no estimate, and the reason is said (NotGivenError)
+assumed      values missing from the row, and their replacements in the simulation; one note each, in the errors file
+not given    the run cannot be estimated; NotGivenError has the reason
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STRATEGIES: dict[str, dict[str, str]] = {
     "deepspeed": OURS, "colossalai": OURS, "zerobench": OURS, "megatron": {"zero1": "megatron"},
     "nanotron": {"zero1": "zero1"},
 }  # fmt: skip
-"""System -> its stage -> the strategy that is executed. DDP is DDP in all, and one GPU alone is DDP on one rank."""
+"""System -> its stage -> the simulated strategy. DDP is DDP in every system, and a single GPU is DDP on one rank."""
 
 STAND_INS = {
     "fsdp1": "FSDP2 in place of FSDP1", "megatron-fsdp": "FSDP2 in place of Megatron-FSDP",
@@ -42,16 +42,16 @@ STAND_INS = {
     "colossalai": "our engine in place of ColossalAI", "megatron": "our engine in place of Megatron's optimizer",
     "nanotron": "our engine in place of nanotron's",
 }  # fmt: skip
-"""System -> the sentence that its stand-in is worth."""
+"""System -> note about its replacement."""
 
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {("nanotron", "zero1"): {"bucket_bytes": 25 * 2**20}}
-"""(system, strategy that is executed) -> its options, as the system's own."""
+"""(system, simulated strategy) -> options that match the system."""
 
 FUSES_NORMS = ("nanotron",)
-"""Systems whose models have norms of one kernel; so has what a compiler made."""
+"""Systems whose models have single-kernel norms; compiled models do too."""
 
 EIGHT_BIT = re.compile(r"fp8|float8|fp4|int8", re.IGNORECASE)
-"""Precisions of less than 16 bits, which are not simulated."""
+"""Precisions below 16 bits, which are not simulated."""
 
 POLICIES = {"none": "none", "full": "checkpoint", "selective": "selective"}
 """act_ckpt -> activation."""
@@ -59,7 +59,7 @@ POLICIES = {"none": "none", "full": "checkpoint", "selective": "selective"}
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The cell that stands for a run, and the device. `assumed`: sentences; `open_keys`: what they are about."""
+    """The cell that represents a run, and the device. `assumed`: notes; `open_keys`: the columns that they concern."""
 
     config: CellConfig
     target: Target
@@ -67,12 +67,12 @@ class RunPlan:
     open_keys: frozenset[str] = field(default_factory=frozenset)
 
     def changed(self, **changes: Any) -> RunPlan:
-        """Returns the plan with other values at the top of its config."""
+        """Returns the plan with changed values at the top level of its config."""
         return replace(self, config=replace(self.config, **changes))
 
 
 class _Notes:
-    """Collects what is assumed, and of which columns."""
+    """Collects notes about assumptions, and their columns."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -86,8 +86,8 @@ class _Notes:
 def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     """Returns the plan of a run. Raises NotGivenError, with the reason, if it cannot be estimated.
 
-    `flash`: for predictions of time, which are of eager operators: nothing is compiled, and a model whose code in
-    transformers has no flash attention is built as our GPT, which has the same blocks.
+    `flash`: for time predictions, which cover eager operators: nothing is compiled, and a model without flash attention
+    in transformers is built as our GPT, which has the same blocks.
     """
     notes = _Notes()
     _refuse(run)
@@ -125,7 +125,7 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
 
 
 WITHOUT_FLASH = ("mpt", "bloom")
-"""Architectures whose attention in transformers is plain operators."""
+"""Architectures whose attention in transformers uses plain operators."""
 
 
 def _gpt_like(run: PublishedRun) -> schemas.Gpt:
@@ -144,7 +144,7 @@ def _target(config: CellConfig, on_cpu: bool, notes: _Notes) -> Target:
 
 
 def _refuse(run: PublishedRun) -> None:
-    """Raises NotGivenError for parallelism, precisions and tiers that are not simulated, and for missing sizes."""
+    """Raises NotGivenError for unsupported parallelism, precisions and tiers, and for missing sizes."""
     others = [f"{name}={size}" for name in ("tp", "pp", "cp") if (size := getattr(run, name) or 1) > 1]
     if others:
         raise NotGivenError(f"{' '.join(others)}: only data parallelism is simulated")
@@ -184,7 +184,7 @@ def _optimizer(run: PublishedRun, on_cpu: bool, notes: _Notes) -> Any:
 
 
 def _precision(run: PublishedRun, strategy: str, notes: _Notes) -> Any:
-    """Mixed precision, as ZeRO has it, where a half precision is printed without more."""
+    """Returns the precision; assumes ZeRO's mixed precision if only a half precision is given."""
     printed, casts = run.precision.lower(), strategy.startswith("fsdp2")
     name = next((name for name in ("bf16", "fp16", "fp32") if re.search(rf"\b(amp_)?{name}\b", printed)), None)
     if printed and name is None:
@@ -221,7 +221,7 @@ def _accumulation(run: PublishedRun, notes: _Notes) -> int:
 
 
 def _compare_sizes(run: PublishedRun, shape: schemas.Huggingface, notes: _Notes) -> None:
-    """Notes a model that is not of the size that the row prints."""
+    """Adds a note if the model's size differs from the row's."""
     if run.params is None:
         return
     built = _psi(json.dumps(shape.values()))

@@ -1,9 +1,9 @@
-"""A file of published runs: a CSV with a row per run, in the columns of docs/reference/validated.md.
+"""A file of published runs: a CSV with a row per run and the columns of docs/reference/validated.md.
 
 empty cell       the source does not say
-columns          those of PublishedRun, in any order; others are ignored, those of NEEDED must be there
-peak_kind        which figure was published: allocated, reserved, or `?` where the source does not say
-model            its architecture by a part of the printed name, with the row's shape
+columns          those of PublishedRun, in any order; others are ignored, and those of NEEDED are required
+peak_kind        the kind of published figure: allocated, reserved, or `?` if the source does not say
+model            its architecture is recognized by part of the printed name; its shape is the row's
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..sections import known
 from ..sizes import printable
 
 KINDS = ("allocated", "reserved", "?")
-"""Values of peak_kind, where there is a peak."""
+"""Values of peak_kind, if there is a peak."""
 
 NEEDED = ("id", "strategy", "model", "gpus", "seq", "micro_batch", "peak_mem_gib", "peak_kind")
-"""Columns without which a file is of another schema."""
+"""Required columns; a file without them has another schema."""
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A published run. Numbers are None, texts empty if the source does not say; the units are the file's."""
+    """A published run. Numbers are None and texts empty if the source does not give them; units are the file's."""
 
     id: str = ""
     source: str = ""
@@ -70,13 +70,13 @@ class PublishedRun:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """True if the source says so: the notes begin with OOM."""
+        """Whether the source reports running out of memory: the notes begin with OOM."""
         return self.notes.startswith("OOM")
 
 
 def read(path: Path, needed: Sequence[str] = NEEDED) -> list[PublishedRun]:
-    """Reads the runs of a file, which must have the columns `needed`. Raises
-    ValueError, an error message with row and column, for what is not of the schema.
+    """Reads the runs of a file, which must have the columns `needed`. Raises ValueError, with row and column, for
+    anything that does not match the schema.
     """
     try:
         table = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
@@ -132,7 +132,7 @@ def _value(where: str, column: str, text: str, hint: Any) -> Any:
 
 
 class NotGivenError(Exception):
-    """The configuration of a run is not given, or is none that is executed here; the message says which."""
+    """The configuration of a run is incomplete or not supported here; the message says which."""
 
 
 SHAPE = ("layers", "hidden", "heads", "vocab")
@@ -141,8 +141,8 @@ SHAPE = ("layers", "hidden", "heads", "vocab")
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. `names`: a pattern of printed names. `ffn`, `kv_heads`: its settings for these columns, empty
-    if it has none; `options`: settings that its published models have; `ties`: a setting that ties embeddings.
+    """An architecture. `names`: a pattern for printed names. `ffn`, `kv_heads`: its settings for these columns, empty
+    if it has none; `options`: settings of its published models; `ties`: whether embeddings are tied.
     """
 
     architecture: str
@@ -164,17 +164,17 @@ FAMILIES = (
     Family("falcon", r"falcon", "ffn_hidden_size", ties=True),
     Family("gpt2", r"gpt", "n_inner", ties=True),
 )
-"""In the order in which names are tried."""
+"""Architectures in the order in which names are matched."""
 
 OTHERS = {
     r"\bt5": "an encoder with a decoder, which is not simulated here: its loss is of another kind",
     r"bert": "an encoder with a loss over masked tokens, which is not simulated here",
 }
-"""Pattern of a name -> a reason why it cannot be estimated."""
+"""Pattern of a name -> why it cannot be estimated."""
 
 
 def shape_of(run: PublishedRun) -> Huggingface:
-    """Returns the architecture and shape of a run's model. Raises NotGivenError with the reason where there is none."""
+    """Returns the architecture and shape of a run's model. Raises NotGivenError, with the reason, if there is none."""
     name = run.model.lower()
     for pattern, reason in OTHERS.items():
         if re.search(pattern, name):

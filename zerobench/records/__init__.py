@@ -1,8 +1,8 @@
-"""Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
+"""Row types of the tables: columns, units, meanings. Bytes are integers, times are in seconds.
 
 A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow,
 run_row.py) and a parquet file for each of the long tables (long_rows.py, event_row.py), whose rows carry
-the run's id. describe.py tells units and meanings.
+the run's id. describe.py returns units and meanings.
 """
 
 from __future__ import annotations

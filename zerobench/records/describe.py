@@ -1,4 +1,4 @@
-"""Columns of a table with unit and meaning, read from its row type: for `zerobench columns` and the documents."""
+"""Columns of a table with units and meanings, read from its row type, for `zerobench columns` and the documents."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ROWS: dict[str, type] = {
     "runs": RunRow, "steps": StepRow, "memory": MemoryRow, "timeline": TimelineRow, "tensors": TensorRow,
     "lines": LineRow, "traffic": TrafficRow, "events": EventRow, "searches": SearchRow,
 }  # fmt: skip
-"""Table, as `zerobench.load` names it -> its rows."""
+"""Table, as `zerobench.load` names it -> its row type."""
 
 LONG = ("steps", "memory", "timeline", "tensors", "lines", "traffic", "events")
-"""Tables of many rows per run, which carry the run's id once they are loaded."""
+"""Tables with many rows per run, which have the run's id once loaded."""
 
 SUFFIXES = {
     "bytes": "bytes", "_s": "s", "_s_low": "s", "_s_high": "s", "seconds": "s", "_psi": "elements / ψ",
     "_per_s": "tokens / s", "_per_s_low": "tokens / s", "_per_s_high": "tokens / s", "_mhz": "MHz", "_c": "°C",
     "_w": "W", "_flops": "FLOP", "_share": "fraction", "_deviation": "fraction", "elements": "elements",
 }  # fmt: skip
-"""End of a numeric column's name -> its unit; of several ends the longest."""
+"""Suffix of a numeric column's name -> its unit; the longest matching suffix wins."""
 
 UNITS = {
     "world_size": "ranks", "group_size": "ranks", "ranks_per_gpu": "ranks", "micro_batch": "sequences",
@@ -48,13 +48,13 @@ RUN_ID = "The run's name in the table of runs."
 
 
 def said_of(table: str) -> str:
-    """The first sentence of the docstring of the table's rows."""
+    """Returns the first sentence of the docstring of the table's row type."""
     return " ".join((inspect.getdoc(ROWS[table]) or "").split()).split(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `unit` is empty for text and flags; `optional`: None if there is nothing to tell."""
+    """One column of a table. `unit`: empty for text and flags; `optional`: it may be None."""
 
     table: str
     name: str
@@ -65,7 +65,7 @@ class Column:
 
 
 def columns_of(table: str) -> list[Column]:
-    """The columns of one of ROWS, in their order."""
+    """Returns the columns of a table in ROWS, in order."""
     row = ROWS[table]
     hints, meanings = get_type_hints(row), meanings_of(row)
     found = [Column(table, "run_id", "str", "", False, RUN_ID)] if table in LONG else []
@@ -79,13 +79,13 @@ def columns_of(table: str) -> list[Column]:
 
 
 def unit_of(name: str) -> str:
-    """The unit of a numeric column; empty if neither table above has it."""
+    """Returns the unit of a numeric column; empty if neither table above has it."""
     ends = [end for end in SUFFIXES if name.endswith(end)]
     return UNITS.get(name) or (SUFFIXES[max(ends, key=len)] if ends else "")
 
 
 def meanings_of(row: type) -> dict[str, str]:
-    """Column -> the docstring below its field, of `row` and the row types that it extends."""
+    """Column -> the docstring below its field, for `row` and its base classes."""
     found: dict[str, str] = {}
     for kind in reversed(row.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

@@ -1,9 +1,9 @@
-"""Row of the table `events`: one step, event by event, as every rank recorded it.
+"""Row of the table `events`: one step, event by event, as each rank recorded it.
 
-storage     a tensor's memory, or a file's bytes, by a number of its own per rank
-operation   one collective as the engine asks for it, by a number of its own per rank: the physical operations that it
-            is made of are a `launch` each, and the first `wait` that has returned ends it
-live        the storages that the step began with; with each birth, free and label the sums are the ledger's again
+storage     a tensor's memory, or a file's bytes, numbered per rank
+operation   one collective that the engine requests, numbered per rank: each physical operation of it is a `launch`,
+            and the first `wait` that returns ends it
+live        the storages at the step's begin; after each birth, free and label the sums equal the ledger's
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 LIVE, BIRTH, FREE, LABEL = "live", "birth", "free", "label"
 LAUNCH, WAIT, MOVE = "launch", "wait", "move"
 LATE = "late"
-"""Operator of an order: a wait for a collective of the step before, of the unit that it names."""
+"""Operator of an `order` event: a wait for the previous step's collective of the named unit."""
 MODULE, MODULE_END, UNIT_GATHERED, UNIT_FREED = "module", "module_end", "unit_gathered", "unit_freed"
 UPDATE, PHASE, COMPUTE, ORDER = "update", "phase", "compute", "order"
 

@@ -1,1 +1,1 @@
-"""Runs cells: the life of one, a sweep of many, a search, the rows of the ranks joined to one, progress."""
+"""Runs cells: a single run, a sweep, a search, aggregation of the ranks' records to one row, and progress."""

@@ -1,4 +1,4 @@
-"""Joins the records of all ranks and passes to one row: measurements, predictions, and unexplained bytes."""
+"""Joins the records of all ranks and passes into one row: measurements, predictions, and unexplained bytes."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ PROCESS_MEMORY = (
     "split_bytes", "alloc_retries", "device_used_bytes", "pinned_requested_bytes", "pinned_bytes",
     "timed_allocator_peak_bytes",
 )  # fmt: skip
-"""Figures of a process's memory from sources other than the ledger; the maximum over the ranks is kept."""
+"""Process memory figures from sources other than the ledger; the row has the maximum over the ranks."""
 
 OF_ACCOUNTED = ("heap_bytes", "kept_bytes", "growth_bytes")
-"""Figures of a process's memory that only the accounted pass measures; the maximum over the ranks is kept."""
+"""Process memory figures that only the accounted pass measures; the row has the maximum over the ranks."""
 
 
 def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: bool = True) -> dict[str, list[Any]]:
-    """Fills `row` from the records, of two passes or one, and returns the rows of the other tables.
+    """Fills `row` from the records of all passes, and returns the rows of the other tables.
 
-    `theory`: False for a loop whose config does not say all that a prediction needs.
+    `theory`: False for a training loop whose config lacks what a prediction needs.
     """
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
@@ -101,7 +101,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
 
 
 def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]) -> None:
-    """Fills what the accounted pass alone has beside the ledger: the process's memory, traffic, shares in codes."""
+    """Fills what only the accounted pass measures, other than the ledger: process memory, traffic, quantized shares."""
     row.allocator_witness = accounted[0].witness
     for name in OF_ACCOUNTED:
         sizes = (record.process_memory.get(name) for record in accounted)
@@ -147,7 +147,7 @@ def _most(memory: list[MemoryRow], phase: str, category: str) -> int | None:
 
 
 def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> int:
-    """Returns the largest sum over the `per_node` ranks of a node; the ranks of a simulated node are alike."""
+    """Returns the largest sum over the `per_node` ranks of a node; all ranks of a simulated node count the same."""
     nodes: dict[int, list[int]] = {}
     for rank, peak in peaks.items():
         nodes.setdefault(rank // per_node, []).append(peak)
@@ -156,7 +156,7 @@ def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> i
 
 
 def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
-    """Fills columns of process memory from the timed pass, which has no instruments, if there is one."""
+    """Fills columns of process memory from the timed pass, which has no probes, if there is one."""
     for name in PROCESS_MEMORY:
         values = [record.process_memory.get(name) for record in timed or accounted]
         known = [value for value in values if value is not None]
@@ -166,7 +166,7 @@ def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[R
 
 
 def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills columns per step; payload is of the rank with most, volume and wire bytes are means over the ranks."""
+    """Fills columns per step; payload is the maximum over the ranks, volume and wire bytes are means."""
 
     def per_step(traffic: list[TrafficRow], value: str) -> float:
         total: float = sum(getattr(t, value) for t in traffic)
@@ -197,7 +197,7 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
 
 
 def _join_newton_schulz(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills what Muon computes in a step; None of other optimizers."""
+    """Fills Muon's computation in a step; leaves None for other optimizers."""
     matrices = sum(shape.matrix is not None for shape in accounted[0].schedule.shapes)
     calls, flops = (
         [record.process_memory.get(f"newton_schulz_{name}") or 0 for record in accounted] for name in ("calls", "flops")
@@ -210,14 +210,14 @@ def _join_newton_schulz(row: RunRow, accounted: list[RankRecord], steps: int) ->
 
 
 def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None:
-    """Fills the shares of quantized traffic from one rank, since all have the same units."""
+    """Fills the shares of quantized traffic from one rank, since all ranks have the same units."""
     units = units_of(record.schedule.shapes, persistence_numel)
     row.quantized_gather_share = coded_share(record.traffic, "all_gather", units)
     row.quantized_reduction_share = coded_share(record.traffic, "reduce_scatter", units)
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
-    """Fills the loopback's bytes: all ranks read one counter, at slightly different times."""
+    """Fills the bytes over loopback: all ranks read the same counter, at slightly different times."""
     seen = [record.process_memory.get("loopback_bytes") for record in timed]
     known = [value for value in seen if value is not None]
     if row.backend == "gloo" and known:
@@ -225,7 +225,7 @@ def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
-    """Fills times: the slowest rank of each measured step, medians over the steps."""
+    """Fills times: medians over the measured steps of each step's slowest rank."""
 
     def slowest(value: str) -> list[float]:
         by_step: dict[int, list[float]] = {}
@@ -245,7 +245,7 @@ def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
-    """Fills the GPU's state: the worst of all readings of any GPU."""
+    """Fills the GPU's state: the worst reading of any GPU."""
     states = [state for record in timed for state in record.gpu_states]
 
     def known(name: str) -> list[Any]:
@@ -279,7 +279,7 @@ def _join_flops(row: RunRow, config: CellConfig) -> None:
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
-    """Returns the confidence interval of the median by order statistics; None below 6 values, which permit none."""
+    """Returns the confidence interval of the median by order statistics; (None, None) below 6 values."""
     interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
     if not np.isfinite([interval.low, interval.high]).all():
         return None, None
@@ -287,7 +287,7 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
-    """Returns True if all passes have bit-equal losses on every rank; None for a single pass."""
+    """Returns whether all passes have bit-equal losses on every rank; None for a single pass."""
     first, *others = (_losses(one) for one in passes)
     return all(one == first for one in others) if others else None
 
@@ -307,7 +307,7 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def divergence(records: list[RankRecord]) -> str:
-    """Returns an error message on the first non-finite loss of any rank and pass; empty if all are finite."""
+    """Returns an error message for the first non-finite loss of any rank and pass; empty if all are finite."""
     lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
     if not lost:
         return ""
@@ -317,7 +317,7 @@ def divergence(records: list[RankRecord]) -> str:
 
 
 def _join_norms(records: list[RankRecord]) -> None:
-    """Computes each step's norm from the ranks' parts; replicas have equal parts, so that they count once."""
+    """Computes each step's norm from the ranks' parts; replicas have equal parts, which count once."""
     holders = records[0].gradient_holders
     for rows in zip(*(record.steps for record in records), strict=True):
         parts = [row.grad_squares for row in rows]
@@ -330,8 +330,8 @@ def _join_norms(records: list[RankRecord]) -> None:
 def join_theory(
     row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> Expected:
-    """Fills the columns of states, traffic, control and links, and the memory table's predictions, for DDP and our
-    stages; returns what `unexplained` is told against.
+    """Fills predictions of states, traffic, control and links, and those of the memory table, for DDP and our stages;
+    returns the predictions that `unexplained` compares with.
     """
     shapes, groups = training_shapes(config), config.groups
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
@@ -374,9 +374,9 @@ def join_theory(
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
-    """Scales a simulated world from its one measured rank: what the others move between tiers, and hold in host memory,
-    differs from it by their own shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as
-    many times.
+    """Scales a simulated world from its one measured rank. The traffic between tiers and host memory of other ranks
+    differ from it by their shards, which theory predicts to the byte; a deviation in the measured rank is multiplied in
+    the sum.
     """
     if config.offload.theory_shape().place is None:
         return
@@ -392,7 +392,7 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
 
 
 def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord], expected: Expected) -> None:
-    """Fills `unexplained`, for the mean traffic of the ranks, as the volume is, and for memory of all ranks."""
+    """Fills `unexplained`, for the ranks' mean traffic, like the volume, and for the memory of all ranks."""
 
     def most(name: str) -> RankRecord:
         return max(accounted, key=lambda record: record.process_memory.get(name) or 0)
@@ -406,7 +406,7 @@ def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord
 
 
 def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills the predicted transport: the mean over the ranks, as wire_bytes is."""
+    """Fills the predicted transport: the mean over the ranks, like wire_bytes."""
     if row.backend == "gloo":
         sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
         row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)

@@ -1,6 +1,6 @@
-"""The life of a run: a cell is checked, reused from an earlier run or run in its passes, and written.
+"""A run from start to end: a cell is checked, reused from an earlier run or run in its passes, and written.
 
-A cell that was measured already, by the same code, torch and class of device, is found and not run again.
+A cell already measured with the same code, torch and device class is reused, not run again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find_or_run(
     on_wait: Callable[[bool], None] = lambda _: None,
     on_unwritten: Callable[[Unwritten], None] = lambda _: None,
 ) -> tuple[dict[str, Any], bool]:
-    """Returns the row of a launch, and if an earlier one was found. Waits for another sweep that measures the same."""
+    """Returns the row of a launch, and whether it was reused. Waits if another sweep is measuring the same launch."""
     with ExitStack() as held:
         if not cell.problems and not cell.config.rerun:
             turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {repeat}", on_wait)
@@ -64,8 +64,8 @@ def find_or_run(
 def run_cell(
     cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
 ) -> RunRow:
-    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C, and KeyboardInterrupt, without a row,
-    where the launcher ends the job. A refused cell is not a run: it has a row, and no folder.
+    """Runs a cell and always returns a row. Raises StoppedError on Ctrl-C, and KeyboardInterrupt, without a row, if the
+    launcher ends the job. An invalid cell is not a run: it has a row, but no folder.
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
@@ -97,8 +97,8 @@ def write_lost(
     cell: Cell, repeat: int, status: str, reason: str, log: str, on_unwritten: Callable[[Unwritten], None],
     begun: float | None = None,
 ) -> RunRow:  # fmt: skip
-    """Writes the row of a launch whose job has left none, with the end of the job's `log`. `begun`: time since the
-    epoch at which it was seen to begin; None if it was not.
+    """Writes the row of a launch whose job left none, with the end of the job's `log`. `begun`: time since the epoch at
+    which the launch was seen to begin; None if it was not.
     """
     prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
     row.status, row.reason = status, reason
@@ -150,7 +150,7 @@ def passes_of(config: CellConfig) -> tuple[str, ...]:
 
 
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> tuple[str, str, list[RankRecord]]:
-    """Returns the status, its reason and the records of all passes; `row` gets what others did in the timed one."""
+    """Returns the status, its reason and the records of all passes; sets the row's CPU load by others when timed."""
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
@@ -177,7 +177,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
 
 
 _own_activation_bytes: dict[str, int] = {}
-"""Predictions of this process's cells so far, by what they depend on: each takes a forward and a backward."""
+"""Cache of predictions in this process, by what they depend on: each takes a forward and a backward."""
 
 
 def _ranks(config: CellConfig) -> Sequence[int]:
@@ -232,18 +232,18 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
 
 
 LONGEST_NAME = 80
-"""Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
+"""Maximum length of a model's name in the name of a run's folder; file systems permit 255 characters in total."""
 
 
 def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
-    """Returns the row of the `repeat`-th launch of this cell, by this code and torch on this device class, or None."""
+    """Returns the row of launch `repeat` of this cell, with this code and torch on this device class, or None."""
     return _newest(cell, run_prefix, repeat, statuses, lambda one: (selection.split(one[0].name), one[1]["started"]))
 
 
 def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
-    """Returns the row of an earlier run that a launcher has made of the same cell, code and torch, or None.
+    """Returns the row of an earlier run by this launcher with the same cell, code and torch, or None.
 
-    The class of device is that of the launcher's machines, which this one does not know.
+    The device class is ignored, since it belongs to the launcher's machines and is unknown here.
     """
 
     def is_wanted(row: dict[str, Any]) -> bool:
@@ -261,7 +261,7 @@ def _newest(
     key: Callable[[tuple[Path, dict[str, Any]]], Any],
     is_wanted: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> dict[str, Any] | None:
-    """Returns the last row, by `key`, of the whole runs whose names begin with the cell's `prefix`, or None."""
+    """Returns the last row, by `key`, of complete runs whose names begin with the cell's `prefix`, or None."""
     results_dir = Path(cell.config.results_dir)
     if cell.problems or cell.config.rerun or not results_dir.is_dir():
         return None
@@ -275,7 +275,7 @@ def _newest(
 
 
 def run_prefix(cell: Cell) -> str:
-    """Returns how a cell's run names begin: cell, code, torch, device class; results/selection.py has the rest."""
+    """Returns the prefix of a cell's run names: cell, code, torch, device class; results/selection.py has the rest."""
     return f"{_cell_prefix(cell)}-{provenance.environment_hash(cell.config)}"
 
 

@@ -1,4 +1,4 @@
-"""Runs cells as a command does: with progress while they run and a table when they are done."""
+"""Runs cells as a command does: with progress while they run and a table afterwards."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def run_cells(
     kind: Callable[..., Sweep] = Sweep,
     here: bool = True,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Runs the cells, and prints `tables`, of the columns `chosen`. Returns the exit code and the rows of all launches:
-    0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError if
-    every cell is refused, and if nothing could be written.
+    """Runs the cells, and prints the results if `tables`, with the columns `chosen`. Returns the exit code and the rows
+    of all launches: 0 all ok, 1 one failed or could not be written to its folder, 130 stopped by the user. Raises
+    RefusedError if every cell is invalid, or if nothing could be written.
 
-    `kind`: makes a sweep of a reporter. `here`: on this machine, into whose memory the cells must fit.
+    `kind`: makes a sweep from a reporter. `here`: cells run on this machine and must fit into its memory.
     """
     cells = fitting(cells) if here else cells
     refuse_senseless(cells)
@@ -68,7 +68,7 @@ def run_cells(
 
 
 def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:
-    """Returns the runs that were removed meanwhile, after an error message; removes empty folders of rescued runs."""
+    """Returns runs that were removed meanwhile, after printing an error; removes empty folders of rescued runs."""
     folders = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
     places = [*folders, *(one.kept for one in lost if one.kept is not None)]
     written = [row["run_id"] for row in rows if row["status"] == "ok" and selection.split(row["run_id"])[1]]
@@ -83,7 +83,7 @@ def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Un
 
 
 def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
-    """Prints where the tables are, which runs could not be written, and if a failure or the user stopped it."""
+    """Prints where the tables are, which runs could not be written, and whether a failure or the user stopped it."""
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         if Path(folder).is_dir():
             print(f"tables: {folder}   ({_readers(folder)})")
@@ -97,20 +97,20 @@ def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, 
 
 
 def _readers(folder: str) -> str:
-    """Returns the commands that read a results folder; they look into RESULTS where none is named."""
+    """Returns commands that read a results folder; RESULTS is their default."""
     if folder == RESULTS:
         return "zerobench status, show, export; zerobench.load"
     return f"zerobench status {folder}; zerobench export {folder}; zerobench show --results {folder} RUN"
 
 
 def fitting(cells: list[Cell]) -> list[Cell]:
-    """Returns the cells, those refused whose states do not fit into the memory here and that no earlier run has."""
+    """Returns the cells, marked invalid if their states do not fit here and no earlier run can be reused."""
     return [refuse_unfit(cell) if find_reusable(cell) is None else cell for cell in cells]
 
 
 def check_folders(cells: list[Cell]) -> None:
-    """Raises RefusedError if a results folder cannot be written to, unless all its cells have runs already. Removes
-    what killed sweeps have left there.
+    """Raises RefusedError if a results folder is not writable, unless all its cells can be reused. Removes leftovers of
+    killed sweeps there.
     """
     problems = []
     for where in dict.fromkeys(cell.config.results_dir for cell in cells):

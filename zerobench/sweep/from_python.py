@@ -1,7 +1,7 @@
-"""Sweeps from Python, as in a notebook: what `zerobench -m KEY=VALUE,VALUE ...` runs, and its tables.
+"""Sweeps from Python, for example in a notebook: runs the same as `zerobench -m KEY=VALUE,VALUE ...`, returns tables.
 
-The calling process is the parent of the ranks, as the command line's is: it composes, watches and writes, and trains
-nothing itself. Cells that the results folder has already, of the same code, are not measured again.
+The calling process is the parent of the ranks, as on the command line: it composes, watches and writes, but does not
+train. Cells that the results folder already has, with the same code, are not measured again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .command import run_cells
 
 
 def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
-    """Runs every combination of the choices, and returns the tables of the runs, failed ones included; a refused cell
-    has a row in `runs` only, with the status invalid.
+    """Runs every combination of the choices, and returns the tables of the runs, including failed ones; an invalid cell
+    has only a row in `runs`, with the status invalid.
 
-    Choices are written as on the command line, "strategy=ddp,zero1", or as keywords with a list for several values:
-    `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot is a string: "measure.steps=5".
-    `results_dir` is the folder of the runs, results/runs by default. `quiet`: without progress.
+    Choices are strings as on the command line, "strategy=ddp,zero1", or keywords, with a list for several values:
+    `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot needs a string:
+    "measure.steps=5". `results_dir` is the folder of the runs, by default results/runs. `quiet`: show no progress.
 
-    Raises ValueError before anything runs, for invalid choices, if every cell is refused, and for
-    a model, data or a strategy that the notebook itself registers; RuntimeError in a process that is
-    a rank itself; KeyboardInterrupt if it was stopped: finished cells are kept.
+    Raises ValueError before anything runs for invalid choices, if every cell is invalid, or for a model, data or
+    strategy registered in the notebook itself; RuntimeError in a process that is a rank; KeyboardInterrupt if it was
+    stopped, in which case finished cells are kept.
     """
     if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
         raise RuntimeError(
@@ -67,8 +67,8 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
 
 
 def _check_known_to_ranks(cells: Sequence[Cell]) -> None:
-    """Raises ValueError for a user's model, data or strategy in a notebook: ranks import the script that registers it,
-    and of a notebook there is none.
+    """Raises ValueError for a user's model, data or strategy registered in a notebook: ranks import the script that
+    registers it, and a notebook is not one.
     """
     if getattr(sys.modules["__main__"], "__file__", None) is not None:
         return
@@ -91,13 +91,13 @@ def _installed(key: str) -> Collection[str]:
 
 
 def _written(value: Any) -> str:
-    """Formats a value as on a command line; of a list or a tuple each, for a sweep over them."""
+    """Formats a value as on a command line; items of a list or tuple are joined by commas, for a sweep over them."""
     return ",".join(map(_written, value)) if isinstance(value, list | tuple) else show_value(value)
 
 
 @contextmanager
 def _as_command(words: list[str]) -> Iterator[None]:
-    """Has provenance record the command line that does the same."""
+    """Makes provenance record the equivalent command line."""
     before, sys.argv = sys.argv, ["zerobench", *words]
     try:
         yield

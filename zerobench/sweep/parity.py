@@ -1,15 +1,15 @@
-"""The check that a run trains as DDP does: its losses and gradient norms against a DDP run of the same training.
+"""Checks that a run trains like DDP: compares losses and gradient norms with a DDP run of the same training.
 
-The *reference* of a run: a DDP run of the same code on as many ranks, with the same model, data, seed, optimizer and
-precision, whatever else differs (`training_key`). Steps that both have are compared, a rank's loss with the same
-rank's. Required agreement:
+The *reference* of a run is a DDP run of the same code on equally many ranks, with the same model, data, seed, optimizer
+and precision, whatever else differs (`training_key`). Steps that both runs have are compared, rank by rank. Required
+agreement:
 
-    equal    bit for bit, where every sum has DDP's order: on a CPU, N <= 2, our stages, one micro-batch, no clipping
-    close    within a tolerance of the first COMPARED steps: other orders round differently, and Adam amplifies it
-    lossy    within a wide tolerance, for strategies that lose precision by intent (ZeRO++)
+    equal    bit for bit, if every sum has DDP's order: on a CPU, N <= 2, our stages, one micro-batch, no clipping
+    close    within a tolerance in the first COMPARED steps: other orders round differently, and Adam amplifies that
+    lossy    within a wide tolerance, for strategies that lose precision by design (ZeRO++)
 
-Norms are sums in fp64 whose order is the strategy's, so that equal ones agree to NORM_ORDER. A strategy that saves
-bytes by training differently fails: `differs`. The sentence names the first deviation, which is the place to look.
+Norms are fp64 sums in the strategy's order, so equal norms agree only to NORM_ORDER. A strategy that saves bytes by
+training differently fails with `differs`; the message names the first deviation, which is where to look.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "di
 """Kinds of a verdict."""
 
 COMPARED = 20
-"""Steps to which a tolerance applies; later, rounding errors grow without bound."""
+"""Number of first steps to which a tolerance applies; later, rounding errors grow without bound."""
 
 NORM_ORDER = 1e-9
 
 TOLERANCES = {"fp32": (1e-5, 1e-4), "bf16": (1e-2, 3e-2), "fp16": (1e-2, 3e-2)}
-"""Precision -> largest relative deviation from DDP of a loss and of a norm."""
+"""Precision -> largest permitted relative deviations from DDP of a loss and of a norm."""
 
 LOSSY = (5e-2, 2e-1)
 
@@ -50,10 +50,10 @@ LEAVE_ROUNDING = (
     "optimizer.implementation",
     "data.path",
 )
-"""Keys below them that change rounding only, or are compared elsewhere."""
+"""Keys below SAME that change only rounding, or are compared elsewhere."""
 
 SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_scale")
-"""Keys of the precision that must agree."""
+"""Precision keys that must agree."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Verdict:
 
 
 def training_key(config: CellConfig) -> str:
-    """Returns the part of a resolved config that determines the training: equal for a run and its reference."""
+    """Returns a hash of the config keys that determine the training: equal for a run and its reference."""
     written = config.as_dict()
     kept = {key: value for key, value in written.items() if key in SAME}
     for key in LEAVE_ROUNDING:
@@ -80,7 +80,7 @@ def training_key(config: CellConfig) -> str:
 
 
 def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, theirs: pd.DataFrame) -> Verdict:
-    """Compares the steps of a run with this resolved config with those of a reference."""
+    """Compares a run's steps with a reference's. `config`, `reference`: their resolved configs."""
     exact = rounds_alike(config, reference)
     pairs = list(_pairs(steps, theirs))
     on_time = config.offload.exact_steps
@@ -105,7 +105,7 @@ def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, thei
 
 
 def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
-    """Returns True if bit equality can be expected: the same sums in the same order by the same kernels."""
+    """Whether bit equality can be expected: the same sums in the same order by the same kernels."""
     return (
         spec_of(config.strategy.name).rounds_as_reference
         and config.device == "cpu"
@@ -151,7 +151,7 @@ def _deviation(ours: float, theirs: float) -> float:
 
 
 def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[_Pair]:
-    """Yields pairs in the order of steps, lowest rank first. Norms are of whichever pass measures them."""
+    """Yields pairs in the order of steps, lowest rank first. Norms are from any pass that measures them."""
     ours, others = _by_step(steps), _by_step(theirs)
     for place in sorted(ours.keys() & others.keys()):
         (loss, norm), (other_loss, other_norm) = ours[place], others[place]
@@ -170,7 +170,7 @@ def _by_step(steps: pd.DataFrame) -> dict[tuple[int, int], tuple[float, float | 
 
 
 def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks: int) -> str:
-    """Names the first deviation: of the forward, of the gradients, or of the update before."""
+    """Returns a message about the first deviation: in the forward, the gradients, or the previous update."""
     step = wrong.step
     if wrong.norm_off > limits[1] and not any(p.step == step and p.loss_off > limits[0] for p in pairs):
         ours, theirs = wrong.norm
@@ -186,7 +186,7 @@ def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks:
 
 
 def _factor(ours: float, theirs: float, ranks: int) -> str:
-    """Formats "2.000 times DDP's ...", with the usual cause of that factor where it is a known one."""
+    """Formats "2.000 times DDP's ...", with the usual cause of that factor if known."""
     if not (math.isfinite(ours) and math.isfinite(theirs) and theirs):
         return f"DDP's {theirs:.6g}"
     factor = ours / theirs

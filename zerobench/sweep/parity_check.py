@@ -1,8 +1,8 @@
-"""Compares the runs of a sweep with DDP, and writes the verdict into their rows (parity.py defines the comparison).
+"""Compares the runs of a sweep with DDP, and writes the verdicts into their rows (parity.py defines the comparison).
 
-A run's reference is sought where it costs nothing: among the sweep's runs, in any order, and in the results folder.
-Where there is none, `measure.check_training=true` creates one at the end of the sweep: a short run of DDP, in the
-folder's REFERENCES, which no table contains; under auto the row records that there is none.
+A run's reference is looked up for free among the sweep's runs, in any order, and in the results folder. If there is
+none, `measure.check_training=true` creates one at the end of the sweep: a short DDP run in the folder's REFERENCES,
+which is in no table; under auto the row records that there is none.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .cell import LONGEST_NAME, find_reusable, run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
 
 REFERENCES = ".references"
-"""The folder, within a results folder, of DDP runs that were made for a check."""
+"""Folder, within a results folder, of DDP runs made for a check."""
 
 REFERENCE_STEPS = 8
-"""Steps of a reference that is made for the check only."""
+"""Steps of a reference made only for the check."""
 
 LATE_S, LOOK_S = 70.0, 0.5
-"""Longest wait, in seconds, for a run that another machine has written, and the interval between two looks. NFS keeps
-attributes of a folder for 60 s (acdirmax).
+"""Maximum seconds to wait for a run written by another machine, and seconds between two checks. NFS caches attributes
+of a folder for 60 s (acdirmax).
 """
 
 ABSENT = "the run is not in its results folder"
@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 
 class ParityCheck:
-    """Collects the rows of a sweep as they are written; those without a reference wait for one."""
+    """Collects the rows of a sweep as they are written; rows without a reference wait for one."""
 
     def __init__(self) -> None:
         self._references: dict[str, tuple[Row, CellConfig, pd.DataFrame]] = {}
@@ -63,7 +63,7 @@ class ParityCheck:
         self._late: list[tuple[Cell, Row]] = []
 
     def see(self, cell: Cell, row: Row) -> None:
-        """Handles a finished run: its verdict, once there is one, is written into `row` and into the run's folder."""
+        """Handles a finished run; its verdict, once known, is written into `row` and the run's folder."""
         if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config.measure.check_training == "false":
             return
         if not _is_there(cell, row):  # it could not be written there, or is not visible on this machine yet
@@ -84,11 +84,11 @@ class ParityCheck:
             self._waiting.append((cell, row))
 
     def finish(self, makes: bool, say: Callable[[str], None], run: Callable[[Cell], Row] | None = None) -> bool:
-        """Ends the sweep: waits for late runs; rows without a reference get one of their own or a note. Returns False
+        """Ends the sweep: waits for late runs; for rows without a reference, makes one or writes a note. Returns False
         if the user interrupts.
 
-        `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's own ran,
-        on this machine by default.
+        `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's cells ran,
+        by default on this machine.
         """
         stopped = makes and not self._see_late(say)
         makes &= not stopped
@@ -108,7 +108,7 @@ class ParityCheck:
         return not stopped
 
     def _see_late(self, say: Callable[[str], None]) -> bool:
-        """Waits for runs of other machines that cannot be seen here yet. Returns False if the user interrupts."""
+        """Waits for runs of other machines that are not visible here yet. Returns False if the user interrupts."""
         late, self._late = self._late, []
         absent = sum(not _is_there(*one) for one in late)
         if absent:
@@ -132,7 +132,7 @@ class ParityCheck:
             _write(cell, row, parity.compare(cell.config, own, config, steps))
 
     def _find(self, cell: Cell, row: Row) -> bool:
-        """Searches the results folder for a reference, where the sweep has none yet."""
+        """Returns whether there is a reference, searching the results folder if the sweep has none yet."""
         key, config = _key(cell.config, row), cell.config
         name = escape(config.model_name[:LONGEST_NAME])
         pattern = f"{strategies.reference().name}-{name}-n{config.world_size}-*"
@@ -153,7 +153,7 @@ class ParityCheck:
             self._references.setdefault(key, (row, config, _steps(folder)))
 
     def _make(self, cell: Cell, row: Row, run: Callable[[Cell], Row]) -> str:
-        """Runs DDP for a few steps, or reuses such a run; returns "" or the reason why there is still no reference."""
+        """Runs DDP for a few steps, or reuses such a run; returns "" or why there is still no reference."""
         made = reference_of(cell)
         found = run(made)
         if found["status"] != "ok":
@@ -172,7 +172,7 @@ def run_here(cell: Cell) -> Row:
 
 
 def reference_of(cell: Cell) -> Cell:
-    """Returns a short DDP run of `cell`'s training: all steps but one are warm-up, which has norms too."""
+    """Returns a short DDP cell with `cell`'s training: all steps except one are warm-up, which also has norms."""
     config, reference = cell.config, strategies.reference()
     steps = min(REFERENCE_STEPS, config.measure.steps + config.measure.warmup - 1)
     open_precision = replace(config.precision, gradient_dtype=None, wire_dtype=None, tile_bytes=None)
@@ -198,12 +198,12 @@ def _folder(cell: Cell, row: Row) -> Path:
 
 
 def _may_be_late(row: Row) -> bool:
-    """Returns True if another machine may have written the run."""
+    """Whether another machine may have written the run."""
     return row["launcher"] not in (LOCAL, *HERE)
 
 
 def _wait_for(runs: list[tuple[Cell, Row]]) -> None:
-    """Waits until all are there, for LATE_S at most."""
+    """Waits until all runs are visible, for at most LATE_S."""
     deadline = time.monotonic() + LATE_S
     while not all(_is_there(*one) for one in runs) and time.monotonic() < deadline:
         time.sleep(LOOK_S)

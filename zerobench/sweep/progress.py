@@ -1,9 +1,9 @@
-"""The progress display of a sweep: a table of its launches on a terminal, plain lines elsewhere,
-with the remaining time. `follow` shows it from another terminal.
+"""The progress display of a sweep with the remaining time: a table of its launches on a terminal, plain lines
+elsewhere. `follow` shows it from another terminal.
 
-The remaining time is estimated from finished launches. A pass's first step comes late: processes start, the model is
-built. So a launch is divided into the time until the first step of each pass, the time of a step, which is proportional
-to its work, and the time after the last step.
+The remaining time is estimated from finished launches. A pass's first step comes late, after processes have started and
+the model is built. So a launch is divided into the time until the first step of each pass, the time of a step, which is
+proportional to its work, and the time after the last step.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .cell import passes_of
 from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
-"""Interval, in seconds, of plain lines during a long pass."""
+"""Seconds between plain lines during a long pass."""
 
 
 @dataclass
 class Entry(BoardLaunch):
-    """A launch with its timing; None for one that takes no time: it is reused, or its cell is invalid. `begun`: when,
-    on this process's clock. `elsewhere`: a job of a launcher runs it.
+    """A launch with its timing, None if it takes no time because it is reused or its cell is invalid. `begun`: start
+    time on this process's clock. `elsewhere`: a launcher's job runs it.
     """
 
     timing: Timing | None = None
@@ -46,10 +46,10 @@ class Entry(BoardLaunch):
 
 
 class Reporter:
-    """Displays launches as they are expected, start, step and end. Use it as a context."""
+    """Displays launches as they are expected, start, step and end. Use it as a context manager."""
 
     def __init__(self, board_in: Path | None = None) -> None:
-        """`board_in`: the folder of the board, where that is not the results folder."""
+        """`board_in`: the folder of the board, if it is not the results folder."""
         self._board_in = board_in
         self._places: dict[CellLaunch, int] = {}
         self.console = progress_console()
@@ -75,7 +75,7 @@ class Reporter:
             self._live = None
 
     def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
-        """Adds launches to come. `free`: True for one that takes no time, because it is reused."""
+        """Adds future launches. `free`: returns True for a launch that takes no time because it is reused."""
         for launch in launches:
             none = launch.cell.problems or free(launch)
             timing = None if none else timing_of(launch.cell.config, passes_of(launch.cell.config), launch.name)
@@ -83,7 +83,7 @@ class Reporter:
             self.entries.append(Entry(_title(launch), timing=timing))
 
     def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
-        """Puts a launch in the place of one that is expected, as which it is shown: the same under another limit."""
+        """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
         self._places[by] = self._places.pop(launch)
 
     def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
@@ -132,7 +132,7 @@ class Reporter:
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def skip(self, launch: CellLaunch) -> None:
-        """Skips a launch, because an earlier one of the same cell failed."""
+        """Skips a launch because an earlier one of the same cell failed."""
         entry = self._entry_of(launch)
         entry.state, entry.timing = SKIPPED, None
 
@@ -142,7 +142,7 @@ class Reporter:
             self.entry.timing.start(self.entry.begun)
 
     def wait(self, waits: bool) -> None:
-        """Shows that another sweep measures the current launch, and, with False, that it no longer does."""
+        """Shows that another sweep is measuring the current launch, or with False, that it no longer is."""
         self.entry.mode = AWAITS if waits else ""
         if waits:
             self._line("another sweep is measuring this cell; waiting for its result")
@@ -171,7 +171,7 @@ class Reporter:
             self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
     def end(self, launch: CellLaunch, row: dict[str, Any], reused: bool, stopped: bool = False) -> None:
-        """Ends a launch with its row. `stopped`: no other launch follows, since the user interrupted."""
+        """Ends a launch with its row. `stopped`: no other launch follows because the user interrupted."""
         entry, now = self._entry_of(launch), time.monotonic()
         entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
         if entry.timing is not None and entry.elsewhere and not reused:
@@ -200,12 +200,12 @@ class Reporter:
         return self.entries[self._current]
 
     def _entry_of(self, launch: CellLaunch) -> Entry:
-        """Makes a launch the current one, and returns its entry."""
+        """Makes a launch the current one and returns its entry."""
         self._current = self._places[launch]
         return self.entry
 
     def _left(self) -> str:
-        """Returns the remaining time, estimated from the launches so far that were not reused."""
+        """Returns the remaining time, estimated from launches so far that were not reused."""
         timed = [entry.timing for entry in self.entries if entry.timing is not None]
         if any(entry.elsewhere for entry in self.entries):
             seconds = seconds_left_elsewhere(timed, max(1, self._side_by_side), time.monotonic())
@@ -238,8 +238,8 @@ def _duration(seconds: float) -> str:
 @dataclass
 class Timing:
     """The timing of one launch. `work`: of a step, in any unit common to all launches; `steps`: of each pass. `begun`,
-    `first`, `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and steps done.
-    `ended`: the launch's end. `took`: seconds of an ended launch whose steps another machine has counted.
+    `first`, `last`, `done`: by pass, clock seconds at its begin, first step and last step so far, and number of steps
+    done. `ended`: the launch's end. `took`: seconds of a finished launch whose steps another machine counted.
     """
 
     work: float
@@ -263,13 +263,13 @@ class Timing:
         self.last[mode], self.done[mode] = now, number
 
     def step_s(self, mode: str) -> float | None:
-        """Returns the seconds per step; None before there are two."""
+        """Returns the seconds per step; None before two steps are done."""
         several = self.done.get(mode, 0) > 1
         return (self.last[mode] - self.first[mode]) / (self.done[mode] - 1) if several else None
 
 
 def timing_of(config: CellConfig, passes: tuple[str, ...], name: str) -> Timing:
-    """Builds the timing of a future launch: a step's work is tokens times parameters, where a config has them."""
+    """Returns the timing of a future launch: a step's work is tokens times parameters, if the config has them."""
     found = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
     hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
     ranks = 1 if config.backend == SIMULATED else config.world_size or 1
@@ -280,7 +280,7 @@ def timing_of(config: CellConfig, passes: tuple[str, ...], name: str) -> Timing:
 
 
 def seconds_left(launches: Sequence[Timing]) -> float | None:
-    """Returns None while no step has been timed. The current pass counts as having begun its next step just now."""
+    """Returns the remaining seconds, None until a step has been timed. Assumes that the next step has just begun."""
     timed = [one for one in launches if any(one.step_s(mode) is not None for mode in one.passes)]
     if not timed:
         return None
@@ -288,8 +288,9 @@ def seconds_left(launches: Sequence[Timing]) -> float | None:
 
 
 def seconds_left_elsewhere(launches: Sequence[Timing], side_by_side: int, now: float) -> float | None:
-    """Returns the seconds left of launches that jobs run, `side_by_side` at a time, of which whole ones are timed: each
-    takes as long as the most similar one that has ended. None while none has. Those that have no `begun` wait.
+    """Returns the remaining seconds for launches that jobs run, `side_by_side` at a time, where only whole launches are
+    timed: each takes as long as the most similar finished one. None until one has finished. Launches without `begun`
+    wait.
     """
     ended = [one for one in launches if one.took is not None]
     if not ended:
@@ -319,13 +320,13 @@ def _after(launch: Timing) -> float:
 
 
 def _starting(timed: Sequence[Timing]) -> float:
-    """Returns the time to a pass's first step; the very first pass, with one-time costs, counts only while alone."""
+    """Returns the time to a pass's first step; the very first pass, with one-time costs, counts only if it is alone."""
     spans = [one.first[mode] - one.begun[mode] for one in timed for mode in one.passes if mode in one.first]
     return median(spans[1:] or spans)
 
 
 def _step_like(launch: Timing, mode: str, timed: Sequence[Timing]) -> float:
-    """Returns a step's time from the most similar launch, in the same pass if possible, scaled by the work in it."""
+    """Returns a step's time from the most similar launch, in the same pass if possible, scaled by work."""
 
     def unlike(one: Timing, other: str) -> tuple[bool, bool, float]:
         return other != mode, one.name != launch.name, abs(log(one.work / launch.work))
@@ -340,14 +341,14 @@ FIRST_TO_GO = ("loss", "pass", "peak", "s")
 STYLES = {"ok": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
 
 INTERRUPTED = "interrupted"
-"""Status of a launch that the user has stopped."""
+"""Status of a launch that the user stopped."""
 
 AROUND = 6
-"""Lines of a terminal that are not the table's rows."""
+"""Terminal lines that are not rows of the table."""
 
 
 def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: int) -> RenderableType:
-    """Returns as many launches as `height` lines hold, those that run first, and a line on the whole."""
+    """Returns as many launches as fit into `height` lines, with priority for running ones, and a summary line."""
     room = max(3, height - AROUND)
     near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
     rows = [_row(launches[at]) for at in sorted(near[:room])]
@@ -356,7 +357,7 @@ def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: i
 
 
 def summary_of(launches: Sequence[BoardLaunch]) -> str:
-    """Returns the numbers of launches that are done, run side by side and wait for the launcher of their jobs."""
+    """Returns the numbers of launches that are done, are running in parallel, and wait for the launcher."""
     running, submitted = (sum(one.state == state for one in launches) for state in (RUNNING, SUBMITTED))
     words = f"{sum(one.is_done for one in launches)} of {len(launches)} launches done"
     words += f", {running} running" * (running > 1 or submitted > 0)

@@ -1,15 +1,14 @@
-"""Searches for micro-batch x accumulation x checkpointing under a memory limit, by running, not by formula.
+"""Searches for micro-batch x accumulation x checkpointing under a memory limit, by measurement, not by formula.
 
-A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are given, the rest is found. Its
-*combinations* split the batch of a rank into equal micro-batches, with and without recomputing blocks.
+A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are given, the rest is searched. Its
+*combinations* split a rank's batch into equal micro-batches, with and without recomputing blocks.
 
-1. Each combination is run as an ordinary cell, the smallest micro-batch first, until one does not fit: larger ones
-   need more. The one without accumulation is tried in any case, because DDP needs less there: its no_sync keeps another
-   set of gradients. A combination fits if its peak, on the fullest rank, is within the limit; running out of memory
-   counts as not fitting.
-2. The *finalists*, those within a tenth of the fastest, are measured again, longer, all strategies' interleaved.
-3. The fastest finalist is the result; where nothing fits, that is the result, with the least memory that would be
-   needed.
+1. Each combination runs as an ordinary cell, the smallest micro-batch first, until one does not fit, since larger ones
+   need more. The combination without accumulation is always tried, because DDP needs less memory there: its no_sync
+   keeps another set of gradients. A combination fits if the peak of the rank that uses most is within the limit;
+   running out of memory counts as not fitting.
+2. The *finalists*, combinations within a tenth of the fastest, are measured again, longer, all strategies interleaved.
+3. The fastest finalist is the result; if nothing fits, that is the result, with the smallest memory that is needed.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from ..sizes import parse_bytes, show_bytes
 from .sweep import Sweep
 
 FINALISTS_WITHIN = 0.9
-"""Relative throughput of a finalist: a short run's is not known more precisely."""
+"""Minimum relative throughput of a finalist; a short run is no more precise."""
 
 Row = dict[str, Any]
 
 
 @dataclass
 class BatchSearch:
-    """One search. `tried`: the rows of the short runs, with their cells."""
+    """One search. `tried`: cells and rows of the short runs."""
 
     cell: Cell
     tried: list[tuple[Cell, Row]] = field(default_factory=list)
@@ -59,7 +58,7 @@ class BatchSearch:
         return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes
 
     def finalists(self) -> list[Cell]:
-        """Returns the combinations that fit and are about as fast as the fastest, as cells to be measured longer."""
+        """Returns the combinations that fit and are about as fast as the fastest, as cells for a longer measurement."""
         fitting = [(cell, row["tokens_per_s"]) for cell, row in self.tried if self.fits(row)]
         best = max((speed for _, speed in fitting), default=0.0)
         fast = [cell for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
@@ -71,12 +70,12 @@ class BatchSearch:
 
 
 def is_search(cell: Cell) -> bool:
-    """Returns True if this cell asks for a search."""
+    """Whether this cell is a search."""
     return cell.config.search.memory_limit is not None and not cell.problems
 
 
 def combinations(cell: Cell) -> list[list[Cell]]:
-    """Returns the combinations, a list for each choice of recomputing, the smallest micro-batch first."""
+    """Returns a list of combinations for each choice of recomputing, the smallest micro-batch first."""
     config = cell.config
     share = config.batch // config.world_size
     sizes = [size for size in range(1, share + 1) if share % size == 0]
@@ -95,13 +94,13 @@ def combinations(cell: Cell) -> list[list[Cell]]:
 
 
 def used_bytes(row: Row) -> int:
-    """Returns the bytes that the limit is for: on CUDA the allocator's reserved ones, else the ledger's peak."""
+    """Returns the bytes that the limit applies to: on CUDA the allocator's reserved bytes, else the ledger's peak."""
     reserved = row["reserved_bytes"]
     return int(row["peak_bytes"] if pd.isna(reserved) else reserved)
 
 
 def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
-    """Runs the searches one after the other, then all their finalists together. Stops where the user does."""
+    """Runs the searches one after the other, then all their finalists together. Returns [] if the user stops it."""
     searches = [BatchSearch(cell) for cell in cells]
     known: dict[str, Row] = {}
     for search in searches:
@@ -130,7 +129,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
 
 
 def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, known: dict[str, Row]) -> None:
-    """Runs combinations until one does not fit, and the last; those that another limit's search has run are known."""
+    """Runs combinations until one does not fit, then only the last; `known`: rows of a search with another limit."""
     too_large = False
     for cell in ladder:
         if too_large and cell is not ladder[-1]:

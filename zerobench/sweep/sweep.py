@@ -1,7 +1,7 @@
 """Runs the cells of a sweep, launch by launch, and collects their rows.
 
 Repeats are rounds: all cells once, then all again (A B C A B C), so that a drift of the machine over an hour affects
-every cell alike. Finished launches are kept: one that an earlier sweep has measured is reused.
+all cells equally. Finished launches are kept: a launch measured by an earlier sweep is reused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .parity_check import ParityCheck, run_here
 
 @dataclass(frozen=True, eq=False)
 class CellLaunch:
-    """One launch of a cell. `name` distinguishes the cell from the others of its sweep."""
+    """One launch of a cell. `name`: distinguishes the cell from the others of its sweep."""
 
     name: str
     cell: Cell
@@ -30,7 +30,7 @@ class CellLaunch:
 
 @dataclass
 class Sweep:
-    """A sweep. `rows`: of the launches so far, in order. `stopped`: interrupted by Ctrl-C; the rows until then are
+    """A sweep. `rows`: of the launches so far, in order. `stopped`: interrupted by Ctrl-C; rows until then are
     complete.
 
     `answers`: statuses with which an earlier launch is reused. `check`: compares the training with DDP.
@@ -43,15 +43,15 @@ class Sweep:
     stopped: bool = False
     failed_fast: bool = False
     unwritten: list[Unwritten] = field(default_factory=list)
-    """Runs that are not in their results folder."""
+    """Runs that could not be written to their results folder."""
     reused: bool = False
-    """True if the last row is of an earlier run."""
+    """Whether the last row was reused from an earlier run."""
     by_cell: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Id of a cell as it was asked for -> rows of its launches; a job may have run it on fewer machines."""
+    """Id of a requested cell -> rows of its launches; a job may have run it on fewer machines."""
 
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
-        """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised. `names`: of
-        the cells, instead of those that distinguish them.
+        """Runs or reuses every launch of `cells`, numbered from `first`; a failing cell raises nothing. `names`: names
+        of the cells; None: names that distinguish them.
         """
         launches = list(rounds(cells, first, names))
         self.reporter.expect(launches, lambda one: find_reusable(one.cell, one.repeat, self.answers) is not None)
@@ -68,7 +68,7 @@ class Sweep:
                 self.failed_fast = launch.cell.config.fail_fast
 
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
-        """Returns the row of one launch, reused or new; None if the user stopped it before it had one."""
+        """Returns the row of one launch, reused or new; None if the user stopped it before it had a row."""
         self.reporter.start(launch)
         row, cell = self._attempt(launch)
         retries = 0
@@ -81,7 +81,7 @@ class Sweep:
         return row
 
     def _attempt(self, launch: CellLaunch) -> tuple[dict[str, Any] | None, Cell]:
-        """Returns the row, None if the user stopped it before it had one, and the cell as it was run."""
+        """Returns the row, None if the user stopped the launch before it had one, and the cell as it was run."""
         self.reused = False
         cell, progress, wait = launch.cell, self.reporter.progress, self.reporter.wait
         try:
@@ -96,13 +96,13 @@ class Sweep:
         return row, cell
 
     def run_apart(self, cell: Cell) -> dict[str, Any]:
-        """Returns the row of a cell that is no part of the sweep, reused or run where the sweep's cells are. Raises
-        KeyboardInterrupt where the user stopped it.
+        """Returns the row of a cell outside the sweep, reused or run where the sweep's cells run. Raises
+        KeyboardInterrupt if the user stops it.
         """
         return run_here(cell)
 
     def take(self, launch: CellLaunch, row: dict[str, Any], cell: Cell | None = None) -> None:
-        """Takes the row of a launch, once it is there. `cell`: the launch's as it was run."""
+        """Adds the row of a finished launch. `cell`: the launch's cell as it was run."""
         self.rows.append(row)
         self.by_cell.setdefault(launch.cell.cell_id, []).append(row)
         if self.check is not None:
@@ -111,7 +111,7 @@ class Sweep:
 
 
 def runs_again(launch: CellLaunch, row: dict[str, Any], retries: int) -> bool:
-    """Returns True if the launch ended so that it is run again, after as many `retries`."""
+    """Whether the launch is to be run again after ending with `row`. `retries`: retries so far."""
     policy = launch.cell.config.launch
     return row["status"] in policy.retry and retries < policy.retries
 

@@ -1,7 +1,7 @@
 """Closed forms of the literature: the model states on one rank, and a step's communication.
 
-States, in bytes per parameter of mixed precision with Adam, K = 12 (in fp32: 4, 4 and K = 8). ψ: trained parameters, φ:
-frozen ones; N: ranks that share a shard, called k if they are a group::
+States, in bytes per parameter in mixed precision with Adam, K = 12 (in fp32: 4, 4 and K = 8). ψ: trained parameters, φ:
+frozen ones; N: ranks that share a state, called k if they are a group::
 
     ddp       (2 + 2 + K)ψ + 2φ              ZeRO, arXiv 1910.02054, section 3.1
     zero1     (2 + 2)ψ + 2φ + Kψ/N           P_os, section 5.1, figure 1
@@ -10,22 +10,22 @@ frozen ones; N: ranks that share a shard, called k if they are a group::
     megatron  (2 + 2)ψ + 2φ + (4 + K)ψ/N     Megatron-core, dist_optimizer.md: fp16 gradients, all cast at once
               (2 + 4)ψ + 2φ + Kψ/N           the same with fp32 gradients
 
-An offload drops from these what leaves the device (ZeRO-Offload, arXiv 2101.06840, table 1), a fraction f of it if
-that is configured. A model of several dtypes has its bytes in place of multiples of ψ: P + (G + O)/N.
+An offload subtracts the states that leave the device (ZeRO-Offload, arXiv 2101.06840, table 1), or a fraction f if
+that is configured. For a model with several dtypes, bytes replace multiples of ψ: P + (G + O)/N.
 
-Elements that a rank moves, all-reduce counting twice (ZeRO, section 7). Of m micro-batches r are reduced, and ZeRO-3
-gathers each once in forward and once in backward; with one micro-batch the paper's figures::
+Elements that a rank moves, all-reduce counting twice (ZeRO, section 7). r of m micro-batches are reduced, and ZeRO-3
+gathers once in forward and once in backward of each; with one micro-batch these are the paper's figures::
 
     ddp                       2rψ           2ψ     all-reduce, section 7.1
     zero1, zero2, megatron    (r + 1)ψ      2ψ     reduce-scatter and all-gather, section 7.2.1
     zero3                     (r + 2m)ψ     3ψ     reduce-scatter and two all-gathers, section 7.2.2
 
-Bytes between nodes under ZeRO-3 (ZeRO++, arXiv 2306.10209, section 3): a gather of M bytes of parameters moves M, in
-int8 (qwZ) ψ; none from secondary shards in the node (hpZ), but for the first of a step; a reduction moves M, in int4
-(qgZ) ψ/2. With 2-byte elements 3M become 0.75M. Each of N ranks in Z nodes sends (Z - 1)/N of it.
+Bytes between nodes under ZeRO-3 (ZeRO++, arXiv 2306.10209, section 3): a gather of M bytes of parameters moves M, or ψ
+in int8 (qwZ), or nothing from secondary shards in the node (hpZ), except for the first gather of a step; a reduction
+moves M, or ψ/2 in int4 (qgZ). With 2-byte elements 3M become 0.75M. Each of N ranks in Z nodes sends (Z - 1)/N of that.
 
-A form knows no schedule. The terms beyond it, by name, are what the replay has more or less: replay/states.py of the
-states, `explained_volume` of the volume.
+A closed form has no schedule. The named terms beyond it are the differences from the replay: replay/states.py for the
+states, `explained_volume` for the volume.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from .strategy import StrategyShape, buffers_of, gathers_of, settle
 from .tiers import NOWHERE, TierShape
 
 REST = "padding, counts and small parameters, less states unused or not yet made"
-"""Term for the rest: parameters start and shards end at multiples of 64 bytes; an optimizer counts its steps; small
-parameters stay whole; those that no step uses have no states; the largest sum may come before the last reduction."""
+"""Remaining differences: parameters start and shards end at multiples of 64 bytes; an optimizer counts its steps; small
+parameters stay whole; unused parameters have no states; the largest sum may come before the last reduction."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """Bytes or elements that a run holds or moves beyond a formula; below zero, that it lacks of it."""
+    """Bytes or elements that a run has in memory or moves beyond a formula; negative if fewer than the formula."""
 
     name: str
     size: int
@@ -81,19 +81,19 @@ class Formula:
     beyond: tuple[Term, ...] = ()
 
     def explained(self, predicted: int, in_flight: Mapping[str, int]) -> Formula:
-        """Returns the formula with the terms by which `predicted`, of the replay, differs from it."""
+        """Returns the formula with the terms by which `predicted`, the replay's value, differs from it."""
         named = tuple(Term(name, size) for name, size in in_flight.items() if size)
         rest = predicted - self.value - sum(in_flight.values())
         return replace(self, beyond=(*named, *([Term(REST, rest)] if rest else [])))
 
 
 def to_json(formulas: Mapping[str, Formula]) -> str:
-    """Formulas by name as text; `from_json` reads it."""
+    """Returns formulas by name as text; `from_json` reads it."""
     return json.dumps({name: asdict(formula) for name, formula in formulas.items()}, ensure_ascii=False)
 
 
 def from_json(text: str) -> dict[str, Formula]:
-    """Formulas by name. Raises ValueError for text that `to_json` has not written."""
+    """Returns formulas by name. Raises ValueError for text that `to_json` has not written."""
     try:
         return {name: _formula(**one) for name, one in json.loads(text).items()}
     except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -103,7 +103,7 @@ def from_json(text: str) -> dict[str, Formula]:
 def _formula(
     equation: str, value: int, numbers: dict[str, float], beyond: list[dict[str, Any]] | None = None, **_: Any
 ) -> Formula:
-    """`_`: the bounds that older versions wrote in place of `beyond`, which were no terms of a sum."""
+    """`_`: the bounds that older versions wrote instead of `beyond`, which were not terms of a sum."""
     kept = tuple(Term(str(one["name"]), int(one["size"])) for one in beyond or ())
     return Formula(str(equation), int(value), {str(k): float(v) for k, v in numbers.items()}, kept)
 
@@ -116,14 +116,14 @@ FULL = PrecisionShape()
 
 @dataclass(frozen=True)
 class State:
-    """One kind of model state. `size`: bytes over all parameters; `frozen`: those of frozen ones among them.
+    """One kind of model state. `size`: bytes over all parameters; `frozen`: the part that belongs to frozen parameters.
 
-    `ranks`: among which it is divided; None: every rank holds all of it. `stays`: the part of it left on the device.
+    `ranks`: number that it is divided among; None: each rank has all of it. `stays`: the fraction left on the device.
     """
 
     category: str
     letter: str
-    """P, G or O, of the paper."""
+    """P, G or O, as in the paper."""
     size: int
     ranks: int | None
     stays: float = 1.0
@@ -146,7 +146,7 @@ def states_of(
     gradients = sum(s.numel * gradient_bytes(s, precision) for s in trained)
     masters = sum(master_bytes(s) for s in trained if is_half(s))
     cast = sum(master_bytes(s) for s in trained if gradient_bytes(s, precision) < 4)
-    # gradients that leave the device as they are reduced are whole on none, as under ZeRO-2
+    # gradients that leave the device as they are reduced are whole on no rank, as under ZeRO-2
     reduced = n if theory.gradients or tiers.gradients else None
     updated = n if theory.optimizer else None
     kept = 1 - tiers.fraction * tiers.optimizer
@@ -161,7 +161,7 @@ def states_of(
 
 
 def _states_bytes(optimizer: OptimizerShape, trained: Sequence[ParameterShape]) -> int:
-    """Bytes of all states, of scales as many as fill whole blocks."""
+    """Bytes of all states, with scales for whole blocks."""
     sizes: Counter[tuple[OptimizerShape, int]] = Counter()
     for shape in trained:
         sizes[optimizer_of(optimizer, shape), updated_bytes(shape)] += shape.numel
@@ -172,7 +172,7 @@ def state_formulas(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
 ) -> dict[str, Formula]:  # fmt: skip
-    """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without what is in flight."""
+    """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without terms in flight."""
     states = states_of(strategy, shapes, groups, optimizer, precision, tiers)
     text = _Text(shapes, groups, tiers)
     found = {}
@@ -201,7 +201,7 @@ def _sum(states: Sequence[State]) -> int:
 
 
 def _joined(states: Iterable[State]) -> list[State]:
-    """The states, those of the optimizer that stay on the device alike being one: K is all that it keeps."""
+    """Merges states with the same letter and the same part left on the device, so that K is all optimizer states."""
     found: dict[tuple[str, float], State] = {}
     for state in states:
         key = state.letter, state.stays
@@ -211,7 +211,7 @@ def _joined(states: Iterable[State]) -> list[State]:
 
 
 class _Text:
-    """Writes states in multiples of ψ where all parameters are of one dtype, else as P, G and O."""
+    """Writes states in multiples of ψ if all parameters have one dtype, else as P, G and O."""
 
     def __init__(self, shapes: Sequence[ParameterShape], groups: GroupShape, tiers: TierShape) -> None:
         self.psi = sum(s.numel for s in shapes if s.trainable)
@@ -232,7 +232,7 @@ class _Text:
         return Formula(" + ".join(map(_product, sums.values(), sums)) or "0", value, numbers)
 
     def _products(self, state: State, numbers: dict[str, float]) -> list[tuple[str, str]]:
-        """(coefficient, symbol) of a state; the values of its symbols go into `numbers`."""
+        """Returns (coefficient, symbol) pairs of a state; adds the values of their symbols to `numbers`."""
         left = "(1 − f)·" if state.stays < 1 else ""
         numbers |= {"f": self.fraction} if left else {}
         trained, found = state.size - state.frozen, []
@@ -262,7 +262,7 @@ def _product(tokens: Sequence[str], symbol: str) -> str:
 
 
 INT8, INT4 = 1.0, 0.5
-"""Bytes of a quantized element, its scale apart."""
+"""Bytes of a quantized element, without its scale."""
 
 
 def volume_formula(strategy: StrategyShape, schedule: Schedule, world_size: int) -> Formula:
@@ -283,8 +283,8 @@ def volume_formula(strategy: StrategyShape, schedule: Schedule, world_size: int)
 
 
 def explained_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupShape) -> Formula:
-    """Returns `volume_formula` with its terms; the sum of both is what a run moves, where no hop through
-    nodes, group of ranks or quantization changes what a collective counts as.
+    """Returns `volume_formula` with its terms; together they equal the elements that a run moves, unless hops through
+    nodes, groups of ranks or quantization change how a collective is counted.
     """
     formula = volume_formula(strategy, schedule, groups.world_size)
     if groups.world_size == 1 or not strategy.theory.optimizer:
@@ -301,7 +301,7 @@ def explained_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupS
 def _beyond(
     strategy: StrategyShape, schedule: Schedule, buffer: FlatBuffer, gathers: int | None
 ) -> Iterator[tuple[str, int]]:
-    """Yields (name, elements) that a buffer moves beyond the formula, below zero where it moves less. `gathers`: in a
+    """Yields (name, elements) that a buffer moves beyond the formula; negative if it moves fewer. `gathers`: in a
     step; None: it stays whole, and is gathered once if it is trained.
     """
     m, numel, own = schedule.micro_batches, buffer.padded_numel, buffer.numel

@@ -2,18 +2,18 @@
 
 ZeRO++, arXiv 2306.10209, section 3; shards in groups as in MiCS, arXiv 2205.00119, section 3.
 
-With N ranks in Z nodes of L, a buffer of S bytes and E elements, 1 < L < N, each rank sends of it::
+With N ranks in Z nodes of L, 1 < L < N, each rank sends the following for a buffer of S bytes and E elements::
 
                         within its node       between nodes            volume in elements
     gather, reduction   (L-1)/L · S           (Z-1)/N · S              (1 + 1/L) · E              two hops
     of secondary shards (L-1)/L · S           0                        E                          hpZ
-    in int8             the same two of N · payload(E/N)               (1 + 1/L) · its bytes      qwZ
+    in int8             as above with S = N · payload(E/N)             (1 + 1/L) · its bytes      qwZ
     in int4             (L-1) · payload(E/L)  (Z-1) · payload(E/N)     L and Z payloads' bytes    qgZ
     differences         (L-1)/L · S           (Z-1) · payload(E/N)     E + Z payloads' bytes      from secondary shards
 
-and with shards in groups of k, R = N/k replicas: (k-1)/k · S inside a group for each, and for a reduction
-2(R-1)/R · S/k between replicas, 2E/k. A payload is comm/quantize.py's: a byte or half a byte an
-element, 4 bytes a block, 8 and padding to 64.
+With shards in groups of k, and R = N/k replicas: (k-1)/k · S inside a group for either, and for a reduction also
+2(R-1)/R · S/k between replicas, volume 2E/k. comm/quantize.py defines a payload: a byte or half a byte an
+element, 4 bytes a block, 8 bytes, and padding to 64.
 
 Rank r owns slice (r mod L) · Z + r div L of every partitioned buffer if collectives take hops through nodes, slice
 r mod k if k ranks share a shard, else slice r (comm/hierarchical.py).
@@ -53,9 +53,9 @@ def payload_bytes(bits: int, numel: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class GroupShape:
-    """Groups of ranks, and what is quantized. `node_size`, `shard_group`: None for all ranks. `weight_block`,
+    """Groups of ranks, and quantization. `node_size`, `shard_group`: None for all ranks. `weight_block`,
     `gradient_block`, `difference_block`: elements per scale, None if nothing is quantized. `secondary`: gathers after a
-    unit's first come from secondary shards within the node (hpZ). `bits_within`: of gradients within a node.
+    unit's first come from secondary shards within the node (hpZ). `bits_within`: bits of gradients within a node.
     """
 
     world_size: int
@@ -69,7 +69,7 @@ class GroupShape:
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks among which a state is divided."""
+        """Number of ranks that a state is divided among."""
         return self.shard_group or self.world_size
 
     @property
@@ -79,31 +79,31 @@ class GroupShape:
         return node_size, self.world_size // node_size
 
     def gather(self, numel: int, size: int) -> Moved:
-        """Traffic of an all-gather of `numel` elements of `size` bytes, quantized where that is configured."""
+        """Traffic of an all-gather of `numel` elements of `size` bytes, quantized if configured."""
         if not self.quantizes(self.weight_block, size):
             return self.exact_gather(numel, size)
         return self.exact_gather(self.world_size * self.payload(numel), 1)
 
     def first_gather(self, numel: int, size: int) -> Moved:
-        """Traffic of a unit's first all-gather after an update: of differences, where these are configured."""
+        """Traffic of a unit's first all-gather after an update: of differences, if configured."""
         if not self.quantizes(self.difference_block, size):
             return self.gather(numel, size)
         sent, nodes = self.difference_bytes(numel, size), self.nodes[1]
         return self.secondary_gather(numel, size) + Moved(sent, 0, (nodes - 1) / nodes * sent)
 
     def exact_gather(self, numel: int, size: int) -> Moved:
-        """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends as much."""
+        """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends the same."""
         inside, outside = (self.shard_ranks, 1) if self.shard_group else self.nodes
         moved = Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
         return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
                         if outside > 1 else Moved())  # fmt: skip
 
     def owned_gather(self, own: int, size: int) -> Moved:
-        """Traffic of the rank that owns `own` elements of a unit of matrices, and sends them to each of the others."""
+        """Traffic of the rank that owns `own` elements of a unit of matrices and sends them to every other rank."""
         return Moved(self.world_size * own, (self.world_size - 1) * own * size)
 
     def owned_reduction(self, others: int, size: int) -> Moved:
-        """Traffic of a rank that sends the elements that others own to them."""
+        """Traffic of a rank that sends each other rank the elements which that rank owns."""
         return Moved(others * self.world_size / (self.world_size - 1), others * size)
 
     def secondary_gather(self, numel: int, size: int) -> Moved:
@@ -112,7 +112,7 @@ class GroupShape:
         return Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
 
     def reduction(self, numel: int, size: int) -> Moved:
-        """Traffic of a reduce-scatter of gradients, or of the all-to-alls in its place."""
+        """Traffic of a reduce-scatter of gradients, or of the all-to-alls that replace it."""
         if self.quantizes(self.gradient_block, size):
             first, second = self._hop_payloads(numel)
             inside, outside = self.nodes
@@ -135,7 +135,7 @@ class GroupShape:
 
     @staticmethod
     def quantizes(block: int | None, size: int) -> bool:
-        """True if elements of `size` bytes are quantized; fp64 never is."""
+        """Whether elements of `size` bytes are quantized; fp64 never is."""
         return block is not None and size < 8
 
     def payload(self, numel: int) -> int:
@@ -144,19 +144,19 @@ class GroupShape:
         return payload_bytes(8, numel // self.world_size, self.weight_block)
 
     def gather_bytes(self, numel: int, size: int) -> int:
-        """Bytes of the quantized form of a unit, beside it until it is gathered."""
+        """Bytes of a unit's quantized form, which exists alongside the unit until it is gathered."""
         return self.world_size * self.payload(numel) if self.quantizes(self.weight_block, size) else 0
 
     def difference_bytes(self, numel: int, size: int) -> int:
-        """Bytes of the differences of a block that the ranks of one local rank gather; 0 without."""
+        """Bytes of a unit's differences that ranks with the same local rank gather; 0 if differences are not sent."""
         if not self.quantizes(self.difference_block, size):
             return 0
         assert self.difference_block is not None
         return self.nodes[1] * payload_bytes(4, numel // self.world_size, self.difference_block)
 
     def reduction_bytes(self, numel: int, size: int, own: int | None = None) -> tuple[int, ...]:
-        """Bytes received into beside what is sent: from the launch on, and then in turn as the reduction completes.
-        `own`: elements of the own slice of owned matrices, which know no groups.
+        """Bytes of receive buffers, in addition to the send buffer: at the launch, then in turn as the reduction
+        completes. `own`: elements of this rank's slice of owned matrices, for which groups do not apply.
         """
         if own is not None:
             return (slots_bytes(numel * size, self.shard_ranks, own * size),)
@@ -172,7 +172,7 @@ class GroupShape:
         return slots_bytes(numel * size, inside), slots_bytes(numel * size // inside, outside)
 
     def _hop_payloads(self, numel: int) -> tuple[int, int]:
-        """Bytes of quantized gradients in the hop within a node and in that between nodes; 0 for a hop of one."""
+        """Bytes of quantized gradients in the hop within a node and the hop between nodes; 0 for a hop of one."""
         assert self.gradient_block is not None
         inside, outside = self.nodes
         first = inside * payload_bytes(self.bits_within, numel // inside, self.gradient_block) if inside > 1 else 0
@@ -180,7 +180,7 @@ class GroupShape:
 
 
 def slice_of(rank: int, groups: GroupShape) -> int:
-    """Returns the number of the slice that a rank owns of every partitioned buffer."""
+    """Returns the index of the slice of every partitioned buffer that a rank owns."""
     if groups.shard_group:
         return rank % groups.shard_group
     node_size, nodes = groups.nodes

@@ -14,7 +14,7 @@ from .shapes import ROOT, ParameterShape, owners_of, trainable
 PIECE_BYTES, SLOTS = 2**20, 2
 
 TAIL_NUMEL = 8
-"""Elements at the end of a ZeRO-3 unit in which ranks say what they send."""
+"""Elements at the end of a ZeRO-3 unit that identify what a rank sends."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class ParameterSpan:
 
 @dataclass(frozen=True)
 class FlatBuffer:
-    """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks.
+    """Parameters of one element size laid end to end, cut every `unit_numel` elements into units shared by N ranks.
 
-    `tail`: elements kept free at the end for the desync check. `align`: elements at whose multiples shards end.
+    `tail`: elements kept free at the end for the desync check. `align`: shards end at multiples of this many elements.
     """
 
     spans: tuple[ParameterSpan, ...]
@@ -41,7 +41,7 @@ class FlatBuffer:
     tail: int = 0
     align: int = 1
     sizes: tuple[int, ...] | None = None
-    """Elements of each rank's shard of owned matrices, which are one unit; None: all ranks have as many."""
+    """Elements of each rank's shard of owned matrices, which are one unit; None: all shards are equal."""
 
     @property
     def end(self) -> int:
@@ -65,7 +65,7 @@ class FlatBuffer:
         return rank * numel // self.world_size, (rank + 1) * numel // self.world_size
 
     def shard_numel(self, rank: int) -> int:
-        """Elements of `rank`'s shards of all units."""
+        """Elements of `rank`'s shards over all units."""
         return sum(stop - start for _, numel in self.units for start, stop in (self.bounds(rank, numel),))
 
     @property
@@ -85,24 +85,25 @@ class FlatBuffer:
 
     @property
     def is_half(self) -> bool:
-        """True if there are fp32 masters beside the parameters."""
+        """Whether the parameters have fp32 masters."""
         return self.element_bytes < 4
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
+        """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype if wider."""
         return max(4, self.element_bytes)
 
     def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
-        """Returns (parameter, number of the unit, first element in the shard, elements, elements of the shard) of each
-        segment of `rank`'s shards, a run of one parameter's elements. `most`: the elements at which segments are cut.
+        """Returns (parameter, index of the unit, first element in the shard, elements, elements of the shard) of each
+        segment of `rank`'s shards, a run of one parameter's elements. `most`: largest segment in elements; None: not
+        cut.
         """
         found = _runs(self.pattern, rank, most)
         return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
 
     @cached_property
     def pattern(self) -> FlatBuffer:
-        """The buffer with its parameters numbered from 0, which is equal for equal layers of a model."""
+        """The buffer with its parameters numbered from 0, so that equal layers of a model have equal patterns."""
         return replace(self, spans=tuple(ParameterSpan(at, s.start, s.stop) for at, s in enumerate(self.spans)))
 
 
@@ -126,7 +127,7 @@ def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, i
 def lay_out(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int = TAIL_NUMEL
 ) -> FlatBuffer:
-    """Lays the parameters `indices`, all of one element size, end to end: one unit."""
+    """Lays the parameters `indices`, all of one element size, end to end in one unit."""
     size, align = _kind(shapes, indices)
     if indices and shapes[indices[0]].matrix is not None:
         return _lay_out_owned(shapes, indices, world_size, tail)
@@ -160,7 +161,7 @@ _owners = lru_cache(maxsize=16)(owners_of)
 
 
 def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
-    """Returns the buckets of all kinds in the order in which they are sent, that of the last gradient of each."""
+    """Returns the buckets of all kinds in the order in which they are sent, that of each bucket's last gradient."""
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [one for kind in kinds for one in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]
     return sorted(buffers, key=lambda one: -min(span.parameter for span in one.spans))
@@ -169,7 +170,7 @@ def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: 
 def lay_out_buckets(
     shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, bucket_bytes: int
 ) -> list[FlatBuffer]:
-    """Parameters in buckets of at most `bucket_bytes`, rounded up; a larger one alone, in equal buckets."""
+    """Packs parameters into buckets of at most `bucket_bytes`, rounded up; splits a larger one into equal buckets."""
     size, align = _kind(shapes, indices)
     most = _up(bucket_bytes // size, world_size * align)
     buffers: list[FlatBuffer] = []
@@ -198,14 +199,14 @@ def lay_out_buckets(
 
 
 def _kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> tuple[int, int]:
-    """Bytes of an element, and the elements at whose multiples parameters start and shards end."""
+    """Bytes of an element, and the number of elements to whose multiples parameters and shards are aligned."""
     one = shapes[indices[0]] if indices else ParameterShape(0, 4, True, ROOT)
     return one.element_bytes, one.align
 
 
 def slots_bytes(padded_bytes: int, world_size: int, own_bytes: int | None = None) -> int:
-    """Returns the bytes that a reduction receives into: SLOTS pieces of a slice at most (zero/comm/gloo.py).
-    `own_bytes`: of the own slice, if slices differ.
+    """Returns the bytes of a reduction's receive buffer: at most SLOTS pieces of a slice (zero/comm/gloo.py).
+    `own_bytes`: bytes of this rank's slice, if slices differ.
     """
     part = padded_bytes // world_size if own_bytes is None else own_bytes
     pieces = -(-part // PIECE_BYTES) * (world_size - 1)
@@ -222,7 +223,7 @@ def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[li
 
 
 def by_unit(shapes: Sequence[ParameterShape], persistence_numel: int = 0) -> tuple[list[int], dict[str, list[int]]]:
-    """Returns the small parameters that stay whole, and the others of each ZeRO-3 unit, the root first."""
+    """Returns the small parameters that stay whole, and the other parameters of each ZeRO-3 unit, the root first."""
     small: list[int] = []
     units: dict[str, list[int]] = {ROOT: []}
     for i, shape in enumerate(shapes):

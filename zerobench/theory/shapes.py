@@ -1,4 +1,4 @@
-"""A model, its training and the order of events in a step, as theory sees them."""
+"""Shapes that theory needs: a model, its training, and the order of events in a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = ""
 
 @dataclass(frozen=True)
 class ParameterShape:
-    """One unique parameter, in the module's order. `unit`: its module group in stage 3, ROOT for the rest.
+    """One unique parameter, in the module's order. `unit`: its module group in stage 3, or ROOT if it is in none.
 
-    `uses`: the number of places in the module where it stands; more than one means that it is tied. `beside`: the
-    number of the parameter whose gradient autograd makes at once with this one's: a bias's weight, a weight's bias.
-    Of the root's: `reads`, of each place whether the backward there reads the parameter, true where it is not said;
-    `pinned`: it may be read outside of its own module, so that the root is kept.
+    `uses`: the number of places in the module where it is used; more than one means that it is tied. `beside`: the
+    index of the parameter whose gradient autograd makes together with this one's: a bias's weight, or a weight's bias.
+    For parameters of the root: `reads`, for each place, whether backward there reads the parameter, true if not given;
+    `pinned`: it may be read outside its own module, so that the root is kept.
     """
 
     numel: int
@@ -38,12 +38,12 @@ class ParameterShape:
 
     @property
     def align(self) -> int:
-        """Elements at whose multiples parameters of this kind start, and shards end."""
+        """Parameters of this kind start, and their shards end, at multiples of this many elements."""
         return math.lcm(ALIGN_BYTES // self.element_bytes, self.block_numel)
 
     @property
     def cost(self) -> int:
-        """Multiplications and additions of an iteration of Newton-Schulz: X Xᵀ, its square, the product with X."""
+        """Multiplications and additions of a Newton-Schulz iteration: X Xᵀ, its square, and the product with X."""
         short, long = sorted(self.matrix or (0, 0))
         return 2 * short * short * (2 * long + short)
 
@@ -51,9 +51,9 @@ class ParameterShape:
 @dataclass(frozen=True)
 class OptimizerShape:
     """An optimizer. `states`: tensors of the parameter's size that it keeps; `counts`: 4-byte scalars per tensor.
-    `fused`: an update needs no temporaries. `element_bytes`: of an element of a state; None: as many as of what is
-    updated. `block_numel`: elements for which a state has a 4-byte scale; 1: none. `owned`: all of these of matrices
-    that it needs whole.
+    `fused`: an update needs no temporaries. `element_bytes`: of an element of a state; None: the same as the updated
+    tensor's. `block_numel`: elements per 4-byte scale of a state; 1: no scales. `owned`: the same properties for
+    matrices that it needs whole.
     """
 
     states: int
@@ -65,7 +65,7 @@ class OptimizerShape:
 
     @property
     def align(self) -> int:
-        """Elements at whose multiples what is updated in fp32 is cut."""
+        """Tensors updated in fp32 are cut at multiples of this many elements."""
         return math.lcm(ALIGN_BYTES // 4, self.block_numel)
 
     def states_bytes(self, numel: int, master_bytes: int) -> int:
@@ -74,15 +74,15 @@ class OptimizerShape:
         return self.states * (numel * (self.element_bytes or master_bytes) + scales)
 
     def bytes_of(self, numel: int, master_bytes: int) -> int:
-        """Returns these with the tensor's counts."""
+        """Returns `states_bytes` plus the bytes of the tensor's counts."""
         return self.states_bytes(numel, master_bytes) + 4 * self.counts
 
 
 @dataclass(frozen=True)
 class PrecisionShape:
-    """Bytes per element of a gradient as it is accumulated and as it is sent, of a parameter below fp32. Such a
-    parameter has an fp32 master; `tile_bytes` of fp32 gradients, or all, exist at once as the optimizer is given them.
-    `casts`: gradients are sent in another dtype than they are accumulated in.
+    """Bytes per element of a gradient, as accumulated and as sent, for a parameter below fp32. Such a parameter has an
+    fp32 master; the optimizer gets fp32 gradients in tiles of `tile_bytes`, or all together if None. `casts`: gradients
+    are sent in a different dtype from the one they are accumulated in.
     """
 
     gradient_bytes: int = 4
@@ -95,13 +95,13 @@ class PrecisionShape:
 class Schedule:
     """A model's parameters, and one step's order of events.
 
-    `arrivals`: parameters in the order in which their gradients come; one that is missing is not used. Our engine is
-    handed the gradient of each use of a tied parameter apart, so that it comes more than once.
-    `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. `returns`: of each
-    use, whether backward comes to it: not where nothing up to there is trained. All in one micro-batch, of which a step
-    has `micro_batches`. `recomputes`: backward runs a unit's forward again when it comes to it. `arena`: gradients that
-    come and go have memory that stays. `by_block`: the backward of a block is one graph, of torch.compile, which makes
-    all gradients of the block before the first is handed over.
+    `arrivals`: parameters in the order in which their gradients arrive; missing ones are not used. Our engine receives
+    the gradient of each use of a tied parameter separately, so that it arrives more than once. `uses`: stage 3 units in
+    the order in which forward runs them, with repeats, without the root. `returns`: for each use, whether backward
+    reaches it: not if nothing up to there is trained. All of these describe one micro-batch; a step has
+    `micro_batches`. `recomputes`: backward runs a unit's forward again when it reaches the unit. `arena`: temporary
+    gradients use memory that stays allocated. `by_block`: the backward of a block is one torch.compile graph, which
+    makes all gradients of the block before the first is handed over.
     """
 
     shapes: tuple[ParameterShape, ...]
@@ -115,7 +115,7 @@ class Schedule:
 
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:
-        """Returns the schedule to expect before a run: units as registered, gradients in reverse order."""
+        """Returns the schedule expected before a run: units as registered, gradients in reverse order."""
         trained = [i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel]
         heads = [i for i in trained for _ in range(shapes[i].uses - 1)]  # tied embeddings are used last, too
         units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
@@ -125,12 +125,12 @@ class Schedule:
 
 
 def optimizer_of(optimizer: OptimizerShape, shape: ParameterShape) -> OptimizerShape:
-    """Returns what the optimizer keeps of this parameter."""
+    """Returns the shape of the optimizer that applies to this parameter."""
     return optimizer.owned if optimizer.owned is not None and shape.matrix is not None else optimizer
 
 
 def owners_of(shapes: Sequence[ParameterShape], ranks: int) -> dict[int, int]:
-    """Returns the rank that owns each matrix: the costliest first, each to the rank with least so far."""
+    """Returns the rank that owns each matrix: the costliest first, each to the rank with the lowest load so far."""
     loads = [(0, rank) for rank in range(ranks)]
     owners = {}
     mine = [i for i in trainable(shapes) if shapes[i].matrix]
@@ -146,22 +146,22 @@ def bytes_of(shape: ParameterShape) -> int:
 
 
 def trainable(shapes: Sequence[ParameterShape]) -> list[int]:
-    """Returns the numbers of the parameters that are trained."""
+    """Returns the indices of the trained parameters."""
     return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
 
 
 def is_half(shape: ParameterShape) -> bool:
-    """True if the parameter has an fp32 master."""
+    """Whether the parameter has an fp32 master."""
     return shape.element_bytes < 4
 
 
 def master_bytes(shape: ParameterShape) -> int:
-    """Bytes of what the optimizer updates, and usually of each of its states."""
+    """Bytes of the tensor that the optimizer updates, and usually of each of its states."""
     return shape.numel * updated_bytes(shape)
 
 
 def updated_bytes(shape: ParameterShape) -> int:
-    """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
+    """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype if wider."""
     return max(4, shape.element_bytes)
 
 
@@ -176,7 +176,7 @@ def wire_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
 
 
 def casts(shape: ParameterShape, precision: PrecisionShape) -> bool:
-    """True if the parameter's gradient is sent in another dtype than it is accumulated in."""
+    """Whether the parameter's gradient is sent in a different dtype from the one it is accumulated in."""
     return precision.casts and shape.element_bytes < 8
 
 

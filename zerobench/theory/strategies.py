@@ -1,7 +1,7 @@
-"""The strategies that theory covers: rows of figure 1 of ZeRO (arXiv 1910.02054), each with its schedule; the sections
-of the literature that their closed forms are from.
+"""The strategies that theory covers: rows of figure 1 of ZeRO (arXiv 1910.02054), each with its schedule, and the
+sections of the literature that their closed forms come from.
 
-They have no names here: the table of strategies (strategies/table.py) gives each of its rows one of these, or none.
+They have no names here: strategies/table.py assigns one of them, or none, to each of its rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A strategy as theory sees it: what it partitions (`StrategyTheory`), its resolved options (`StrategyShape`), and the
-engine's rules for them, written independently (zero/options.py, zero/units/root.py).
+"""A strategy's theory: which states it partitions (`StrategyTheory`), its resolved options (`StrategyShape`), and a
+second implementation of the engine's rules for them (zero/options.py, zero/units/root.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AUTO = "auto"
 class StrategyTheory:
     """A strategy's row in figure 1 of ZeRO (arXiv 1910.02054): which model states the ranks partition.
 
-    Partitioned parameters lie in units of modules (P_os+g+p); else partitioned optimizer states lie in buckets of
+    Partitioned parameters are in module units (P_os+g+p); else partitioned optimizer states are in buckets of
     parameters; else everything is replicated. `replay` plays a step's schedule (theory/replay/).
     """
 
@@ -33,7 +33,7 @@ class StrategyTheory:
 
 @dataclass(frozen=True)
 class StrategyShape:
-    """The options of a resolved strategy section that theory needs; each is described in config/schema.py."""
+    """The options of a resolved strategy section that theory needs; config/schema.py describes each."""
 
     theory: StrategyTheory
     accumulate: str = "last"
@@ -48,23 +48,23 @@ class StrategyShape:
 
     @staticmethod
     def of(theory: StrategyTheory, section: Mapping[str, Any]) -> StrategyShape:
-        """The shape of a resolved section, whose other keys theory does not need."""
+        """Returns the shape of a resolved section, ignoring keys that theory does not need."""
         names = {field.name for field in fields(StrategyShape)} - {"theory"}
         return replace(StrategyShape(theory), **{key: section[key] for key in names & section.keys()})
 
     @property
     def has_buckets(self) -> bool:
-        """Parameters lie in flat buckets: ZeRO-1, ZeRO-2, Megatron's distributed optimizer."""
+        """Whether parameters are in flat buckets: ZeRO-1, ZeRO-2, Megatron's distributed optimizer."""
         return self.theory.optimizer and not self.theory.parameters
 
     @property
     def bucket_limit(self) -> int:
-        """Bytes of a bucket, once `settle` has made a number of AUTO."""
+        """Bytes of a bucket, once `settle` has replaced AUTO by a number."""
         assert isinstance(self.bucket_bytes, int), f"bucket_bytes={self.bucket_bytes} is not settled"
         return self.bucket_bytes
 
     def synchronizes(self, last: bool) -> bool:
-        """True for a micro-batch whose gradients are reduced over the ranks."""
+        """Whether the gradients of a micro-batch are reduced over the ranks. `last`: it is the step's last."""
         return last or self.accumulate == "every"
 
     def reductions(self, micro_batches: int) -> int:
@@ -80,13 +80,13 @@ LEAST_BYTES, MOST_BYTES = 2**20, 25 * 2**20
 
 
 def frees_root(strategy: StrategyShape, shapes: Sequence[ParameterShape]) -> bool:
-    """True if ZeRO-3 frees its root unit while backward runs in other units (zero/units/root.py)."""
+    """Whether ZeRO-3 frees its root unit while backward runs in other units (zero/units/root.py)."""
     root = [shape for shape in shapes if shape.unit == ROOT]
     return strategy.keep_root == AUTO and len(root) < len(shapes) and not any(shape.pinned for shape in root)
 
 
 def reads(shape: ParameterShape, left: int) -> bool:
-    """True if backward reads a parameter as it makes its gradient. `left`: gradients to come, this one included."""
+    """Whether backward reads a parameter to make its gradient. `left`: gradients still to come, including this one."""
     return shape.reads[left - 1] if 0 < left <= len(shape.reads) else True
 
 
@@ -105,7 +105,7 @@ def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_rank
 def buffers_of(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_ranks: int
 ) -> Iterator[tuple[str | None, FlatBuffer]]:
-    """Yields every buffer that is divided among the ranks, with its ZeRO-3 unit. None for one that stays whole between
+    """Yields every buffer that is divided among the ranks, with its ZeRO-3 unit, or None if it stays whole between
     steps: a bucket, or small parameters. `strategy`: settled.
     """
     if strategy.has_buckets:
@@ -128,7 +128,7 @@ def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:
 
 
 def returns_of_root(schedule: Schedule) -> int:
-    """All-gathers of the root in backward, where it is freed while backward runs in another unit."""
+    """All-gathers of the root in backward, if it is freed while backward runs in another unit."""
     left, whole, gathers = Counter(schedule.arrivals), True, 0
     for i in schedule.arrivals:
         shape = schedule.shapes[i]

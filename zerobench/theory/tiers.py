@@ -1,16 +1,16 @@
 """States that leave the device, and the traffic that this causes, by closed form: ZeRO-Offload, arXiv 2101.06840,
 section 3 and table 1; ZeRO-Infinity, arXiv 2104.07857, section 3. In half precision with Adam, bytes per parameter on
-the device, whole gradients apart::
+the device, without whole gradients::
 
     nothing leaves                 16 (zero1 at N = 1)        with N ranks      see closed_forms.py
-    gradients                      14                                           less 2/N
-    optimizer                       4                                           less 12/N
+    gradients                      14                                           minus 2/N
+    optimizer                       4                                           minus 12/N
     both                            2 (zero1, zero2)                            2/N and units in use (zero3)
 
 Over a step and all ranks, with r reductions and g gathers of each ZeRO-3 unit::
 
-    down       r · 2ψ with gradients away; 2ψ where they stay and the optimizer leaves
-    up         2ψ parameters of offloaded optimizers; 2ψ gradients where only they leave; g · 2ψ for shards away
+    down       r · 2ψ if gradients leave; 2ψ if they stay and the optimizer leaves
+    up         2ψ parameters of offloaded optimizers; 2ψ gradients if only they leave; g · 2ψ for offloaded shards
     read       12ψ masters and states, 2ψ gradients, g · 2ψ parameters
     write      12ψ, r · 2ψ, 2ψ
 
@@ -28,9 +28,9 @@ POOL_ALIGN_BYTES = 4096
 
 @dataclass(frozen=True)
 class TierShape:
-    """An offload. `place`: host or nvme, None if nothing leaves; the rest as in a config's offload section.
+    """An offload. `place`: host or nvme, None if nothing leaves; the other fields are as in a config's offload section.
 
-    Files are taken to be read and written past the page cache.
+    By default files are read and written past the page cache.
     """
 
     place: str | None = None
@@ -44,7 +44,7 @@ class TierShape:
     direct: bool = True
 
     def leaving(self, shard_numel: int, align: int) -> int:
-        """Returns how many elements leave of a shard, from its start: a fraction, up to a multiple of `align`."""
+        """Returns how many of a shard's first elements leave: a fraction, rounded up to a multiple of `align`."""
         part = math.ceil(shard_numel * self.fraction)
         return min(shard_numel, -(-part // align) * align)
 

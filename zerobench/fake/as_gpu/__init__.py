@@ -1,4 +1,4 @@
-"""A GPU, acted on fake tensors of the CPU: each module is one thing that runs otherwise there."""
+"""Simulates a GPU with fake CPU tensors: each module covers one difference between the two."""
 
 from .device_memory import BLAS_WORKSPACE, Allocations, DeviceMemory
 from .stand_in import ATTENTION_KERNELS, as_gpu

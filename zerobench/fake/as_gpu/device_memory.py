@@ -1,15 +1,15 @@
-"""A GPU's memory under its caching allocator: the allocations of a run, in order, replayed through the allocator.
+"""A GPU's memory under its caching allocator: replays a run's allocations, in order, through the allocator.
 
-    allocated   bytes that are given out: each storage rounded up to 512 bytes, one above 1 MiB with up to 1 MiB that
-                its block was not split from; and the workspaces of cuBLAS
-    reserved    bytes that the allocator has taken from the device and not given back; nvidia-smi shows these, and the
-                CUDA context beside them. Between two figures: that of the default allocator, and that with expandable
-                segments, whichever is larger
+    allocated   bytes handed out: each storage rounded up to 512 bytes, a storage above 1 MiB with up to 1 MiB that was
+                not split off its block; and the workspaces of cuBLAS
+    reserved    bytes that the allocator has taken from the device and not returned; nvidia-smi shows these plus the
+                CUDA context. A range between two figures, for the default allocator and with expandable segments,
+                smaller first
 
-A workspace is allocated per handle and stream, and each thread has a handle: one is the forward's, one the backward's.
+A workspace is allocated per handle and stream, and each thread has a handle: one for forward, one for backward.
 
-Not here: kernels' scratch memory; what NCCL and the CUDA context take from the device past the allocator; memory that
-the order of another rank's messages would keep longer.
+Not modeled: kernels' scratch memory; device memory that NCCL and the CUDA context take outside the allocator; memory
+that would be kept longer because of the order of another rank's messages.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..caching_allocator import CachingAllocator, MemoryBlock
 from ..observers import Growth, IntervalMark
 
 BLAS_WORKSPACE = {"ampere": 2 * 4 * 2**20 + 8 * 16 * 2**10, "hopper": 32 * 2**20}
-"""Bytes of a workspace of cuBLAS, and of cuBLASLt, which uses the same one: on GPUs up to Ada, and from Hopper on
+"""Bytes of a workspace, shared by cuBLAS and cuBLASLt, on GPUs up to Ada, and from Hopper on
 (aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.8 to 2.13; CUBLAS_WORKSPACE_CONFIG changes it)."""
 
 COMPUTE = 0
-"""The number of the stream that computes."""
+"""The number of the compute stream."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The most bytes in the measured steps. `reserved_bytes`: the lower and the higher figure."""
+    """Peak bytes in the measured steps. `reserved_bytes`: the lower and the higher figure."""
 
     allocated_bytes: int
     reserved_bytes: tuple[int, int]
@@ -40,26 +40,26 @@ class DeviceMemory:
 
 @dataclass
 class Allocations:
-    """Writes down what a ledger hears. `workspace_bytes`: of a handle of cuBLAS."""
+    """Logs the events of a ledger. `workspace_bytes`: of a cuBLAS handle."""
 
     workspace_bytes: int
     log: list[tuple[Growth | IntervalMark, int]] = field(default_factory=list)
-    """Each with the number of the stream that was the current one."""
+    """Events, each with the number of the current stream."""
     _streams: dict[object, int] = field(default_factory=dict)
 
     def hear(self, heard: Growth | IntervalMark) -> None:
-        """Notes a change or a mark, and the stream, which torch.cpu's placeholders tell."""
+        """Logs a change or a mark, and the current stream according to torch.cpu's placeholders."""
         self.log.append((heard, self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))))
 
     def memory(self) -> DeviceMemory:
-        """Returns the device's memory, of all that was noted."""
+        """Returns the device's memory according to the log."""
         default, expandable = (AllocatorReplay(self, CachingAllocator(expandable=way)).run() for way in (False, True))
         reserved = sorted(one.peak_reserved for one in (default, expandable))
         return DeviceMemory(default.peak_allocated, (reserved[0], reserved[1]))
 
 
 class AllocatorReplay:
-    """One pass over a log. `peak_allocated`, `peak_reserved`: the most in measured steps."""
+    """One pass over a log. `peak_allocated`, `peak_reserved`: maxima in measured steps."""
 
     def __init__(self, allocations: Allocations, allocator: CachingAllocator) -> None:
         self._noted, self._allocator = allocations, allocator
@@ -69,7 +69,7 @@ class AllocatorReplay:
         self.peak_allocated = self.peak_reserved = 0
 
     def run(self) -> AllocatorReplay:
-        """Replays it all."""
+        """Replays the whole log."""
         for heard, stream in self._noted.log:
             if isinstance(heard, IntervalMark):
                 self._mark(heard)
@@ -78,7 +78,7 @@ class AllocatorReplay:
         return self
 
     def _grow(self, growth: Growth, stream: int) -> None:
-        """A storage that changes its size is a new block, which its content is copied to, and then an old one less."""
+        """Allocates, resizes or frees a storage; a resize allocates the new block before it frees the old one."""
         key = id(growth.stored)  # the log keeps it alive
         before = self._blocks.pop(key, None)
         self._sizes[key] = size = self._sizes.get(key, 0) + growth.grown

@@ -1,4 +1,4 @@
-"""RMS norms of transformers as one kernel: training codes bring their own, transformers has plain operators."""
+"""RMS norms of transformers as one kernel: training codes often have fused ones, transformers has plain operators."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F
 
 NORMS = {"llama": "LlamaRMSNorm", "mistral": "MistralRMSNorm", "qwen2": "Qwen2RMSNorm", "qwen3": "Qwen3RMSNorm"}
-"""Architecture -> its class of norms."""
+"""Architecture -> its norm class."""
 
 
 @contextmanager
 def fused_rms_norms() -> Iterator[None]:
-    """Replaces the operators of every norm in NORMS by torch's rms_norm, which is one kernel on a GPU."""
+    """Replaces every norm in NORMS by torch's rms_norm, which is one kernel on a GPU."""
     with ExitStack() as stack:
         for architecture, name in NORMS.items():
             module = import_module(f"transformers.models.{architecture}.modeling_{architecture}")

@@ -1,20 +1,19 @@
-"""Functions of torch.nn.functional whose CUDA kernels keep other tensors for backward than a CPU's.
+"""Functions of torch.nn.functional whose CUDA kernels keep different tensors for backward than CPU kernels.
 
-dropout      one kernel: keeps a mask of one byte an element, where a CPU keeps a factor in the input's dtype
-layer_norm   keeps means and deviations in fp32, where a CPU keeps them in the input's dtype
-rms_norm     one kernel: keeps its input and fp32 deviations, where a CPU runs plain operators
+dropout      one kernel: keeps a mask of one byte per element, while a CPU keeps a factor in the input's dtype
+layer_norm   keeps means and deviations in fp32, while a CPU keeps them in the input's dtype
+rms_norm     one kernel: keeps its input and fp32 deviations, while a CPU runs plain operators
 
-scaled_dot_product_attention runs by one of three kernels, which differ in what backward needs:
+scaled_dot_product_attention uses one of three kernels, which keep different tensors for backward:
 
-    math        plain operators, in fp32 for half precision: keeps the s x s scores after the softmax, and what dropout
-                leaves of them
-    flash       keeps its output and the logarithms of the scores' sums, fp32, s a head: fp16 and bf16, heads of up to
-                256, no mask
-    efficient   as flash; fp32 too, masks too
+    math        plain operators, in fp32 for half precision: keeps the s x s scores after softmax and after dropout
+    flash       keeps its output and fp32 log-sums of the scores, s per head; fp16 and bf16 only, heads of up to 256, no
+                mask
+    efficient   keeps the same as flash; also supports fp32 and masks
 
-Flash and efficient are torch's own operators, with the shapes that torch gives for CUDA and torch's own rule for what
-backward keeps (aten._scaled_dot_product_flash_attention and ..._efficient_attention). Scratch memory of their backward
-is allocated beside them: in fp32 the queries' gradient under flash (flash_api.cpp, mha_bwd), a number per row under
+Flash and efficient are torch's own operators, with torch's shapes for CUDA and torch's own rule for the tensors kept
+for backward (aten._scaled_dot_product_flash_attention and ..._efficient_attention). Scratch memory of their backward is
+allocated separately: the queries' gradient in fp32 under flash (flash_api.cpp, mha_bwd), and a number per row under
 both. Shapes: query (B, H, L, D), key and value (B, H_kv, S, D).
 """
 
@@ -33,11 +32,11 @@ from ..caching_allocator import round_up
 HALVES = (torch.float16, torch.bfloat16)
 
 MOST_FLASH_HEAD = 256
-"""Most elements of a head that flash attention takes."""
+"""Largest head dimension that flash attention supports."""
 
 
 class KernelRefusalError(ValueError):
-    """A kernel was asked for what it cannot do."""
+    """A kernel does not support the call."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ class Call:
 
     @property
     def keeps(self) -> bool:
-        """True if a backward will come."""
+        """Whether backward will run."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """`run`: a call's output, (B, H, L, D). `refusal`: words on what the kernel cannot do of a call, or none."""
+    """`run`: returns a call's output, (B, H, L, D). `refusal`: why the kernel does not support a call, or ""."""
 
     run: Callable[[Call], torch.Tensor]
     refusal: Callable[[Call], str]
@@ -94,7 +93,7 @@ def run_math(call: Call) -> torch.Tensor:
 
 
 def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Runs torch's operator, with its temporaries beside it: a plain softmax, and what of the scores is masked."""
+    """Runs torch's operator and allocates its temporaries: a plain softmax, and the mask of masked scores."""
     with torch.no_grad():
         temporary = [torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)]
     weights = torch.ops.aten._safe_softmax(scores, -1)
@@ -119,8 +118,8 @@ def run_flash(call: Call) -> torch.Tensor:
 def _flash_scratch(
     query: torch.Size, key: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Returns what flash attention's backward allocates beside its results (mha_bwd): dq_accum, softmax_d, and the
-    gradients of keys and values for each head of the queries where they have fewer.
+    """Returns the tensors that flash attention's backward allocates in addition to its results (mha_bwd): dq_accum,
+    softmax_d, and, if keys and values have fewer heads, their gradients for each head of the queries.
     """
     batch, heads, length, head = query
     rows, padded = round_up(length, 128), round_up(head, 32) if head <= 192 else 256
@@ -149,13 +148,13 @@ def run_efficient(call: Call) -> torch.Tensor:
 
 
 def _row_scratch(query: torch.Size, device: torch.device) -> list[torch.Tensor]:
-    """Returns a number per row of the scores, fp32."""
+    """Returns one fp32 number per row of the scores."""
     return [torch.empty(query[:3], device=device)]
 
 
 def _beside_backward(output: torch.Tensor, allocate: Callable[[], list[torch.Tensor]]) -> None:
-    """Allocates scratch memory for as long as the backward of the operator that made `output` runs; none in a graph of
-    torch.compile, in which operators have no such nodes.
+    """Allocates scratch memory while the backward of the operator that made `output` runs; none in a torch.compile
+    graph, where operators have no such nodes.
     """
     if torch.compiler.is_compiling():
         return
@@ -197,7 +196,7 @@ KERNELS: dict[str, Kernel] = {
     "efficient": Kernel(run_efficient, _refused_by_efficient),
     "math": Kernel(run_math, lambda _: ""),
 }
-"""In the order in which torch takes the first that can."""
+"""Kernels in torch's order of preference; torch takes the first that supports a call."""
 
 
 def attend(
@@ -211,9 +210,9 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Stands for scaled_dot_product_attention by the `chosen` kernel; None: the first that can.
+    """Replaces scaled_dot_product_attention by the `chosen` kernel; None: the first that supports the call.
 
-    Raises KernelRefusalError if the chosen one cannot.
+    Raises KernelRefusalError if the chosen kernel does not support it.
     """
     call = Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if chosen is None:
@@ -231,14 +230,14 @@ _dropout, _layer_norm, _rms_norm = F.dropout, F.layer_norm, F.rms_norm
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Stands for dropout; in place CUDA runs plain operators, too. A graph has the same operators on all devices."""
+    """Replaces dropout. CUDA also uses plain operators in place, and graphs have the same operators on all devices."""
     if torch.compiler.is_compiling() or inplace or not training or not 0 < p < 1:
         return _dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
 
 
 class _Norm(torch.autograd.Function):
-    """A normalization in one kernel. `statistics`: fp32 numbers that it keeps of each row."""
+    """A normalization in one kernel. `statistics`: number of fp32 values that it keeps per row."""
 
     @staticmethod
     def forward(
@@ -263,7 +262,7 @@ def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, eps: float = 1e-5,
 ) -> torch.Tensor:  # fmt: skip
-    """Stands for layer_norm; in fp32 the devices are alike."""
+    """Replaces layer_norm; in fp32 CPU and CUDA keep the same."""
     if torch.compiler.is_compiling() or input.dtype not in HALVES:
         return _layer_norm(input, list(normalized_shape), weight, bias, eps)
     return _Norm.apply(input.contiguous(), weight, bias, len(normalized_shape), 2)
@@ -272,7 +271,7 @@ def layer_norm(
 def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """Stands for rms_norm; where dtypes differ CUDA runs plain operators, too."""
+    """Replaces rms_norm; if dtypes differ CUDA runs plain operators too."""
     if torch.compiler.is_compiling() or (weight is not None and weight.dtype != input.dtype):
         return _rms_norm(input, list(normalized_shape), weight, eps)
     return _Norm.apply(input.contiguous(), weight, None, len(normalized_shape), 1)

@@ -1,11 +1,11 @@
-"""Substitutes for all that runs otherwise on a GPU, one row each.
+"""Substitutes for everything that runs differently on a GPU, one row each.
 
-A torch without CUDA has no fake tensors on "cuda", so fake tensors on "cpu" act as a GPU's. Of the two devices' code
-only the GPU's runs: collectives, streams, norms, tiles; their memory is what a GPU would hold.
+A torch without CUDA has no fake tensors on "cuda", so fake tensors on "cpu" act as GPU tensors. Only GPU code paths run
+(collectives, streams, norms, tiles), and memory is what a GPU would use.
 
-Streams order nothing. The current one is torch.cpu's, so that FSDP2, which uses these placeholders itself, and the
-engine share it: an allocation belongs to the stream that is current when it is made. An event is over when it is
-recorded: a wait for it returns.
+Streams impose no order. The current stream is torch.cpu's placeholder, so that FSDP2, which uses these placeholders,
+and the engine share it: an allocation belongs to the stream that is current when it is made. An event is complete when
+it is recorded, so waits return immediately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .kernels import KERNELS, attend
 
 
 class NullEvent:
-    """The end of work that is over."""
+    """An event that is already complete."""
 
     def wait(self) -> None:
         """Goes on."""
@@ -43,18 +43,18 @@ class NullEvent:
 
 
 class NullStream(torch.cpu.Stream):
-    """A stream whose events exist, as a GPU's do: memory that is held until an event is held here."""
+    """A stream with events, as on a GPU, so that memory kept until an event is kept here too."""
 
     def record_event(self) -> NullEvent:  # type: ignore[override]
         """Returns an event."""
         return NullEvent()
 
     def synchronize(self) -> None:
-        """Returns at once."""
+        """Returns immediately."""
 
 
 class NullCuda:
-    """Stands for the module torch.cuda."""
+    """Replaces the module torch.cuda."""
 
     Stream = NullStream
     stream = staticmethod(torch.cpu.stream)
@@ -62,7 +62,7 @@ class NullCuda:
 
 
 ATTENTION_KERNELS = tuple(KERNELS)
-"""Kernels of scaled_dot_product_attention that CUDA has."""
+"""CUDA kernels of scaled_dot_product_attention."""
 
 ROWS: dict[str, dict[Any, Any]] = {
     "collectives": {"table": simulated.KINDS, "cpu": partial(simulated.SimulatedNccl, cuda=NullCuda)},
@@ -72,7 +72,7 @@ ROWS: dict[str, dict[Any, Any]] = {
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
     "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
 }
-"""Entries of tables by device: the CPU's is replaced."""
+"""Tables by device whose CPU entry is replaced."""
 
 NAMES: dict[str, tuple[Any, str, Any]] = {
     "norms": (precision, "_norms_by_chunk", precision._norms_at_once),
@@ -81,13 +81,13 @@ NAMES: dict[str, tuple[Any, str, Any]] = {
     "layer norm": (F, "layer_norm", kernels.layer_norm),
     "rms norm": (F, "rms_norm", kernels.rms_norm),
 }
-"""Functions and classes of a module, replaced."""
+"""Replaced functions and classes: (module, name, replacement)."""
 
 
 @contextmanager
 def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]:
-    """Makes fake tensors of the CPU act as a GPU's, and notes their allocations. `attention`: the kernel of attention;
-    None: torch's own choice. `workspace_bytes`: of a handle of cuBLAS.
+    """Makes fake CPU tensors act as GPU tensors, and logs their allocations. `attention`: the attention kernel; None:
+    torch's own choice. `workspace_bytes`: of a cuBLAS handle.
     """
     allocations = Allocations(workspace_bytes)
 

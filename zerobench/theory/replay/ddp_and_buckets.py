@@ -1,10 +1,10 @@
 """Strategies that keep parameters whole, event by event: DDP; ZeRO-1, ZeRO-2 and Megatron's distributed optimizer.
 
-DDP: no_sync keeps the gradients of the micro-batches before the last in addition to DDP's buckets, another G: after
-zero_grad the parameters have lost their views of the buckets. Below fp32 there are fp32 masters, and an update needs a
-tile of fp32 gradients as well. To find unused parameters DDP keeps a 32-bit flag for each.
+DDP: no_sync keeps the gradients of the micro-batches before the last in addition to DDP's buckets, another G, since
+zero_grad drops the parameters' views of the buckets. Below fp32 there are fp32 masters, and an update also needs a
+tile of fp32 gradients. To find unused parameters DDP keeps a 32-bit flag for each parameter.
 
-Buckets: parameters lie in buckets that are whole on every rank. Whole gradients live as long as the engine under
+Buckets: parameters are in buckets that are whole on every rank. Whole gradients live as long as the engine under
 Megatron, from a bucket's first gradient to the update under ZeRO-1, and while a bucket fills and is reduced under
 ZeRO-2. Buckets are sent in a fixed order, one at a time, as they fill.
 """
@@ -40,7 +40,7 @@ def replay_ddp(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, _: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
-    """Plays a step of DDP, with fp32 masters where parameters are half: the bytes of any rank."""
+    """Plays a step of DDP, with fp32 masters for half-precision parameters; every rank has these bytes."""
     shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
     half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy.accumulate == "last"
     align = 4 * optimizer.align
@@ -68,14 +68,14 @@ def replay_ddp(
 
 
 def _kept_bytes(shape: ParameterShape, most: int, optimizer: OptimizerShape) -> int:
-    """Returns the bytes that an optimizer keeps of a parameter, cut at `most` elements (0: not cut, as is 0)."""
+    """Returns the bytes of a parameter's optimizer states, cut at `most` elements (0: not cut)."""
     cuts = range(0, shape.numel, most) if most and shape.numel else (0,)
     parts = (min(most or shape.numel, shape.numel - start) for start in cuts)
     return sum(optimizer_of(optimizer, shape).bytes_of(numel, updated_bytes(shape)) for numel in parts)
 
 
 def _largest_tile(shapes: Sequence[ParameterShape], most: int) -> int:
-    """Returns the bytes of the largest run of parameters that are updated together, each cut at `most` bytes but for
+    """Returns the bytes of the largest run of parameters updated together, each cut at `most` bytes except
     matrices that are needed whole.
     """
     largest = tile = 0
@@ -93,7 +93,7 @@ def replay_buckets(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
-    """Plays a step in buckets: the bytes of the fullest rank."""
+    """Plays a step with buckets on the rank that uses most memory."""
     n = groups.shard_ranks
     shapes, keeps_whole = schedule.shapes, not strategy.theory.gradients and not tiers.gradients
     for_good = strategy.theory.persistent_gradients or (n == 1 and not keeps_whole and not tiers.gradients)
@@ -113,7 +113,7 @@ def replay_buckets(
 
 
 class _Buckets:
-    """Backward: each gradient goes into its buckets, which are sent when they are full."""
+    """Backward: each gradient is added to its buckets, which are sent when full."""
 
     def __init__(
         self, replay: Replay, schedule: Schedule, buffers: list[FlatBuffer], precision: PrecisionShape,
@@ -134,7 +134,7 @@ class _Buckets:
                 self.units.append(UnitGradients.of(len(self.units), numel, shape, precision, own))
 
     def _gradients_of(self, parameter: int) -> int:
-        """Gradients to wait for: one per use of a tied parameter, and one of a parameter that no step uses."""
+        """Gradients to wait for: one per use of a tied parameter, and one if no step uses the parameter."""
         return self.schedule.arrivals.count(parameter) or 1
 
     def backward(self) -> None:
@@ -155,7 +155,7 @@ class _Buckets:
             self.reductions.land()
 
     def _send_full(self, missing: list[list[int]], sent: int) -> int:
-        """Sends, after the first `sent`, the buckets that are complete, in their order; returns how many are sent."""
+        """Sends the complete buckets after the first `sent`, in order; returns the new number of sent buckets."""
         while self.reductions.synchronizing and sent < len(missing) and not missing[sent]:
             self.reductions.send(self.units[sent])
             sent += 1

@@ -2,11 +2,11 @@
 
 The formula of tiers.py with its padding, to the byte::
 
-    whole shards    gradients go down, and shards of parameters come up, as they lie: padding included
-    segments        an update in host memory sends up, and takes down, runs of parameters: no padding
-    whole chunks    an update over files sends up the chunks that hold anything, and reads and writes them
+    whole shards    gradients go down and shards of parameters come up with their padding
+    segments        an update in host memory sends and receives runs of parameters, without padding
+    whole chunks    an update over files reads, writes and sends up the chunks that contain parameters
 
-Direct I/O goes in multiples of 4096 bytes per chunk.
+Direct I/O rounds each chunk up to a multiple of 4096 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..tiers import POOL_ALIGN_BYTES, TierShape
 
 @dataclass
 class Links:
-    """Bytes of one step over all ranks: between devices and host memory, between host memory and files."""
+    """Bytes of one step over all ranks: between devices and host memory, and between host memory and files."""
 
     down: int = 0
     up: int = 0
@@ -36,7 +36,7 @@ def predict_links(
     precision: PrecisionShape, tiers: TierShape, norms: int = 0, rank: int | None = None,
 ) -> Links:  # fmt: skip
     """Returns the traffic between tiers. `norms`: how often a step takes the gradients' norm (clipping, overflow).
-    `rank`: of this one alone; None: the sum over all.
+    `rank`: the rank whose traffic to return; None: the sum over all ranks.
     """
     if tiers.place is None:
         return Links()
@@ -49,9 +49,9 @@ def predict_links(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Properties that the shards of a buffer share. Bytes of an element: `parameter`, `master`, `gradient`, `wire`.
+    """Properties shared by the shards of a buffer. Bytes of an element: `parameter`, `master`, `gradient`, `wire`.
 
-    `leaves`: the shards of parameters leave. `gathers`, `reductions`: of a unit in a step. `trained`: else frozen.
+    `leaves`: parameter shards are offloaded. `gathers`, `reductions`: of a unit in a step. `trained`: False if frozen.
     """
 
     parameter: int
@@ -66,7 +66,7 @@ class _Kind:
 
 
 class _LinkTraffic:
-    """Adds up `links`, a shard at a time."""
+    """Accumulates `links`, shard by shard."""
 
     def __init__(
         self, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
@@ -122,7 +122,7 @@ class _LinkTraffic:
         self._count("read", max(0, kind.reductions - 1) * self._chunks(away, kind.gradient))
 
     def _update(self, kind: _Kind, shard: int, gone: int, end: int) -> None:
-        """Adds the update of a shard: its first `gone` elements on the host, parameters ending at `end`."""
+        """Adds the update of a shard; its first `gone` elements are on the host, and its parameters end at `end`."""
         state = self._chunks(gone, self.optimizer.element_bytes or kind.master, end)
         states = self._chunks(gone, kind.master, end) + self.optimizer.states * state
         self._count("read", states)
@@ -141,7 +141,7 @@ class _LinkTraffic:
             self._count("read", size * sum(update != (first, last) for update in updates))
 
     def _update_segments(self, kind: _Kind, buffer: FlatBuffer, rank: int) -> None:
-        """Adds what goes by segments: gradients to an optimizer in another tier, parameters up from host memory."""
+        """Adds traffic by segments: gradients to an optimizer in another tier, and parameters up from host memory."""
         for parameter, _, first, numel, shard in buffer.held(rank):
             gone = self.tiers.updates_away(shard, kind.align)
             away = self.tiers.gradients_away(shard, kind.align)
@@ -153,11 +153,11 @@ class _LinkTraffic:
                 self._count("up", updated * kind.parameter)
 
     def _chunks(self, numel: int, element_bytes: int, end: int | None = None) -> int:
-        """Bytes at the disk of (numel,) in a file, of the chunks that begin before `end`."""
+        """Bytes on disk of a file of `numel` elements, counting the chunks that begin before `end`."""
         return sum(self._on_disk(n * element_bytes) for n, _ in self._touched(numel, numel if end is None else end))
 
     def _touched(self, numel: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yields (elements, (first, last)) of each chunk of (numel,) that begins before `end`; host memory has one."""
+        """Yields (elements, (first, last)) of each chunk that begins before `end`; host memory has one chunk."""
         step = self.tiers.chunk_numel or max(1, numel)
         for first in range(0, min(numel, end), step):
             last = min(numel, first + step)

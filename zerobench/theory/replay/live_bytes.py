@@ -18,34 +18,34 @@ IN_FLIGHT = {
     "slot": "slots of the arena", "codes": "quantized gathers", "secondary": "secondary shards",
     "flags": "flags of used parameters", "unit": "units in use",
 }  # fmt: skip
-"""Name of an allocation, or its first word -> the term in flight that it belongs to; all others are the formula's."""
+"""Name of an allocation, or its first word -> its term in flight; other allocations are part of the formula."""
 
 
 @dataclass
 class Replay:
-    """Live bytes by (category, name) while a schedule is played, their sums, and the maxima of these."""
+    """Live bytes by (category, name) while a schedule is played, their sums, and the maxima of the sums."""
 
     live: dict[tuple[str, Any], int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     most: int = 0
     at_most: dict[str, int] = field(default_factory=dict)
-    """The sums when all together were most."""
+    """The sum of each category when their total was largest."""
     host: Replay | None = None
     """Live bytes of host memory in the same events; None if nothing leaves the device."""
     files: int = 0
-    """Bytes in files, which stay."""
+    """Bytes in files, which are never freed."""
     shard: int | None = None
-    """Shard that is played, of host memory; None: that of the rank which is fullest there."""
+    """Shard whose host memory is played; None: the shard of the rank that uses most host memory."""
     owner: int = 0
     """Rank whose owned matrices are played."""
     in_flight: dict[tuple[str, str], int] = field(default_factory=dict)
     """(category, term of IN_FLIGHT) -> live bytes."""
     beyond: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Category, or "states" -> term -> bytes when its sum was most."""
+    """Category, or "states" -> term -> bytes when that category's sum was largest."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
-        """Allocates `name`; without effect where it is alive."""
+        """Allocates `name` with `size` bytes, or resizes it if it is alive."""
         self._change(category, name, size - self.live.get((category, name), 0))
         self.live[category, name] = size
         if self.totals[category] > self.highest[category]:
@@ -65,7 +65,7 @@ class Replay:
             self.in_flight[category, term] = self.in_flight.get((category, term), 0) + size
 
     def _in_flight(self, *categories: str) -> dict[str, int]:
-        """The terms of `categories` as they are now."""
+        """The terms of `categories` at present."""
         found: dict[str, int] = {}
         for (category, term), size in self.in_flight.items():
             if size and category in categories:
@@ -75,16 +75,16 @@ class Replay:
 
 @dataclass
 class InSlots(Replay):
-    """With an arena: full gradients take a free slot of their size, or a new one, and leave it there; what a slot is
-    counted under is what was in it last. Shards keep theirs.
+    """With an arena: full gradients take a free slot of their size, or a new slot, which stays allocated; a slot is
+    counted under the category of its last content. Shards are not in slots.
     """
 
     free: dict[int, list[int]] = field(default_factory=dict)
-    """Numbers of free slots by size; the one freed last is taken first."""
+    """Size -> numbers of free slots; the last one freed is taken first."""
     taken: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
-    """(category, name) -> size and number."""
+    """(category, name) -> (size, number of the slot)."""
     under: dict[int, str] = field(default_factory=dict)
-    """Number -> category."""
+    """Number of the slot -> category."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
         if not self._comes_and_goes(name):
@@ -113,9 +113,9 @@ class InSlots(Replay):
 def hand_over(
     replay: Replay, schedule: Schedule, before: Callable[[int], None] = lambda _: None
 ) -> Iterator[int]:  # fmt: skip
-    """Yields the parameters in the order in which their gradients come, each held while it is handed over.
+    """Yields the parameters in the order in which their gradients arrive; each gradient is live while handed over.
 
-    `before`: called with the next, whose gradient has not been made yet.
+    `before`: called with the next parameter, before its gradient is made.
     """
     for place, i in enumerate(schedule.arrivals):
         before(i)
@@ -126,8 +126,8 @@ def hand_over(
 
 
 def hold_beside(replay: Replay, schedule: Schedule, arrivals: Sequence[int]) -> None:
-    """Holds the gradients that are made with the first of `arrivals`, while that is handed over: of a weight its
-    bias's, or all of its block that are still to come.
+    """Allocates the gradients that are made together with the first of `arrivals`, while that one is handed over: the
+    gradient of a weight's bias, or all remaining gradients of its block.
     """
     shapes, first = schedule.shapes, schedule.shapes[arrivals[0]]
     waits = [i for i in arrivals[1:2] if first.beside == i]
@@ -137,7 +137,7 @@ def hold_beside(replay: Replay, schedule: Schedule, arrivals: Sequence[int]) -> 
 
 
 def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
-    """Holds the gradient that autograd hands over; of a tied parameter for a moment beside those of all uses."""
+    """Allocates the gradient that autograd hands over; for a tied parameter, briefly with those of all uses."""
     if shape.uses > 1:
         replay.drop("gradients", ("waiting", shape))
         replay.hold("gradients", "fresh", (shape.uses + 1) * bytes_of(shape))
@@ -145,7 +145,7 @@ def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
 
 
 def hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
-    """Holds tied parameters' gradients: those of all uses but forward's first wait through most of backward."""
+    """Allocates tied parameters' gradients: all uses except the first in forward wait through most of backward."""
     for shape in shapes:
         if shape.trainable and shape.uses > 1:
             replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * bytes_of(shape))

@@ -1,10 +1,10 @@
-"""Gradients of units between autograd and the shards, event by event: what gradients/flow.py moves, by size::
+"""Gradients of units between autograd and the shards, event by event: the sizes of what gradients/flow.py moves::
 
-filling    the unit's full gradients: from the first write on, in stage 1 to the update, under Megatron for good
-sent       what travels, in the wire's dtype, and what is received; one unit at a time
-landed     nothing but the own slice, until the update
+filling    the unit's full gradients: from the first write; in stage 1 until the update, under Megatron permanently
+sent       the send and receive buffers, in the wire's dtype; one unit at a time
+landed     only this rank's slice, until the update
 
-A step's first reduce-scatter, in the gradients' dtype, writes the own slice into its place; else that is made later.
+A step's first reduce-scatter, if in the gradients' dtype, writes the slice in place; otherwise it is allocated later.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .live_bytes import Replay
 
 @dataclass(frozen=True)
 class UnitGradients:
-    """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent; `own`:
-    those of the rank's shard.
+    """A unit's gradients: `numel` elements, padding included, of `gradient_bytes` each as summed and `wire_bytes` as
+    sent; `own`: elements of the rank's shard.
     """
 
     name: Any
@@ -49,7 +49,7 @@ def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precisio
 
 class Reductions:
     """The reductions of one step on a rank. `keeps_whole`: full gradients stay until the update, as in stage 1;
-    `for_good`: they are there from the beginning.
+    `for_good`: they exist from the beginning.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Reductions:
         self._sent: UnitGradients | None = None
 
     def write(self, unit: UnitGradients) -> None:
-        """Adds a gradient to the unit. Sums that no_sync keeps are in the gradients' dtype, and are cast when sent."""
+        """Adds a gradient to the unit. Sums kept under no_sync are in the gradients' dtype, and are cast when sent."""
         if self.keeps_whole and not self.for_good:
             self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
         if self.is_alone or unit.name in self._opened:
@@ -117,7 +117,7 @@ class Reductions:
         self._reduced.add(name)
 
     def _hold_beside(self, unit: UnitGradients, which: slice) -> None:
-        """Holds the buffers of a reduction, one after the other."""
+        """Allocates the buffers of a reduction, one after the other."""
         own = unit.own if unit.is_owned else None
         for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes, own)[which]:
             self.replay.hold("communication", ("received", unit.name), size)
@@ -131,7 +131,7 @@ class Reductions:
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
 
     def _arrive(self, unit: UnitGradients, away: int) -> None:
-        """Holds, in host memory, a gradient that is to be summed or cast beside the one that is kept there."""
+        """Allocates, in host memory, a gradient that arrives to be added to, or cast into, the one kept there."""
         if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
             self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)
             self.replay.host.drop("gradients", "arrived")

@@ -1,12 +1,12 @@
-"""Shards of a rank, which stay, and the buffers of an update: alike in every stage.
+"""A rank's shards, which are never freed, and the buffers of an update: the same in every stage.
 
     master      4 bytes an element of a shard below fp32, padding included
     optimizer   states of each segment (parameter ∩ shard), and 4-byte counts; segments are cut at the size of a tile
     tile        fp32 gradients in place of half-precision ones, for the segments that are updated together
 
-There are tiles where gradients are cast, where the optimizer is not fused and so needs temporaries, and where it runs
-in another tier (tiers.py). There masters are beside parameters in fp32, too; gradients come to a tile as they are
-before they are cast; and half-precision parameters go up through two places of 1 Mi elements.
+Tiles are used if gradients are cast, if the optimizer is not fused and so needs temporaries, or if it runs in another
+tier (tiers.py). In another tier, fp32 parameters have masters too; gradients are copied to a tile before they are cast;
+and half-precision parameters go up through two staging buffers of 1 Mi elements.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Shards:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks of which the fullest is played: the owner alone, if there are owned matrices."""
+        """The ranks to choose the fullest from: only the owner, if there are owned matrices."""
         return (self.owner,) if any(b.sizes for b in self.buffers) else range(self.world_size)
 
     def hold(self, replay: Replay, schedule: Schedule) -> None:
-        """Holds masters, and the optimizer's states of the rank that owns most of the parameters in use."""
+        """Allocates masters, and the optimizer states of the rank that owns most of the parameters in use."""
         used, ranks = set(schedule.arrivals), self.ranks
         masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
         replay.hold("master", "all", masters[False])
@@ -61,7 +61,7 @@ class Shards:
             replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
 
     def update(self, replay: Replay, schedule: Schedule) -> None:
-        """Plays the update: gradients are brought to the optimizer's tier, and cast where that is due."""
+        """Plays the update: gradients are copied to the optimizer's tier, and cast if needed."""
         here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
         if here:
             most = max(self._tile_numel_of(rank) for rank in self.ranks)
@@ -74,14 +74,14 @@ class Shards:
             replay.host.drop("gradients", "tile")
 
     def _tile_bytes(self, away: bool) -> int:
-        """Bytes of an element of a tile, as it comes from the other tier and as it is cast."""
+        """Bytes of a tile per element: the copy from the other tier plus the cast."""
         there, back = self.tiers.optimizer, self.tiers.gradients
         crosses = (there and not back) if away else (back and not there)
         return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
 
     def _host_rank(self, host: Replay, used: set[int]) -> int:
-        """Returns the rank that is played: by default the one whose host memory is fullest. One may have most states,
-        another the largest tile.
+        """Returns the rank that is played: by default the one that uses most host memory. One rank may have most
+        states, and another the largest tile.
         """
         if host.shard is not None:
             return host.shard
@@ -94,12 +94,12 @@ class Shards:
 
     @property
     def casts(self) -> bool:
-        """True if gradients have another dtype than masters."""
+        """Whether gradients have a different dtype from masters."""
         return self.precision.gradient_bytes < 4 and any(b.is_half for b in self.buffers)
 
     @property
     def tile_numel(self) -> int | None:
-        """Elements that are updated together at most; None: all at once."""
+        """Maximum number of elements that are updated together; None: all of them."""
         if self.precision.tile_bytes is None:
             return None
         if self.optimizer.fused and not self.casts and self.tiers.place is None:
@@ -108,7 +108,7 @@ class Shards:
         return max(align, self.precision.tile_bytes // 4 // align * align)
 
     def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
-        """Yields the elements of each shard that are updated on the host (`away`), or here, if any are."""
+        """Yields the nonzero number of elements of each shard updated on the host (`away`) or on the device."""
         for _, numel in buffer.units:
             shard = buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size
             gone = self.tiers.updates_away(shard, buffer.align)
@@ -135,12 +135,12 @@ class Shards:
         )
 
     def _absent_bytes(self) -> int:
-        """Bytes of the scalars that stand for tensors in files, one per dtype."""
+        """Bytes of the scalars that represent tensors in files, one per dtype."""
         sizes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
         return sum(sizes | ({b.element_bytes for b in self.buffers} if self.tiers.parameters else set()))
 
     def kept_bytes(self, rank: int, away: bool) -> int:
-        """Returns the bytes of the states of all segments that are updated on the host (`away`), or here."""
+        """Returns the bytes of the states of all segments that are updated on the host (`away`) or on the device."""
         used = {span.parameter for buffer in self.buffers for span in buffer.spans}
         return self._kept_bytes(rank, used, away)
 
@@ -156,8 +156,8 @@ class Shards:
         return self.optimizer if buffer.sizes is None or self.optimizer.owned is None else self.optimizer.owned
 
     def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
-        """Yields (parameter, (unit, chunk), elements) of each segment updated on the host, or here; segments end
-        where a tier or a chunk ends.
+        """Yields (parameter, (unit, chunk), elements) of each segment updated on the host (`away`) or on the device;
+        segments end where a tile, a tier or a chunk ends.
         """
         cut = self.tiers.chunk_numel if away else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
@@ -170,7 +170,7 @@ class Shards:
                 low = end
 
     def _tile_numel_of(self, rank: int) -> int:
-        """Returns the elements of the largest tile; a chunk of a file is one, of any size."""
+        """Returns the elements of the largest tile; each chunk of a file is one tile, of any size."""
         if self.tiers.chunk_numel is None:
             return max(self._largest(rank, away) for away in (False, True))
         cuts: Counter[tuple[int, tuple[int, int]]] = Counter()

@@ -1,7 +1,8 @@
 """ZeRO-3, event by event: units are gathered and freed as their modules run forward and backward.
 
 Each rank keeps its shards; a unit is whole while its module runs, the root from forward to backward, and small
-parameters, if asked, for good. Gradients go as under ZeRO-2, and a unit is sent once backward has passed all its uses.
+parameters, if configured, always. Gradients are handled as under ZeRO-2, and a unit is sent once backward has passed
+all its uses.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class UnitPart:
-    """Parameters of one module group of one kind: of one dtype, all trained or all frozen."""
+    """Parameters of one module group and one kind: one dtype, all trained or all frozen."""
 
     buffer: FlatBuffer
     gradients: UnitGradients | None
@@ -31,7 +32,7 @@ class UnitPart:
 
 @dataclass(frozen=True)
 class Use:
-    """A module's parts as it runs. `returns`: backward comes back to it."""
+    """A module's parts in one run of its forward. `returns`: backward returns to it."""
 
     parts: tuple[UnitPart, ...]
     returns: bool
@@ -42,7 +43,7 @@ def replay_units(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
-    """Plays a step in units of modules: the bytes of the fullest rank."""
+    """Plays a step with module units on the rank that uses most memory."""
     shapes, n = schedule.shapes, groups.shard_ranks
     kept, by_name = by_unit(shapes, strategy.persistence_numel)
     small = _parts(shapes, kept, n, precision, replay.owner)
@@ -88,8 +89,8 @@ def _parts(
 
 @dataclass
 class _Units:
-    """The units that are whole, and when gradients are sent. `uses`: one forward, the root first; `small`: parameters
-    that stay whole.
+    """Tracks which units are whole and when gradients are sent. `uses`: of one forward, the root first; `small`:
+    parameters that stay whole.
     """
 
     replay: Replay
@@ -133,7 +134,7 @@ class _Units:
             self._reshard(self.row[: self.starts[self.first]])
 
     def backward(self) -> None:
-        """Plays backward; before a unit's first gradient, backward has passed all units used after it."""
+        """Plays backward, which has passed all units used after a unit before that unit's first gradient."""
         self._unshard(self.row[: self.starts[self.first]])
         self._unshard(self._preceding(len(self.row)), ahead=True)
         to_come = [place for place in self.ends if not self.uses[place].is_root]
@@ -160,7 +161,9 @@ class _Units:
         return self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit
 
     def _enter(self, place: int) -> None:
-        """Enters a use in backward: units wholly behind it are freed and sent, and the next ones are gathered."""
+        """Enters a use in backward: units that backward has fully passed are freed and sent, and the next ones
+        gathered.
+        """
         if not self.uses[place].returns:
             return
         self._gather_waiting()
@@ -180,7 +183,7 @@ class _Units:
             self._gather_waiting()
 
     def _count(self, part: UnitPart, i: int) -> None:
-        """Counts a gradient. Half of a unit's gradients make room: the next unit is gathered."""
+        """Counts a gradient. Once half of a unit's gradients have arrived, the next unit is gathered."""
         self.left[i] -= 1
         self.come[part] += 0 if self.left[i] else self.schedule.shapes[i].numel
         if self.waiting and part in self.entered and 2 * self.come[part] >= part.buffer.numel:
@@ -192,7 +195,7 @@ class _Units:
         self.waiting = []
 
     def _preceding(self, end: int) -> list[UnitPart]:
-        """Returns the parts to prefetch: those that stand before `end` in the row, and that backward will reach."""
+        """Returns the parts to prefetch: those just before `end` in the row that backward will reach."""
         returns = [use.returns for use in self.uses for _ in use.parts]
         window = range(max(0, end - self.strategy.prefetch), end)
         parts = [self.row[at] for at in window if returns[at]]
@@ -213,7 +216,7 @@ class _Units:
             self.reductions.send(part.gradients)
 
     def _unshard(self, parts: Sequence[UnitPart], ahead: bool = False) -> None:
-        """Gathers parts. `ahead`: they are prefetched, and not awaited."""
+        """Gathers parts. `ahead`: they are prefetched and not awaited."""
         for part in parts if self.comes_and_goes else ():
             buffer, codes = part.buffer, ("communication", ("codes", part))
             if ("parameters", ("unit", part)) not in self.replay.live:
@@ -243,7 +246,7 @@ class _Units:
 
 
 def _last_inside(names: list[str]) -> list[int]:
-    """Returns, for each use, the last one that runs inside of it: itself, unless its module holds units."""
+    """Returns, for each use, the last use that runs inside it: itself, unless its module contains units."""
     found = []
     for place, name in enumerate(names):
         last = place

@@ -1,7 +1,7 @@
 """The entry to the replay of memory: plays one step of a strategy, and returns the maxima of its live bytes.
 
-The rank that holds most is played. Shards are equal with their padding, but padding has no optimizer states, and an
-optimizer counts its steps once per segment: of two ranks with as many elements the one with more segments holds more.
+The rank that uses most memory is played. Padded shards are equal, but padding has no optimizer states, and an optimizer
+counts its steps once per segment: of two ranks with equally many elements, the one with more segments uses more.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .shards import Shards
 FULL = PrecisionShape()
 
 MOST_OWNERS = 16
-"""Ranks up to which each is played where owned matrices make their shards differ; of more the fullest alone."""
+"""Up to this many ranks, each is played if owned matrices make their shards differ; above, only the fullest."""
 
 
 @dataclass
 class Prediction:
-    """Bytes on the fullest rank. `states_bytes`: largest sum over time; `highest`: each category's own maximum;
-    `at_most`: the categories at the instant of the largest sum.
+    """Bytes on the rank that uses most. `states_bytes`: largest sum over time; `highest`: each category's own maximum;
+    `at_most`: each category at the time of the largest sum.
 
-    `host_bytes`, `host_highest`, `host_at_most`: these of host memory. `file_bytes`: of files.
+    `host_bytes`, `host_highest`, `host_at_most`: the same for host memory. `file_bytes`: bytes in files.
     """
 
     states_bytes: int
@@ -43,13 +43,13 @@ class Prediction:
     """Category, or "states" -> term in flight (live_bytes.IN_FLIGHT) -> its bytes at that maximum."""
 
     def of_category(self, category: str, tier: str = "device") -> int | None:
-        """The expected maximum of `category`, or None if theory says nothing."""
+        """The expected maximum of `category`, or None if theory does not predict it."""
         if tier == "host":
             return self.host_bytes if category == "states" else self.host_highest.get(category)
         return self.states_bytes if category == "states" else self.highest.get(category)
 
     def at_most_states(self, tier: str = "device") -> dict[str, int]:
-        """Returns the expected parts of the states' maximum, by category."""
+        """Returns the expected bytes of each category at the maximum of the states."""
         return self.host_at_most if tier == "host" else self.at_most
 
 
@@ -58,8 +58,8 @@ def predict_states(
     precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
     rank: int | None = None,
 ) -> Prediction:  # fmt: skip
-    """Plays a step, and returns the model states' maxima on the rank that needs most. `rank`: whose host memory is
-    played; None: the fullest.
+    """Plays a step, and returns the model states' maxima on the rank that uses most. `rank`: the rank whose host memory
+    is played; None: the one that uses most.
     """
     groups = groups or GroupShape(world_size)
     if any(shape.matrix for shape in schedule.shapes) and strategy.theory.optimizer:
@@ -92,7 +92,7 @@ def _play(
 
 
 def _fullest(played: Sequence[Prediction]) -> Prediction:
-    """The prediction of the rank that needs most, with each category's maximum over the ranks."""
+    """The prediction of the rank that uses most, with each category's maximum over the ranks."""
     most = max(played, key=lambda one: one.states_bytes)
     most.highest = {name: max(one.highest[name] for one in played) for name in most.highest}
     most.host_bytes = max(one.host_bytes for one in played)
@@ -101,7 +101,7 @@ def _fullest(played: Sequence[Prediction]) -> Prediction:
 
 
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
-    """Returns the closed forms, each with what is in flight in its category when that is largest."""
+    """Returns the closed forms, each with the terms in flight at its category's maximum."""
     return {
         name: one.explained(prediction.of_category(name) or 0, prediction.in_flight.get(name, {}))
         for name, one in formulas.items()
@@ -115,12 +115,12 @@ def fullest_rank(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> int:  # fmt: skip
-    """Returns the rank whose optimizer keeps most bytes on the device, of several the one that keeps most in
-    another tier, the lowest of these. Without a partition all ranks are alike.
+    """Returns the rank whose optimizer keeps most bytes on the device; ties go to the one that keeps most in another
+    tier, then to the lowest. Without partitioning all ranks are equal.
     """
     n = groups.shard_ranks
     if n <= MOST_OWNERS and strategy.theory.optimizer and any(shape.matrix for shape in shapes):
-        # an owner of less may receive more of what another owns in the same bucket
+        # a rank that owns less may receive more of another rank's elements in the same bucket
         schedule = Schedule.sequential(shapes)
         played = [_play(strategy, schedule, optimizer, precision, groups, tiers, None, owner) for owner in range(n)]
         return max(range(n), key=lambda owner: (played[owner].states_bytes, -owner))
@@ -133,6 +133,6 @@ def fullest_rank(
 
 
 def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:
-    """Returns the bytes of optimizer states on the device and in another tier. `shards`: of a pattern, and how many."""
+    """Returns the bytes of optimizer states on the device and in another tier. `shards`: (of a pattern, count)."""
     here, away = (sum(count * one.kept_bytes(rank_slice, away) for one, count in shards) for away in (False, True))
     return here, away

@@ -1,27 +1,27 @@
 """The entry to the replay of traffic: elements moved in one step of m micro-batches, to the element.
 
-An all-reduce counts 2 of the whole, the others 1 (ZeRO, arXiv 1910.02054, section 7.1). Of the micro-batches r are
-reduced: all (`accumulate` "every", the default of zero2 and zero3) or the last (of ddp, zero1 and megatron).
+An all-reduce counts its elements twice, the others once (ZeRO, arXiv 1910.02054, section 7.1). r micro-batches are
+reduced: all (`accumulate` "every", the default of zero2 and zero3) or the last (default of ddp, zero1 and megatron).
 
 ddp        2rψ                   all-reduce
 buckets    (r + 1) · padded      zero1, zero2, megatron: reduce-scatters and one all-gather; all-reduces count twice
-units      zero3: r reduce-scatters of the padded size of what is trained, and all-gathers, a micro-batch:
-             of the root 1, or 2 if it is not kept from forward to backward, and 1 more each time that it is given
-             back and a module of its own reads it in backward
-             of a unit that forward uses u times u, and 1 more if backward comes back; 1 if it stays between these
-             of what stays whole none, but 1 per step of what is trained
+units      zero3: r reduce-scatters of the padded size of trained parameters, and per micro-batch these all-gathers:
+             root: 1, or 2 if it is not kept from forward to backward, and 1 more each time that it is freed
+             and one of its own modules reads it in backward
+             a unit that forward uses u times: u, and 1 more if backward returns to it; 1 if it stays whole in between
+             parameters that stay whole: none, but 1 per step for trained ones
 
-bf16 halves bytes, and no volume. Traffic of one collective in nodes, in shard groups and quantized: groups.py.
-Secondary shards serve every gather of a unit but the first in a step; of what is frozen, every gather.
+bf16 halves bytes but not volume. Traffic of one collective with nodes, shard groups or quantization: groups.py.
+Secondary shards serve every gather of a unit except the first in a step; for frozen units, every gather.
 
-Control traffic is all that is neither parameters nor gradients, payload bytes on each rank:
+Control traffic is everything except parameters and gradients; payload bytes on each rank:
 
 flags      4 bytes per trained parameter: which had a gradient on any rank                   our stages
            the same, per reduction: which were used                                          DDP, if asked for
 norm       8 bytes, fp64, if a step takes the gradients' norm (clipping, overflow)           our stages
-buffers    the module's, broadcast from rank 0 before a forward that is reduced              all
+buffers    the module's, broadcast from rank 0 before a forward whose gradients are reduced  all
 
-Under DDP every rank has whole gradients and takes their norm alone.
+Under DDP every rank has whole gradients and computes their norm locally.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def predict_parts(
     strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
     precision: PrecisionShape | None = None, rank: int | None = None,
 ) -> dict[str, Moved]:  # fmt: skip
-    """The traffic by collective (records.COLLECTIVES); `predict_traffic` is the sum. `rank`: of a pairwise exchange,
-    whose ranks do not send alike where they own matrices; None: the mean over the ranks.
+    """The traffic by collective (records.COLLECTIVES); `predict_traffic` is the sum. `rank`: for pairwise exchanges,
+    in which ranks that own matrices send different amounts; None: the mean over the ranks.
     """
     if world_size == 1:
         return {}
@@ -79,7 +79,7 @@ def predict_parts(
 
 
 def _gathered(groups: GroupShape, numel: int, shape: ParameterShape, gathers: int) -> Moved:
-    """The gathers of a ZeRO-3 unit in a step; secondary shards serve all but the first of a trained one."""
+    """The gathers of a ZeRO-3 unit in a step; secondary shards serve all but the first if it is trained."""
     from_all = min(gathers, int(shape.trainable)) if groups.secondary else gathers
     gather = groups.first_gather if shape.trainable else groups.gather
     whole = gather(numel, shape.element_bytes).times(from_all)
@@ -93,7 +93,7 @@ FLAG_BYTES, NORM_BYTES = 4, 8
 
 
 def predict_control(strategy: StrategyShape, schedule: Schedule, world_size: int, norms: int, buffer_bytes: int) -> int:
-    """Returns the control traffic of DDP or of our stages. `norms`: how often a step takes the gradients' norm."""
+    """Returns the control traffic of DDP or our stages. `norms`: how often a step computes the gradients' norm."""
     if world_size == 1:
         return 0
     reductions, flags = strategy.reductions(schedule.micro_batches), flags_bytes(schedule)
