@@ -233,7 +233,7 @@ class GatheredUnit(Unit):
         super().follow(loaded)
 
     def refresh(self) -> None:
-        """Called after the parameters changed. A unit that stays gathers them unquantized: its shard is a view of them."""
+        """Called after the parameters changed. A unit that stays gathers them unquantized: they contain its shard."""
         self.source.updated()
         if self.stays:
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
