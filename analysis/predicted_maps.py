@@ -26,7 +26,10 @@ FOLDER = Path("results/predicted_maps")
 
 MODEL = "gpt2_1_5b"
 
-CAPTION = "Predicted on H100 nodes with 3,200 Gbit/s: bf16, AdamW, blocks recomputed, 4 × 1,024 tokens per GPU."
+CAPTION = (
+    "Predicted on H100 nodes with 3,200 Gbit/s: bf16, AdamW, blocks recomputed, 4 × 1,024 tokens per GPU. "
+    "Differences below the interval of the predictions are ties."
+)
 
 
 def read(folder: Path) -> pd.DataFrame:
@@ -59,7 +62,7 @@ def _map(axes: Axes, steps: pd.DataFrame) -> None:
     axes.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.5, len(sizes) - 0.5), xlabel="ranks", ylabel="parameters")
     axes.set_xticks(range(len(ranks)), [f"{one:,}" for one in ranks])
     axes.set_yticks(range(len(sizes)), [f"{one / 1e9:.1f}B" for one in sizes])
-    axes.set_title("fastest of what fits, tokens/s per GPU", loc="left")
+    axes.set_title("fastest strategy that fits, tokens/s per GPU", loc="left")
 
 
 def _scaling(axes: Axes, steps: pd.DataFrame) -> None:

@@ -119,7 +119,7 @@ def run(chosen: argparse.Namespace) -> int:
     show(found)
     if chosen.options:
         return 0
-    renew_interval(HERE, [abs(math.log(1 + row.error)) for row in judged(found)])
+    renew_interval(HERE, [abs(math.log(1 + (row.error or 0.0))) for row in judged(found)])
     return 0
 
 

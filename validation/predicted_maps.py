@@ -122,7 +122,7 @@ def run(chosen: argparse.Namespace) -> int:
     write(chosen.out / "options.csv", OptionRow, effects)
     edges = list(_break_even_rows(grid, options, seconds))
     write(chosen.out / "break_even.csv", BreakEvenRow, edges)
-    stdout_console().print(Grid(["model", "N", "fastest of what fits", "step"], [
+    stdout_console().print(Grid(["model", "N", "fastest strategy that fits", "step"], [
         [one.model, f"{one.ranks:,}", one.strategy, f"{one.step_s:.3f} s"] for one in fastest(steps)
     ], left=1))  # fmt: skip
     return 0
@@ -193,7 +193,7 @@ def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: 
 
 
 def fastest(rows: list[StepRow]) -> list[StepRow]:
-    """Returns the fastest of what fits, by model and ranks."""
+    """Returns the fastest strategy that fits, by model and ranks."""
     there: dict[tuple[str, int], StepRow] = {}
     for row in rows:
         key = row.model, row.ranks

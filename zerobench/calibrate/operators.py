@@ -4,7 +4,7 @@ matrix product   by m, n, k
 attention        forward and backward, by b x heads x queries x keys x head
 all else         by the bytes that it reads and writes
 beside           a collective's cost to a rank that computes meanwhile: compute with it minus compute alone, by the
-                 bytes of the full tensor; in both the last rank's end counts
+                 bytes of the full tensor. It includes the wait for the last rank
 apart            how much later than their mean the last rank arrives, by the seconds that all have computed since they
                  last met (`sizes`): what a collective waits for before it moves a byte
 autograd         of one operator in forward and backward: what a call costs beyond its kernel
@@ -267,7 +267,11 @@ def _beside(job: OperatorJob) -> list[dict[str, Any]]:
 
 
 def _extra(comm: Comm, full: torch.Tensor, begin: Any, block: Callable[[], object], times: int) -> float:
-    _, alone = _compute_and_meet(block, times)
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(times):
+        block()
+    alone = time.perf_counter() - started
     dist.barrier()
     started = time.perf_counter()
     wait = begin(comm, full)
