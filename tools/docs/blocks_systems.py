@@ -80,13 +80,9 @@ def zeropp(root: Path) -> str:
 
 OPTIONS = {
     "bits_within": lambda value: f"{value} bits within a node" if value != 4 else "",
-    "rotation": lambda value: "rotation (removed)" * value,
-    "feedback": lambda value: "feedback (removed)" * value,
     "differences": lambda value: "differences" * value,
 }  # fmt: skip
-"""Key of zeropp -> its words in a table, empty at the default. Rotation and feedback were keys of the code that
-recorded the runs.
-"""
+"""Key of zeropp -> its words in a table, empty at the default."""
 
 
 def zeropp_error(root: Path) -> str:
