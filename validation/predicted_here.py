@@ -119,7 +119,7 @@ def run(chosen: argparse.Namespace) -> int:
     show(found)
     if chosen.options:
         return 0
-    renew_interval(HERE, [abs(math.log(1 + (row.error or 0.0))) for row in judged(found)])
+    renew_interval(HERE, [abs(math.log(1 + error)) for error in measured_errors(found)])
     return 0
 
 
@@ -247,15 +247,15 @@ def show(rows: Sequence[HereRow]) -> None:
         for row in rows if row.error is not None
     ]  # fmt: skip
     console.print(Grid(header, lines, left=4))
-    errors = [abs(row.error or 0.0) for row in judged(rows)]
+    errors = [abs(error) for error in measured_errors(rows)]
     right, all_ = order_of(rows)
     words = f"mean |error| {mean(errors):.1%}, largest {max(errors):.1%}"
     console.print(f"{words}; {right} of {all_} pairs that all launches separate are in order", highlight=False)
 
 
-def judged(rows: Sequence[HereRow]) -> list[HereRow]:
-    """Returns the rows that were predicted and measured."""
-    return [row for row in rows if row.strategy != REFERENCE and row.error is not None]
+def measured_errors(rows: Sequence[HereRow]) -> list[float]:
+    """Returns the errors of the predictions that were measured, without the reference."""
+    return [row.error for row in rows if row.strategy != REFERENCE and row.error is not None]
 
 
 def without_drift(rows: Sequence[HereRow]) -> list[float]:
@@ -263,7 +263,9 @@ def without_drift(rows: Sequence[HereRow]) -> list[float]:
     and in the calibration.
     """
     drift = {row.ranks: 1 + row.error for row in rows if row.strategy == REFERENCE and row.error is not None}
-    return [(1 + (row.error or 0.0)) / drift.get(row.ranks, 1.0) - 1 for row in judged(rows)]
+    return measured_errors(
+        [replace(row, error=(1 + row.error) / drift.get(row.ranks, 1.0) - 1) for row in rows if row.error is not None]
+    )
 
 
 def effects(rows: Sequence[HereRow]) -> Iterator[tuple[HereRow, float, float | None]]:

@@ -39,7 +39,7 @@ from zerobench.timing.published import NEEDED
 from zerobench.timing.schedules import Schedules
 
 from .intervals import interval_of, write_validated
-from .predicted_here import HereRow, judged
+from .predicted_here import HereRow, measured_errors
 from .store import read, write
 
 RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))
@@ -295,7 +295,7 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
             for kind in (row.kind, "all"):
                 kinds[kind].append(errors[row.one.run.id])
     for path in HERE_RESULTS.glob("*.csv"):
-        kinds[HERE] += [abs(math.log(1 + (row.error or 0.0))) for row in judged(read(path, HereRow))]
+        kinds[HERE] += [abs(math.log(1 + error)) for error in measured_errors(read(path, HereRow))]
     return kinds
 
 

@@ -31,6 +31,7 @@ from zerobench.commands.plan.search import (
     walk,
     with_least,
 )
+from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import Execution, execute
 from zerobench.timing.prediction import Reduced
@@ -150,27 +151,29 @@ def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() ->
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("ranks", "steps", "said"),
     [
-        ({4: (1.0, 1.1), 16: (1.0, 1.05)}, "On 32 and 128 GPUs with the same micro-batches zero1 stays ahead."),
-        ({4: (1.0, 0.995), 16: (1.0, 0.9)}, "On 128 GPUs with the same micro-batches zero3 is ahead."),
-        ({4: (1.0, 0.5)}, "On 32 GPUs with the same micro-batches zero3 is ahead."),
+        (8, {32: (1.0, 1.1), 128: (1.0, 1.05)}, "On 32 and 128 GPUs with the same micro-batches zero1 stays ahead."),
+        (8, {32: (1.0, 0.995), 128: (1.0, 0.9)}, "On 128 GPUs with the same micro-batches zero3 is ahead."),
+        (8, {32: (1.0, 0.5)}, "On 32 GPUs with the same micro-batches zero3 is ahead."),
+        (128, {512: (1.0, 1.1)}, "On 512 GPUs with the same micro-batches zero1 stays ahead."),
+        (512, {}, ""),
     ],
 )
 def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
-    steps: dict[int, tuple[float, ...]], said: str, monkeypatch: pytest.MonkeyPatch
+    ranks: int, steps: dict[int, tuple[float, ...]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class MoreGpus:
         costs = None
 
-        def on_more_gpus(self, cells: list[object], factor: int) -> list[SimpleNamespace]:
+        def schedules(self, cells: list[Cell]) -> list[SimpleNamespace]:
             assert len(cells) == 2, "zero1's second row is no leader"
-            return [SimpleNamespace(problem="", step_s=step) for step in steps[factor]]
+            return [SimpleNamespace(problem="", step_s=step) for step in steps[cells[0].config.world_size]]
 
     monkeypatch.setattr(fastest, "step_time", lambda schedule, _: schedule)
     names = ("zero1", "zero1", "zero3")
     ranked: Any = [
-        fastest.Timed(Candidate(name, "none", "none"), cell(name, 8), None, None, None, None)  # type: ignore[arg-type]
+        fastest.Timed(Candidate(name, "none", "none"), cell(name, ranks), None, None, None, None)  # type: ignore[arg-type]
         for name in names
     ]
     assert fastest.turn_of_gpus(ranked, MoreGpus()) == said  # type: ignore[arg-type]

@@ -100,7 +100,6 @@ def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_
     assert made.step_s == 4 + 1 + 2 + 4 + 1.75 + 2, "they were together when the first was issued, 7 seconds before"
     hidden = lay_out([work(4), launch(0, 2), work(4), wait(0), launch(1, 2), wait(1)], apart)
     assert hidden.step_s == 8 + 2 + 2, "a wait that is over at once brings nobody together"
-    assert lay_out([work(4), launch(0, 2), wait(0)], Units(apart=0.25)).step_s == 6, "not on GPUs"
 
 
 def test_a_cpu_has_no_streams_so_that_every_wait_is_the_hosts() -> None:
@@ -309,7 +308,7 @@ def test_errors_without_the_drift_of_the_machine() -> None:
         HereRow("gpt_small", 4, 0.0, "ddp", "", 1.1, 0.0, 1.0, 1.0, 1.0, 0.1),
     ]
     assert predicted_here.without_drift(rows) == pytest.approx([0.0, 0.1])
-    assert [row.ranks for row in predicted_here.judged(rows)] == [2, 4]
+    assert predicted_here.measured_errors(rows) == [-0.2, 0.1]
     assert predicted_here.order_of(rows) == (0, 0), "the reference is no strategy"
 
 

@@ -103,7 +103,7 @@ def here(root: Path) -> str:
         seen = ["–", "–"] if row.measured_s is None else [f"{row.measured_s:.3f} s", f"{row.error:+.1%}"]
         lines.append([row.model, str(row.ranks), _link(row), f"`{row.cell}`", f"{row.predicted_s:.3f} s", *seen])
     said = table(["model", "N", "link", "strategy", "predicted", "measured", "error"], 4, lines)
-    errors = [abs(row.error or 0.0) for row in predicted_here.judged(rows)]
+    errors = [abs(error) for error in predicted_here.measured_errors(rows)]
     if not errors:
         return said
     right, apart = predicted_here.order_of(rows)

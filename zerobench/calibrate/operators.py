@@ -267,12 +267,7 @@ def _beside(job: OperatorJob) -> list[dict[str, Any]]:
 
 
 def _extra(comm: Comm, full: torch.Tensor, begin: Any, block: Callable[[], object], times: int) -> float:
-    dist.barrier()
-    started = time.perf_counter()
-    for _ in range(times):
-        block()
-    alone = time.perf_counter() - started
-    dist.barrier()
+    alone, _ = _compute_and_meet(block, times)
     started = time.perf_counter()
     wait = begin(comm, full)
     for _ in range(times):

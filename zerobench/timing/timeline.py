@@ -178,7 +178,7 @@ class _Layout:
         if self._costs.blocking:
             self._streams[0] = max(self._streams[0], self._host)
         lane = event.group or event.tier
-        meets = self._costs.blocking and event.kind == LAUNCH and event.group_size > 1
+        meets = event.kind == LAUNCH and event.group_size > 1
         arrived = self._host + (self._costs.apart(self._host - self._met) if meets else 0.0)
         begin = max(arrived, self._streams[event.stream], self._lanes[lane])
         end = begin + cost.wire_s * stretch

@@ -21,6 +21,7 @@ from typing import Any
 
 from ...config import combinations
 from ...config.cell import Cell
+from ...config.keys import problems_of
 from ...config.schema_memory import CHOICES
 from ...fake_execution import Execution
 from ...results.grid import Grid
@@ -201,14 +202,9 @@ class FastestSearch:
         found = iter(self.run([config for one in small for config in one.configs]))
         return [(one, [next(found) for _ in one.configs]) for one in small]
 
-    def on_more_gpus(self, cells: Sequence[Cell], factor: int) -> list[StepSchedule]:
-        """Returns the schedules of cells on so many times as many GPUs, each rank with the same work."""
-        larger = []
-        for cell in cells:
-            config = cell.config
-            batch = None if config.batch is None else config.batch * factor
-            larger.append(cell.changed(world_size=config.world_size * factor, batch=batch))
-        return [schedule_of(one, mine) for one, mine in self._executed(larger)]
+    def schedules(self, cells: Sequence[Cell]) -> list[StepSchedule]:
+        """Executes cells, and returns their schedules."""
+        return [schedule_of(one, mine) for one, mine in self._executed(cells)]
 
     def _sized(self, cell: Cell, size: int) -> Cell:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
@@ -459,15 +455,17 @@ def _rounded(rate: float) -> str:
 
 
 def turn_of_gpus(found: Sequence[Timed], search: FastestSearch) -> str:
-    """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if there is no
-    other strategy that fits. It executes the leaders again."""
+    """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if no other
+    strategy fits, or no larger world may be executed. It executes the leaders again."""
     leaders, tried = _leaders(found), list[str]()
     if len(leaders) < 2:
         return ""
     first = leaders[0]
     for factor in MORE_GPUS:
-        schedules = search.on_more_gpus([one.cell for one in leaders], factor)
-        gpus = first.cell.config.world_size * factor
+        larger = [_on_more_gpus(one.cell, factor) for one in leaders]
+        if any(problems_of(cell.config) for cell in larger):  # more ranks than a world has at most
+            break
+        schedules, gpus = search.schedules(larger), larger[0].config.world_size
         if problem := next((one.problem for one in schedules if one.problem), ""):
             return f"On {gpus:,} GPUs nothing is predicted: {problem}."
         rates = [one.rate(step_time(schedule, search.costs)) for one, schedule in zip(leaders, schedules, strict=True)]
@@ -475,7 +473,16 @@ def turn_of_gpus(found: Sequence[Timed], search: FastestSearch) -> str:
         if max(rates) > AHEAD * rates[0]:
             return f"On {gpus:,} GPUs with the same micro-batches {best.candidate.name} is ahead."
         tried.append(f"{gpus:,}")
+    if not tried:
+        return ""
     return f"On {' and '.join(tried)} GPUs with the same micro-batches {first.candidate.name} stays ahead."
+
+
+def _on_more_gpus(cell: Cell, factor: int) -> Cell:
+    """Returns the cell on so many times as many GPUs, each rank with the same work."""
+    config = cell.config
+    batch = None if config.batch is None else config.batch * factor
+    return cell.changed(world_size=config.world_size * factor, batch=batch)
 
 
 def _best_at(found: Sequence[Timed], costs: GpuCosts, factor: float) -> Timed:
