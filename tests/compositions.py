@@ -234,7 +234,7 @@ def by_strategy(n: int) -> list[Combination]:
 
 
 def low_bit(n: int) -> list[Combination]:
-    """The same combinations with optimizers whose states have fewer bits."""
+    """Returns the combinations with optimizers whose states have fewer bits."""
     rows = by_strategy(n)
     return [row | {"optimizer": "adamw_bf16" if "nvme" in row["offload"] else "adamw8bit"} for row in rows]
 

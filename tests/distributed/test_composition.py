@@ -18,7 +18,7 @@ def test_every_choice_of_every_strategy_trains_as_the_plain_stage_does(tmp_path:
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 4])
 def test_states_of_fewer_bits_go_with_every_choice(n: int, tmp_path: Path) -> None:
-    """Of four ranks, which take longer, with groups that share a shard alone."""
+    """On four ranks, which take longer, only groups that share a shard."""
     compare([row for row in compositions.low_bit(n) if n == 2 or row["shard_group"] == "2"], n, tmp_path)
 
 

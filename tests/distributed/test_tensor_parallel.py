@@ -134,7 +134,7 @@ def test_states_are_those_of_a_part_of_the_model(accounted) -> None:
 
 
 def test_ranks_keep_a_part_of_the_inputs_each(accounted) -> None:
-    """Of three blocks' inputs, kept whole by checkpoint; the last one stays on the device."""
+    """Three blocks keep their inputs, whole under checkpoint; the last one stays on the device."""
 
     def largest(policy: str, tier: str) -> int:
         _, records = accounted["zero2", policy]

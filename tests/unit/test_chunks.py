@@ -97,7 +97,7 @@ def test_the_loss_needs_an_nth_of_a_third() -> None:
 
 
 def test_the_mlp_keeps_its_input_alone_and_works_on_a_part() -> None:
-    """Of a block 8·s·b·h elements less are kept, both inner layers; while a part runs 1/n of them come back."""
+    """A block keeps 8·s·b·h elements fewer, both inner layers; while a part runs, 1/n of them come back."""
     size, unit = {"hidden": 64, "vocabulary": 2, "heads": 1, "layers": 6}, 4 * 2 * 1024 * 64
     whole, parts = peak_bytes(**size), peak_bytes(**size, mlp_chunks=8)
     assert whole - parts >= 8 * unit * 5

@@ -107,7 +107,7 @@ def problem_of(line: str) -> str:
 
 
 def problem_of_arguments(words: list[str]) -> str:
-    """Of `zerobench WORDS`."""
+    """Returns the problem of `zerobench WORDS`."""
     if words and words[0] in VERBS:
         if words[0] == "columns":
             return "" if columns.columns(words[1:]) == 0 else "no such column"
@@ -139,7 +139,7 @@ def shared_checker() -> Overrides:
 
 
 def problem_of_proof(name: str, variables: list[str]) -> str:
-    """Of `make NAME VARIABLE="OPTIONS"`, for a proof of validation/."""
+    """Returns the problem of `make NAME VARIABLE="OPTIONS"`, for a proof of validation/."""
     given = dict(one.split("=", 1) for one in variables)
     options = [word for key, text in given.items() if key != "PIP" and text[:2] == "--" for word in shlex.split(text)]
     needed = ["--out", given.get("OUT", "here")] if name == "gpu-suite" else []
@@ -171,7 +171,7 @@ def test_every_command_on_a_page_parses(page: Path) -> None:
 
 
 def test_every_command_of_the_workflows_parses() -> None:
-    """Those of examples/ci, and those of other forges on their page; arrays of a script are left out."""
+    """The workflows of examples/ci, and of other forges on their page; arrays of a script are left out."""
     gate = yaml.safe_load((ROOT / "examples/ci/memory-gate.yml").read_text())
     scripts = [step.get("run", "") for job in gate["jobs"].values() for step in job["steps"]]
     found = [re.sub(r'"\$\{\w+\[@\]\}" ', "", line.strip()) for text in scripts for line in text.splitlines()]

@@ -272,7 +272,7 @@ def test_rounds_are_interleaved_and_blocks_are_not() -> None:
 
 
 def false_alarms(drift: float, mirrored: bool) -> float:
-    """Of 200 comparisons of identical code, 6 launches a side with 1 % of noise, how many have a verdict of a change,
+    """Returns how many of 200 comparisons of identical code, 6 launches per side with 1 % of noise, find a change,
     while the machine drifts by so much from first to last, either way, or is so much slower in one half.
     """
     random, row = np.random.default_rng(0), run(cell("zero1", 2))
@@ -307,7 +307,7 @@ def test_drift_is_no_change_of_the_code() -> None:
 
 @pytest.mark.thorough
 def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
-    """Of 2 000 experiments with the stated number of pairs and a 3 % change, 80 of 100 find an interval without 1."""
+    """With the stated number of pairs and a 3 % change, 80 of 100 experiments find an interval without 1."""
     random, spread = np.random.default_rng(0), 0.03
     row = run(cell("zero1", 2))
     many = [(row, row | {"step_s": 0.1 * float(np.exp(random.normal(0, spread)))}) for _ in range(2000)]

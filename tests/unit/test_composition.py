@@ -59,7 +59,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() ->
 
 @pytest.mark.thorough
 def test_what_is_trained_holds_every_pair_that_makes_sense() -> None:
-    """Of the whole product, asked of the config: the rows of all numbers of ranks together."""
+    """Pairs of the whole product that the config accepts; the rows of all numbers of ranks together have them."""
     legal = (one for n in compositions.WORLDS for one in compositions.legal(n))
     wanted = {pair for one in legal for pair in combinations(one.items(), 2)}
     choices = [[(axis, name) for name in names] for axis, names in FREE.items()]

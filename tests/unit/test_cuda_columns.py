@@ -110,7 +110,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def test_the_names_are_torchs() -> None:
-    """Of functions, in the installed torch; of keys, in what it says of them (a GPU would say more)."""
+    """Functions exist in the installed torch; keys are in its documentation (a GPU would say more)."""
     for name in NAMES:
         assert callable(getattr(torch.cuda, name)), name
     said = torch.cuda.memory_stats.__doc__ or ""

@@ -195,7 +195,7 @@ def test_names_in_transformers_are_its_own() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_words_of_a_key_are_what_its_sentence_lists(strategy: str) -> None:
-    """Of wrong words, several in one config: those that name the backend or belong to a stage in the other."""
+    """Several wrong words in one config; those that name the backend or belong to a stage in the other."""
     other = {"device", "strategy.reduce_with"}
     elsewhere = {"draw_on", "tensors", "measure.passes", "huggingface.loss"}  # refused before the others are looked at
     worded = {key for key, one in KEYS.items() if one.words and one.limits is None} - elsewhere

@@ -98,7 +98,7 @@ OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
 def test_activations_are_as_the_formula_says(
     name: str, precision: Any, more: dict[str, Any], tmp_path: Path, monkeypatch
 ) -> None:
-    """Of a rank of 64 under zero3, whose states are small: what is not states at the peak, within 4 %.
+    """The peak without states, of a rank of 64 under zero3, whose states are small, within 4 %.
 
     In host memory to the byte.
     """
@@ -194,7 +194,7 @@ def test_the_plan_in_the_documents_is_the_plan_and_fits() -> None:
 
 @pytest.mark.thorough
 def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
-    """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
+    """What can be known of cells that this machine cannot run: none is refused."""
     setup = SuiteSetup(tmp_path, "cuda", False, 140 * 2**30)
     counts = {}
     for name in ("parity", "speed", "memory", "tiers"):

@@ -56,7 +56,7 @@ class CopyStreams:
         return self._copy(place, source, "_down")
 
     def up(self, place: torch.Tensor, source: torch.Tensor) -> Any:
-        """The same, from the host to the device."""
+        """Copies from the host to the device, as `down` does the other way."""
         return self._copy(place, source, "_up")
 
     def _copy(self, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:

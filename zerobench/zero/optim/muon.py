@@ -60,8 +60,8 @@ class MuonWithAdamW(optim.Optimizer):
 
 
 class AdafactorWithAdamW(MuonWithAdamW):
-    """The same with torch.optim.Adafactor, whose means over rows and columns are those of whole matrices: m + n state
-    values for an (m, n) matrix. Checkpoints do not contain them.
+    """MuonWithAdamW with torch.optim.Adafactor in place of Muon. Its means are over rows and columns of whole matrices:
+    m + n state values for an (m, n) matrix. Checkpoints do not contain them.
     """
 
     parts: ClassVar = {True: optim.Adafactor, False: optim.AdamW}
