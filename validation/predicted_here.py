@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import mean, median
 
 from zerobench.calibrate.operators import STEP, load_operators
-from zerobench.commands.calibrate import reference_step_s
 from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import calibrated_costs
 from zerobench.config.cell import CellConfig
@@ -35,6 +34,7 @@ from zerobench.launch.start_ranks import launch
 from zerobench.results.grid import Grid
 from zerobench.timing.interval import HERE
 from zerobench.timing.prediction import reduced, step_time
+from zerobench.timing.reference import reference_step_s
 from zerobench.timing.schedules import Schedules
 from zerobench.worker import RankJob, run_rank
 

@@ -4,21 +4,25 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import yaml
 
 from tests.test_layers import LAYERS
 from validation import predicted_here, predicted_maps
 from validation.predicted_here import HereRow
+from zerobench.calibrate.collectives import load_calibration
+from zerobench.calibrate.operators import CALLS, STEP, STEP_LAID_OUT, OperatorTime, load_operators
 from zerobench.commands.estimate.command import ask
+from zerobench.fake_execution.execute import CPU
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
-from zerobench.timing import hardware
-from zerobench.timing.costs import GpuCosts, Transfer, held_out_error, matmul_rows
-from zerobench.timing.prediction import reduced
+from zerobench.timing import hardware, reference
+from zerobench.timing.costs import CpuCosts, GpuCosts, Transfer, held_out_error, matmul_rows
+from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.published import hardware_of
-from zerobench.timing.schedules import NOT_EXECUTED
+from zerobench.timing.schedules import NOT_EXECUTED, Schedules
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -100,6 +104,22 @@ def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_
     assert made.step_s == 4 + 1 + 2 + 4 + 1.75 + 2, "they were together when the first was issued, 7 seconds before"
     hidden = lay_out([work(4), launch(0, 2), work(4), wait(0), launch(1, 2), wait(1)], apart)
     assert hidden.step_s == 8 + 2 + 2, "a wait that is over at once brings nobody together"
+
+
+def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path("results/calibration/cpu/N=2")
+    committed = load_operators(folder)
+    known = committed[~committed["operator"].isin([STEP, STEP_LAID_OUT, *CALLS.values()])]
+    took = {reference.ALONE: 0.22, "zero3": 0.31, "fsdp2": 0.36}
+    monkeypatch.setattr(reference, "_measured", lambda ranks, timeout_s: took)
+    rows = reference.step_rows(folder, [OperatorTime(**one) for one in known.to_dict("records")], 2, 60.0)
+    with_steps = pd.concat([known, pd.DataFrame([vars(one) for one in rows])], ignore_index=True)
+    costs = CpuCosts(with_steps, load_calibration(folder), cores=2)
+    cells = {name: reduced(reference.reference_cell(2, name)) for name in took}
+    schedules = Schedules(None)
+    schedules.execute("", [(cell, CPU) for cell in cells.values()])
+    for name, seconds in took.items():
+        assert step_time(schedules.of(cells[name], CPU), costs).step_s == pytest.approx(seconds, rel=0.02), name
 
 
 def test_a_cpu_has_no_streams_so_that_every_wait_is_the_hosts() -> None:

@@ -8,8 +8,11 @@ beside           a collective's cost to a rank that computes meanwhile: compute 
 apart            how much later than their mean the last rank arrives, by the seconds that all have computed since they
                  last met (`sizes`): what a collective waits for before it moves a byte
 autograd         of one operator in forward and backward: what a call costs beyond its kernel
-step             of a reference model in training, without communication: measured, and laid out from the times above.
-                 In a step caches are cold and Python runs between the operators; the ratio is the machine's own
+step             of a reference model in training, without communication: measured, and laid out from the times above
+                 (timing/reference.py). In a step caches are cold and Python runs between the operators; the ratio is
+                 the machine's own
+call             what a launch of a collective costs in a step beyond `beside`, by what launches it; from reference
+                 steps as well. Below 0 if `beside` is too much
 
 Every rank computes with one thread, and all of them at the same time, so that what they share (cores, caches, memory)
 is shared as in training. Each time is the median of the repetitions, the mean over the ranks. A folder of a calibration
@@ -223,9 +226,11 @@ BESIDE = "beside"
 AUTOGRAD = "autograd"
 STEP, STEP_LAID_OUT = "step", "step laid out"
 APART = "apart"
-NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT, APART)
+CALLS = {"seam": "call seam", "torch": "call torch"}
+NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT, APART, *CALLS.values())
 """Rows that are no curve of an operator."""
 BESIDE_BYTES = tuple(2**power for power in (18, 20, 22, 24))
+BESIDE_REPETITIONS = 12
 BLOCK_S = 0.04
 """Compute beside which a collective runs, seconds."""
 
@@ -249,7 +254,7 @@ def _own(full: torch.Tensor) -> torch.Tensor:
     return full.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
-def _beside(job: OperatorJob) -> list[dict[str, Any]]:
+def _beside() -> list[dict[str, Any]]:
     """Returns the cost of each collective to a rank that computes meanwhile."""
     comm = connect(None, torch.device("cpu"))
     block = _product(512, 1536, 384)()
@@ -258,7 +263,7 @@ def _beside(job: OperatorJob) -> list[dict[str, Any]]:
     for (via, kind), begin in COLLECTIVES.items():
         for size in BESIDE_BYTES:
             full = torch.zeros(size // 4)
-            found = [_extra(comm, full, begin, block, times) for _ in range(job.repetitions + 1)][1:]
+            found = [_extra(comm, full, begin, block, times) for _ in range(BESIDE_REPETITIONS + 1)][1:]
             rows.append(
                 {"operator": f"{BESIDE} {via} {kind}", "sizes": "", "bytes": size, "flops": 0,
                  "seconds": max(median(found), 1e-6)}
@@ -350,7 +355,7 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
                 tell(number)
         rows.append({"operator": AUTOGRAD, "sizes": "", "bytes": 0, "flops": 0, "seconds": _autograd_s()})
         if job.world_size > 1:
-            rows += [*_apart(), *_beside(job)]
+            rows += [*_apart(), *_beside()]
     return rows
 
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
-import pandas as pd
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibrate.collectives import (
@@ -29,13 +25,10 @@ from ..calibrate.collectives import (
     TransferRow,
     calibrate_rank,
     evenly,
-    load_calibration,
     write_calibration,
 )
 from ..calibrate.disk import DiskCalibration, DiskPlan, measure, write_disk_calibration
 from ..calibrate.operators import (
-    STEP,
-    STEP_LAID_OUT,
     OperatorJob,
     OperatorTime,
     mean_of_ranks,
@@ -44,9 +37,6 @@ from ..calibrate.operators import (
     write_operators,
 )
 from ..cluster.job import gather, machines
-from ..config.cell import CellConfig
-from ..config.compose import compose_cells
-from ..host.environment import usable_cores
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
@@ -55,12 +45,8 @@ from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
-from ..timing.costs import CpuCosts
-from ..timing.prediction import reduced, step_time
-from ..timing.schedules import Schedules
-from ..worker import RankJob, run_rank
+from ..timing.reference import NotMeasuredError, step_rows
 from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
-from .estimate.command import ask
 
 FOLDER = Path("results/calibration")
 OPERATOR_REPETITIONS = 3
@@ -87,10 +73,6 @@ def calibrate(arguments: list[str]) -> int:
     return 0
 
 
-class NotMeasuredError(Exception):
-    """A rank, or the disk, failed; the message says why."""
-
-
 def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     """Measures, records and shows the collectives. Raises NotMeasuredError."""
     sizes = _sizes(chosen.sizes, chosen.world_size)
@@ -99,13 +81,13 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     operators = _measure_operators(chosen) if chosen.compute else []
-    step_s = reference_step_s(chosen.world_size, chosen.timeout) if chosen.compute else 0.0
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     where = started(machines(chosen.world_size))
     provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
     if operators:
-        write_operators(folder, [*operators, *_step_rows(folder, operators, step_s, chosen.world_size)])
+        steps = step_rows(folder, operators, chosen.world_size, chosen.timeout)
+        write_operators(folder, [*operators, *steps])
     print(f"recorded in {folder}; zerobench.load_calibration reads it")
 
 
@@ -121,54 +103,6 @@ def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     return mean_of_ranks(outcome.results, chosen.world_size)
-
-
-REFERENCE = (
-    "model=gpt_small", "micro_batch=4", "sequence=128", "strategy=ddp", "world_size=1", "launch.threads=1",
-    "measure.passes=timed", "measure.warmup=3", "measure.steps=12",
-)  # fmt: skip
-"""The reference step: as many ranks as are calibrated train it side by side, each a world of its own."""
-
-
-@dataclass(frozen=True)
-class ReferenceJob:
-    """A rank that trains the reference cell in a world of its own."""
-
-    config: CellConfig
-    rank: int
-
-
-def train_reference(job: ReferenceJob, tell: Callable[[Any], None]) -> float:
-    """Returns the median of the timed steps, seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = run_rank(RankJob(job.config, "timed", 0, f"{folder}/rendezvous", folder), tell)
-    return float(median(step.seconds or 0.0 for step in found.steps if not step.warmup))
-
-
-def reference_step_s(ranks: int, timeout_s: float) -> float:
-    """Returns the seconds of the reference step, the mean over the ranks. Raises NotMeasuredError."""
-    (cell,) = compose_cells(list(REFERENCE))
-    jobs = [ReferenceJob(cell.config, rank) for rank in range(ranks)]
-    with temporary_folder() as scratch:
-        outcome = launch(train_reference, jobs, scratch / "logs", timeout_s)
-    if outcome.status != "ok":
-        raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    return float(mean(outcome.results))
-
-
-def _step_rows(folder: Path, operators: list[OperatorTime], step_s: float, world_size: int) -> list[OperatorTime]:
-    """Returns the reference step as it was measured and as its operators' times lay it out."""
-    question = ask(REFERENCE, "cpu")
-    cell = reduced(question.cells[0].config)
-    schedules = Schedules(None)
-    schedules.execute("reference step", [(cell, question.target)])
-    costs = CpuCosts(pd.DataFrame([asdict(row) for row in operators]), load_calibration(folder), usable_cores())
-    laid_out = step_time(schedules.of(cell, question.target), costs).step_s
-    sizes = " ".join(REFERENCE)
-    return [
-        OperatorTime(name, sizes, 0, 0, world_size, seconds)
-        for name, seconds in ((STEP, step_s), (STEP_LAID_OUT, laid_out))
-    ]
 
 
 def _now() -> str:

@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.interpolate import RBFInterpolator
 
 from ..calibrate.collectives import Calibration
-from ..calibrate.operators import APART, AUTOGRAD, BESIDE, NO_OPERATORS, STEP, STEP_LAID_OUT
+from ..calibrate.operators import APART, AUTOGRAD, BESIDE, CALLS, NO_OPERATORS, STEP, STEP_LAID_OUT
 from ..records import EventRow
 from ..records.event_row import MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
@@ -272,6 +272,7 @@ class CpuCosts:
         known = operators.groupby("operator")["seconds"].mean()
         self.in_step = float(known[STEP] / known[STEP_LAID_OUT]) if STEP_LAID_OUT in known else 1.0
         self.host_s = float(known[AUTOGRAD]) * self.in_step
+        self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
         apart = operators[operators["operator"] == APART]
         self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
         self._calibration, self._idle = calibration, cores > self.ranks
@@ -306,11 +307,12 @@ class CpuCosts:
         alone, via = line.seconds(int(size)), "seam" if own else "torch"
         sent = event.wire_bytes * (1.0 if own else GLOO_SENDS.get(kind, 1.0))
         wire = 0.0 if self._link is None else sent / (self._link * TCP) + self._latency
+        call = 0.0 if kind == "all_reduce" else self._call[via]  # no hook of Python launches DDP's
         if self._idle:
-            return Transfer(0.0, alone + wire)
+            return Transfer(max(0.0, call), alone + wire)
         curve = self._curves.get(f"{BESIDE} {via} {kind}")
         beside = alone if curve is None else curve.seconds(int(size))
-        return Transfer(beside, wire if self._link is not None else max(0.0, alone - beside))
+        return Transfer(max(0.0, beside + call), wire if self._link is not None else max(0.0, alone - beside))
 
     def apart(self, seconds: float) -> float:
         """Returns how late the last rank is; after more than the longest measured time as late as after that."""

@@ -1,0 +1,114 @@
+"""A reference model that trains on this machine, and the same steps as the times of their operators lay them out.
+
+alone           as many ranks as are calibrated train side by side, each in a world of its own: no communication.
+                Measured over laid out is the machine's factor for operators in a step
+communicating   the ranks train in one world, under a strategy whose collectives are launched by Python hooks: ours for
+                `seam`, FSDP2's for `torch`. What such a step takes beyond its layout, per launch, is what a launch
+                costs in a step: its hook, and ranks that wait for one another
+
+All are launched in turns, so that a drift of the machine affects all. No cell of validation/predicted_here is among
+them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+
+from ..calibrate.collectives import load_calibration
+from ..calibrate.operators import CALLS, STEP, STEP_LAID_OUT, OperatorTime
+from ..config.cell import CellConfig
+from ..config.compose import compose_cells
+from ..fake_execution.execute import CPU
+from ..host.environment import usable_cores
+from ..host.temporary import temporary_folder
+from ..host.terminal import progress_bar
+from ..launch.over_cluster import launch, places
+from ..records.event_row import LAUNCH
+from ..worker import RankJob, run_rank
+from .costs import CpuCosts
+from .prediction import reduced, step_time
+from .schedules import Schedules
+
+WORDS = (
+    "model=gpt_small", "model.layers=3", "micro_batch=4", "sequence=128", "device=cpu", "launch.threads=1",
+    "measure.passes=timed", "measure.warmup=3", "measure.steps=10",
+)  # fmt: skip
+ALONE = "alone"
+COMMUNICATING = {"seam": "zero3", "torch": "fsdp2"}
+"""What launches a collective -> the strategy whose steps tell its cost."""
+HOOKED = ("all_gather", "reduce_scatter")
+"""The collectives that hooks launch."""
+ROUNDS = 4
+
+
+class NotMeasuredError(Exception):
+    """A rank, or what it measured, failed; the message says why."""
+
+
+def reference_cell(ranks: int, strategy: str = ALONE) -> CellConfig:
+    """Returns the cell of a reference step; alone, a rank is a world of its own."""
+    own = ["strategy=ddp", "world_size=1"] if strategy == ALONE else [f"strategy={strategy}", f"world_size={ranks}"]
+    (cell,) = compose_cells([*WORDS, *own])
+    return cell.config
+
+
+def reference_step_s(ranks: int, timeout_s: float, strategy: str = ALONE) -> float:
+    """Launches a reference step and returns its seconds: the mean over the ranks of their medians.
+
+    Raises NotMeasuredError.
+    """
+    config = reference_cell(ranks, strategy)
+    with temporary_folder() as scratch:
+        if strategy == ALONE:
+            jobs = [RankJob(config, "timed", 0, f"{scratch}/world-{rank}", str(scratch)) for rank in range(ranks)]
+        else:
+            world = enumerate(places(ranks, scratch / "world"))
+            jobs = [RankJob(config, "timed", rank, place, str(scratch)) for rank, place in world]
+        outcome = launch(run_rank, jobs, scratch / "logs", timeout_s)
+    if outcome.status != "ok":
+        raise NotMeasuredError(f"reference step, {strategy}: {outcome.status}: {outcome.reason}")
+    steps = [median(step.seconds for step in record.steps if not step.warmup) for record in outcome.results]
+    return float(sum(steps) / ranks)
+
+
+def step_rows(folder: Path, operators: list[OperatorTime], ranks: int, timeout_s: float) -> list[OperatorTime]:
+    """Measures the reference steps and returns their rows for the calibration in `folder`: alone, and the cost of a
+    launch. Raises NotMeasuredError.
+    """
+    measured = _measured(ranks, timeout_s)
+    schedules = Schedules(None)
+    cells = {name: reduced(reference_cell(ranks, name)) for name in measured}
+    schedules.execute("reference steps", [(cell, CPU) for cell in cells.values()])
+    calibration, rows = load_calibration(folder), list(operators)
+
+    def laid_out(name: str) -> float:
+        costs = CpuCosts(pd.DataFrame([asdict(row) for row in rows]), calibration, usable_cores())
+        return step_time(schedules.of(cells[name], CPU), costs).step_s
+
+    def row(name: str, seconds: float) -> OperatorTime:
+        return OperatorTime(name, " ".join(WORDS), 0, 0, ranks, seconds)
+
+    rows += [row(STEP_LAID_OUT, laid_out(ALONE)), row(STEP, measured[ALONE])]
+    calls = []
+    for via, name in COMMUNICATING.items() if ranks > 1 else ():
+        (events,) = schedules.of(cells[name], CPU).events
+        launches = sum(event.kind == LAUNCH and event.collective in HOOKED for event in events)
+        calls.append(row(CALLS[via], (measured[name] - laid_out(name)) / launches))
+    return [*rows[len(operators) :], *calls]
+
+
+def _measured(ranks: int, timeout_s: float) -> dict[str, float]:
+    """Returns strategy -> median step, seconds, of launches in turns."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    names = [ALONE, *(COMMUNICATING.values() if ranks > 1 else ())]
+    with progress_bar(f"reference steps, N={ranks}", ROUNDS * len(names), "launches") as advance:
+        for _ in range(ROUNDS):
+            for name in names:
+                found[name].append(reference_step_s(ranks, timeout_s, name))
+                advance()
+    return {name: median(seconds) for name, seconds in found.items()}
