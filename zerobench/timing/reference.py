@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -36,14 +37,14 @@ from .schedules import Schedules
 
 WORDS = (
     "model=gpt_small", "model.layers=3", "micro_batch=4", "sequence=128", "device=cpu", "launch.threads=1",
-    "measure.passes=timed", "measure.warmup=3", "measure.steps=10",
+    "measure.passes=timed", "measure.warmup=2", "measure.steps=8",
 )  # fmt: skip
 ALONE = "alone"
 COMMUNICATING = {"seam": "zero3", "torch": "fsdp2"}
 """What launches a collective -> the strategy whose steps tell its cost."""
 HOOKED = ("all_gather", "reduce_scatter")
 """The collectives that hooks launch."""
-ROUNDS = 4
+ROUNDS = 8
 
 
 class NotMeasuredError(Exception):
@@ -103,7 +104,9 @@ def step_rows(folder: Path, operators: list[OperatorTime], ranks: int, timeout_s
 
 
 def _measured(ranks: int, timeout_s: float) -> dict[str, float]:
-    """Returns strategy -> median step, seconds, of launches in turns."""
+    """Returns strategy -> step, seconds: of launches in turns, the median alone, and the median ratio to it in the same
+    round.
+    """
     found: defaultdict[str, list[float]] = defaultdict(list)
     names = [ALONE, *(COMMUNICATING.values() if ranks > 1 else ())]
     with progress_bar(f"reference steps, N={ranks}", ROUNDS * len(names), "launches") as advance:
@@ -111,4 +114,6 @@ def _measured(ranks: int, timeout_s: float) -> dict[str, float]:
             for name in names:
                 found[name].append(reference_step_s(ranks, timeout_s, name))
                 advance()
-    return {name: median(seconds) for name, seconds in found.items()}
+    alone = median(found[ALONE])
+    ratios = {name: median(map(truediv, seconds, found[ALONE])) for name, seconds in found.items()}
+    return {name: ratio * alone for name, ratio in ratios.items()}
