@@ -20,6 +20,7 @@ from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
 from zerobench.timing.costs import CpuCosts, GpuCosts, Transfer, held_out_error, matmul_rows
+from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.published import hardware_of
 from zerobench.timing.schedules import NOT_EXECUTED, Schedules
@@ -111,8 +112,8 @@ def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkey
     committed = load_operators(folder)
     known = committed[~committed["operator"].isin([STEP, STEP_LAID_OUT, *CALLS.values()])]
     took = {reference.ALONE: 0.22, "zero3": 0.31, "fsdp2": 0.36}
-    monkeypatch.setattr(reference, "_measured", lambda ranks, timeout_s: took)
-    rows = reference.step_rows(folder, [OperatorTime(**one) for one in known.to_dict("records")], 2, 60.0)
+    monkeypatch.setattr(reference, "usable_cores", lambda: 2)
+    rows = reference.step_rows(folder, [OperatorTime(**one) for one in known.to_dict("records")], took, 2)
     with_steps = pd.concat([known, pd.DataFrame([vars(one) for one in rows])], ignore_index=True)
     costs = CpuCosts(with_steps, load_calibration(folder), cores=2)
     cells = {name: reduced(reference.reference_cell(2, name)) for name in took}
@@ -120,6 +121,11 @@ def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkey
     schedules.execute("", [(cell, CPU) for cell in cells.values()])
     for name, seconds in took.items():
         assert step_time(schedules.of(cells[name], CPU), costs).step_s == pytest.approx(seconds, rel=0.02), name
+    config = reference.reference_cell(2, "zero3")
+    assert interval_of(costs, config).words.endswith("cells on calibrated machines")
+    earlier = CpuCosts(known, load_calibration(folder), cores=2)
+    assert "the calibration is of an earlier version" in interval_of(earlier, config).words
+    assert "fewer ranks than cores" in interval_of(CpuCosts(with_steps, load_calibration(folder), 4), config).words
 
 
 def test_a_cpu_has_no_streams_so_that_every_wait_is_the_hosts() -> None:

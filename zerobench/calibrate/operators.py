@@ -11,8 +11,9 @@ autograd         of one operator in forward and backward: what a call costs beyo
 step             of a reference model in training, without communication: measured, and laid out from the times above
                  (timing/reference.py). In a step caches are cold and Python runs between the operators; the ratio is
                  the machine's own
-call             what a launch of a collective costs in a step beyond `beside`, by what launches it; from reference
-                 steps as well. Below 0 if `beside` is too much
+call             what a reference step with communication takes beyond its layout, divided by its launches, for our
+                 collectives (`seam`) and for torch's: Python of hooks, ranks that wait for one another, and whatever
+                 else the layout lacks. Below 0 if the layout is too slow
 
 Every rank computes with one thread, and all of them at the same time, so that what they share (cores, caches, memory)
 is shared as in training. Each time is the median of the repetitions, the mean over the ranks. A folder of a calibration
@@ -37,6 +38,7 @@ from torch.nn import functional as F
 from ..host.environment import Rendezvous, rank_environment
 from ..zero.comm.base import Comm
 from ..zero.comm.hierarchical import connect
+from .collectives import evenly
 
 FILE = "operators.parquet"
 
@@ -227,6 +229,8 @@ AUTOGRAD = "autograd"
 STEP, STEP_LAID_OUT = "step", "step laid out"
 APART = "apart"
 CALLS = {"seam": "call seam", "torch": "call torch"}
+CALLED = ("all_gather", "reduce_scatter")
+"""The collectives that a call's cost is counted for: no step of the calibration has others that Python launches."""
 NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT, APART, *CALLS.values())
 """Rows that are no curve of an operator."""
 BESIDE_BYTES = tuple(2**power for power in (18, 20, 22, 24))
@@ -262,7 +266,7 @@ def _beside() -> list[dict[str, Any]]:
     rows = []
     for (via, kind), begin in COLLECTIVES.items():
         for size in BESIDE_BYTES:
-            full = torch.zeros(size // 4)
+            full = torch.zeros(evenly(size, dist.get_world_size()) // 4)
             found = [_extra(comm, full, begin, block, times) for _ in range(BESIDE_REPETITIONS + 1)][1:]
             rows.append(
                 {"operator": f"{BESIDE} {via} {kind}", "sizes": "", "bytes": size, "flops": 0,

@@ -1,7 +1,7 @@
 """`zerobench calibrate`: the cost of each collective by size, for the engine, for torch and for a copy in memory.
 
-With `--compute` a model's operators are measured as well, for `zerobench predict --calibration`. With `--disk` a disk
-is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
+With `--compute` a model's operators and reference steps are measured as well, for `zerobench predict --calibration`.
+With `--disk` a disk is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..calibrate.operators import (
     time_operators,
     write_operators,
 )
-from ..cluster.job import gather, machines
+from ..cluster.job import current_job, gather, machines
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
@@ -45,7 +45,7 @@ from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
-from ..timing.reference import NotMeasuredError, step_rows
+from ..timing.reference import NotMeasuredError, measure_steps, step_rows
 from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
 
 FOLDER = Path("results/calibration")
@@ -81,13 +81,13 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     operators = _measure_operators(chosen) if chosen.compute else []
+    steps = measure_steps(chosen.world_size, chosen.timeout) if chosen.compute else {}
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     where = started(machines(chosen.world_size))
     provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
     if operators:
-        steps = step_rows(folder, operators, chosen.world_size, chosen.timeout)
-        write_operators(folder, [*operators, *steps])
+        write_operators(folder, [*operators, *step_rows(folder, operators, steps, chosen.world_size)])
     print(f"recorded in {folder}; zerobench.load_calibration reads it")
 
 
@@ -119,8 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for all of it (default: %(default)s)")
-    words = "also measure a model's operators, on a CPU, with one thread per rank: for zerobench predict --calibration"
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="seconds for each launch of the ranks (default: %(default)s)"
+    )
+    words = "also measure a model's operators and the steps of a reference model, on a CPU with one thread per rank, in"
+    words += " a few minutes: for zerobench predict --calibration"
     parser.add_argument("--compute", action="store_true", help=words)
     parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, or disk)")
     add_arguments(parser)
@@ -141,6 +144,8 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
     if chosen.compute and (chosen.device != "cpu" or chosen.disk is not None):
         raise ValueError("--compute: operators are measured on a CPU; GPUs are described in zerobench/hardware")
+    if chosen.compute and current_job() is not None:
+        raise ValueError("--compute: operators are measured on one machine; start it without torchrun, srun or mpirun")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
 

@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.interpolate import RBFInterpolator
 
 from ..calibrate.collectives import Calibration
-from ..calibrate.operators import APART, AUTOGRAD, BESIDE, CALLS, NO_OPERATORS, STEP, STEP_LAID_OUT
+from ..calibrate.operators import APART, AUTOGRAD, BESIDE, CALLED, CALLS, NO_OPERATORS, STEP, STEP_LAID_OUT
 from ..records import EventRow
 from ..records.event_row import MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
@@ -253,7 +253,8 @@ class CpuCosts:
 
     `in_step`: the time of an operator in a step over its time alone, from the calibration's reference step.
     `link_bytes_per_s`, `latency_s`: of a network between the ranks, which transfers while they compute; None: they are
-    on one machine. If the ranks use all cores, they do a collective's work themselves.
+    on one machine. If the ranks use all cores, they do a collective's work themselves; `has_idle_core`: they do not.
+    `knows_calls`: the calibration has the cost of a launch in a step, which earlier ones lack.
     """
 
     blocking, contention = True, 1.0
@@ -273,9 +274,10 @@ class CpuCosts:
         self.in_step = float(known[STEP] / known[STEP_LAID_OUT]) if STEP_LAID_OUT in known else 1.0
         self.host_s = float(known[AUTOGRAD]) * self.in_step
         self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
+        self.knows_calls = self.ranks == 1 or set(CALLS.values()) <= set(known.index)
         apart = operators[operators["operator"] == APART]
         self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
-        self._calibration, self._idle = calibration, cores > self.ranks
+        self._calibration, self.has_idle_core = calibration, cores > self.ranks
         self._link, self._latency = link_bytes_per_s, latency_s
 
     def peak_flops(self, dtype: str) -> float | None:
@@ -307,8 +309,8 @@ class CpuCosts:
         alone, via = line.seconds(int(size)), "seam" if own else "torch"
         sent = event.wire_bytes * (1.0 if own else GLOO_SENDS.get(kind, 1.0))
         wire = 0.0 if self._link is None else sent / (self._link * TCP) + self._latency
-        call = 0.0 if kind == "all_reduce" else self._call[via]  # no hook of Python launches DDP's
-        if self._idle:
+        call = self._call[via] if kind in CALLED else 0.0
+        if self.has_idle_core:
             return Transfer(max(0.0, call), alone + wire)
         curve = self._curves.get(f"{BESIDE} {via} {kind}")
         beside = alone if curve is None else curve.seconds(int(size))

@@ -15,6 +15,7 @@ from .costs import CpuCosts, GpuCosts
 from .hardware import Device, validated
 
 WIDER = 2.0
+UNKNOWN = 0.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,19 @@ HERE = "calibrated machines"
 def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> StepInterval:
     """Returns the interval of a cell's prediction."""
     if isinstance(costs, CpuCosts):
-        row = validated().get("intervals", {}).get(HERE)
-        if row is None:
-            return StepInterval(0.5, 2.0, f"not validated: no run on {HERE} was compared with its prediction")
-        return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
+        return _interval_here(costs)
     return interval(costs, config.world_size > costs.cluster.devices_per_node)
+
+
+def _interval_here(costs: CpuCosts) -> StepInterval:
+    row = validated().get("intervals", {}).get(HERE)
+    if row is None:
+        return StepInterval(*UNKNOWN, f"not validated: no run on {HERE} was compared with its prediction")
+    if not costs.knows_calls:
+        return StepInterval(*UNKNOWN, "not validated: the calibration is of an earlier version; calibrate again")
+    if costs.has_idle_core:
+        return StepInterval(*UNKNOWN, "not validated: no run with fewer ranks than cores was compared")
+    return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
 
 
 def interval(costs: GpuCosts, spans_nodes: bool) -> StepInterval:

@@ -2,9 +2,10 @@
 
 alone           as many ranks as are calibrated train side by side, each in a world of its own: no communication.
                 Measured over laid out is the machine's factor for operators in a step
-communicating   the ranks train in one world, under a strategy whose collectives are launched by Python hooks: ours for
-                `seam`, FSDP2's for `torch`. What such a step takes beyond its layout, per launch, is what a launch
-                costs in a step: its hook, and ranks that wait for one another
+communicating   the ranks train in one world, under ZeRO-3 for our collectives (`seam`) and under FSDP2 for torch's.
+                What such a step takes beyond its layout, divided by its launches, is the cost of a launch: Python of
+                hooks, ranks that wait for one another, and whatever else the layout lacks. A launch is an event of
+                the schedule; a reduce-scatter in pieces of two sizes has two
 
 All are launched in turns, so that a drift of the machine affects all. No cell of validation/predicted_here is among
 them.
@@ -21,7 +22,7 @@ from statistics import median
 import pandas as pd
 
 from ..calibrate.collectives import load_calibration
-from ..calibrate.operators import CALLS, STEP, STEP_LAID_OUT, OperatorTime
+from ..calibrate.operators import CALLED, CALLS, STEP, STEP_LAID_OUT, OperatorTime
 from ..config.cell import CellConfig
 from ..config.compose import compose_cells
 from ..fake_execution.execute import CPU
@@ -42,13 +43,11 @@ WORDS = (
 ALONE = "alone"
 COMMUNICATING = {"seam": "zero3", "torch": "fsdp2"}
 """What launches a collective -> the strategy whose steps tell its cost."""
-HOOKED = ("all_gather", "reduce_scatter")
-"""The collectives that hooks launch."""
 ROUNDS = 8
 
 
 class NotMeasuredError(Exception):
-    """A rank, or what it measured, failed; the message says why."""
+    """A rank, or a disk, failed; the message says why."""
 
 
 def reference_cell(ranks: int, strategy: str = ALONE) -> CellConfig:
@@ -77,11 +76,29 @@ def reference_step_s(ranks: int, timeout_s: float, strategy: str = ALONE) -> flo
     return float(sum(steps) / ranks)
 
 
-def step_rows(folder: Path, operators: list[OperatorTime], ranks: int, timeout_s: float) -> list[OperatorTime]:
-    """Measures the reference steps and returns their rows for the calibration in `folder`: alone, and the cost of a
-    launch. Raises NotMeasuredError.
+def measure_steps(ranks: int, timeout_s: float) -> dict[str, float]:
+    """Returns strategy -> step, seconds: of launches in turns, the median alone, and the median ratio to it in the same
+    round. Raises NotMeasuredError.
     """
-    measured = _measured(ranks, timeout_s)
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    names = [ALONE, *(COMMUNICATING.values() if ranks > 1 else ())]
+    with progress_bar(f"reference steps, N={ranks}", ROUNDS * len(names), "launches") as advance:
+        for _ in range(ROUNDS):
+            for name in names:
+                found[name].append(reference_step_s(ranks, timeout_s, name))
+                advance()
+    alone = median(found[ALONE])
+    ratios = {name: median(map(truediv, seconds, found[ALONE])) for name, seconds in found.items()}
+    return {name: ratio * alone for name, ratio in ratios.items()}
+
+
+def step_rows(
+    folder: Path, operators: list[OperatorTime], measured: dict[str, float], ranks: int
+) -> list[OperatorTime]:
+    """Returns the rows of reference steps for the calibration in `folder`: alone, and the cost of a launch.
+
+    `measured`: of measure_steps.
+    """
     schedules = Schedules(None)
     cells = {name: reduced(reference_cell(ranks, name)) for name in measured}
     schedules.execute("reference steps", [(cell, CPU) for cell in cells.values()])
@@ -98,22 +115,6 @@ def step_rows(folder: Path, operators: list[OperatorTime], ranks: int, timeout_s
     calls = []
     for via, name in COMMUNICATING.items() if ranks > 1 else ():
         (events,) = schedules.of(cells[name], CPU).events
-        launches = sum(event.kind == LAUNCH and event.collective in HOOKED for event in events)
+        launches = sum(event.kind == LAUNCH and event.collective in CALLED for event in events)
         calls.append(row(CALLS[via], (measured[name] - laid_out(name)) / launches))
     return [*rows[len(operators) :], *calls]
-
-
-def _measured(ranks: int, timeout_s: float) -> dict[str, float]:
-    """Returns strategy -> step, seconds: of launches in turns, the median alone, and the median ratio to it in the same
-    round.
-    """
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    names = [ALONE, *(COMMUNICATING.values() if ranks > 1 else ())]
-    with progress_bar(f"reference steps, N={ranks}", ROUNDS * len(names), "launches") as advance:
-        for _ in range(ROUNDS):
-            for name in names:
-                found[name].append(reference_step_s(ranks, timeout_s, name))
-                advance()
-    alone = median(found[ALONE])
-    ratios = {name: median(map(truediv, seconds, found[ALONE])) for name, seconds in found.items()}
-    return {name: ratio * alone for name, ratio in ratios.items()}
