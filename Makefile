@@ -136,8 +136,9 @@ docs: .venv/documents
 	@touch .venv/documents
 
 # The experiments that figures and tables are made of: FIGURES in analysis/common.py, and those with a table only. Some of
-# them: EXPERIMENTS="stages".
-EXPERIMENTS ?= $$($(RUN) analysis/all.py --experiments)
+# them: EXPERIMENTS="stages". Those whose times nobody reads run two at a time.
+EXPERIMENTS ?= $(shell $(RUN) analysis/all.py --experiments)
+UNTIMED = $(filter $(shell $(RUN) analysis/all.py --experiments untimed),$(EXPERIMENTS))
 
 reference: experiments
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
@@ -148,17 +149,14 @@ reference: experiments
 	$(MAKE) plots
 
 experiments: setup
-	for name in $(EXPERIMENTS); do \
-	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
-	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
-	  { test $$name != settings || $(RUN) -m zerobench experiment=settings device=cpu results_dir=$$runs \
-	    strategy=fsdp2 strategy.reshard_ranks=2; } && \
-	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \
-	  $(RUN) -m zerobench export $$runs --latest --format markdown --out $$tables/runs.md && \
-	  $(RUN) -m tools.docs.engine_code $$tables || exit $$?; \
-	  test $$name != memory_cap || $(RUN) -m zerobench export $$runs --table searches --format markdown \
-	    --out $$tables/searches.md || exit $$?; \
-	done
+	for name in $(filter-out $(UNTIMED),$(EXPERIMENTS)); do $(MAKE) record-$$name || exit $$?; done
+	$(if $(UNTIMED),$(MAKE) --jobs 2 $(addprefix record-,$(UNTIMED)))
+
+record-%: setup
+	$(RUN) -m zerobench experiment=$* device=cpu results_dir=results/runs/reference/$*
+	test $* != settings || $(RUN) -m zerobench experiment=settings device=cpu results_dir=results/runs/reference/settings \
+	  strategy=fsdp2 strategy.reshard_ranks=2
+	$(RUN) -m tools.docs.record results/runs/reference/$* $(REFERENCE)/$*
 
 # All that README and docs/ show of measured runs, in order of prominence. A call that was stopped goes on: finished cells of
 # the same code are taken as they are.

@@ -2,6 +2,7 @@
 
     python analysis/all.py [ROOT] --out DIR       from ROOT/stages, ROOT/scaling ...; DIR: ROOT/figures
     python analysis/all.py --experiments          names the experiments that produce the committed tables
+    python analysis/all.py --experiments untimed  only those whose times nobody reads; timed: only the others
     python analysis/all.py --format pdf --width column      of a paper in two columns, each as PDF
 
 Which figure is of which experiment: FIGURES in analysis/common.py. A figure whose runs are not there is named and left
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import FIGURES, REFERENCE, WITHOUT_FIGURE, main_of
+from analysis.common import FIGURES, REFERENCE, UNTIMED, WITHOUT_FIGURE, main_of
 from zerobench.plots.page import add_page_options
 
 
@@ -25,12 +26,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", nargs="?", type=Path, default=REFERENCE, help="a folder of folders (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the figures (default: ROOT/figures)")
-    parser.add_argument("--experiments", action="store_true", help="only print the experiments' names")
+    kinds, words = ("all", "timed", "untimed"), "only print the experiments' names"
+    parser.add_argument("--experiments", nargs="?", choices=kinds, const=kinds[0], help=words)
     add_page_options(parser)
     chosen = parser.parse_args(arguments)
     page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
     if chosen.experiments:
-        print(*dict.fromkeys(FIGURES.values()), *WITHOUT_FIGURE)
+        named = [*dict.fromkeys(FIGURES.values()), *WITHOUT_FIGURE]
+        print(*(one for one in named if chosen.experiments in ("all", "untimed" if one in UNTIMED else "timed")))
         return 0
     out = chosen.out or chosen.root / "figures"
     codes = []

@@ -45,6 +45,13 @@ WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation")
 """Experiments whose runs make a table on a page and no figure."""
 
 
+UNTIMED = (
+    "offload", "infinity", "delayed", "partition", "buffers", "arena", "zeropp", "shard_group", "nodes", "muon",
+    "long_sequences", "low_bit", "zeropp_error", "settings", "accumulation",
+)  # fmt: skip
+"""Experiments of bytes, traffic or losses alone: `make experiments` runs two of them at a time."""
+
+
 def module_of(figure: str) -> ModuleType:
     """Returns the module with a figure's `draw`: its script here, or the module of `zerobench plot`."""
     figure = DRAWN_AS.get(figure, figure)

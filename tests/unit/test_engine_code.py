@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from analysis.common import UNTIMED
 from tools.docs import engine_code
+from zerobench.config.compose import compose_cells
+from zerobench.config.world import has_times
 
 REFERENCE = Path(__file__).resolve().parents[2] / "results/reference/cpu"
 
@@ -18,6 +21,15 @@ def test_a_table_on_the_first_pages_is_recorded_by_this_engine(experiment: str) 
         f"results/reference/cpu/{experiment} was recorded by an earlier engine; renew it:"
         f' make experiments plots EXPERIMENTS="{" ".join(engine_code.PROMINENT)}"'
     )
+
+
+LOSSES_ALONE = ("delayed", "low_bit")
+
+
+@pytest.mark.parametrize("experiment", UNTIMED)
+def test_an_experiment_that_runs_beside_another_has_no_times_that_anybody_reads(experiment: str) -> None:
+    cells = compose_cells([f"experiment={experiment}"])
+    assert experiment in LOSSES_ALONE or not any(has_times(cell.config) for cell in cells)
 
 
 def test_words_are_no_code() -> None:

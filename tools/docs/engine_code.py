@@ -1,16 +1,14 @@
 """The digest of the code that figures depend on: the engine, the strategies and the instrument.
 
 A table that README and the first pages show keeps it in a file, CODE, beside its runs. A test compares it with today's,
-so that no such table is older than the engine it speaks of. Comments, docstrings and blank lines do not count.
-
-    python -m tools.docs.engine_code results/reference/cpu/stages
+so that no such table is older than the engine it speaks of. Comments, docstrings and blank lines do not count. The file
+is written by record.py.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -49,8 +47,3 @@ def recorded_by(folder: Path) -> str:
     """Returns the digest of the code that recorded the runs of a folder; empty if it does not say."""
     path = folder / CODE
     return path.read_text().strip() if path.is_file() else ""
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        (Path(name) / CODE).write_text(engine_code() + "\n")

@@ -186,8 +186,8 @@ class Measure(Section):
         words=("auto", "true", "false"), volatile=True,
     )("auto")  # fmt: skip
     passes: str = Key(
-        "both, timed (no bytes, no volumes) or accounted (no times)", words=("both", "timed", "accounted"),
-        omitted=True,
+        "both, both_once (bytes and volumes in the first launch of a cell only), timed (no bytes, no volumes) or"
+        " accounted (no times)", words=("both", "both_once", "timed", "accounted"), omitted=True,
     )("both")  # fmt: skip
     trace: bool = Key(
         "a third pass, which measures how much communication is hidden behind computation", omitted=True,

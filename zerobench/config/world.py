@@ -129,7 +129,10 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
         if getattr(measure, key) and passes == "timed":
             problems.append(f"measure.{key}=true: {what} to the accounted pass; measure.passes=timed has none")
     if cell.search.memory_limit is not None and passes != "both":
-        problems.append(f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} has not both")
+        problems.append(
+            f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} does not have both in"
+            " every launch"
+        )
     return problems
 
 

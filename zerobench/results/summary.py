@@ -51,7 +51,8 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarizes the rows of launches; for thousands of cells, building a frame for each would take half a minute."""
     failed = [row for row in mine if row["status"] != "ok"]
-    row = dict((failed or mine)[-1])
+    accounted = [row for row in mine if not pd.isna(row["peak_bytes"])]
+    row = dict((failed or accounted or mine)[-1])
     row["launches"], row["shape"] = len(mine), _shape(CellConfig.from_json(row["config"]))
     if not failed:
         agree = _known(mine, "passes_agree")

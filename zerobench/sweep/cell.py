@@ -142,9 +142,13 @@ def _fill(
     return interrupted, written
 
 
-def passes_of(config: CellConfig) -> tuple[str, ...]:
-    """Returns the passes of a cell, in order. A simulated world has no times and no losses: it is accounted only."""
+def passes_of(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
+    """Returns the passes of a cell's launch, in order. A simulated world has no times and no losses: it is accounted
+    only.
+    """
     wanted = "accounted" if config.backend == SIMULATED else config.measure.passes
+    if wanted == "both_once":
+        wanted = "timed" if repeat else "both"
     passes = ("timed", "accounted") if wanted == "both" else (wanted,)
     return (*passes, "traced") if config.measure.trace else passes
 
@@ -155,7 +159,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     if cell.config.device == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
     ranks, predicted = _ranks(cell.config), activations.depends_on(cell.config)
-    for mode in passes_of(cell.config):
+    for mode in passes_of(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
         known = _own_activation_bytes.get(predicted)
