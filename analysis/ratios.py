@@ -162,6 +162,6 @@ def source(runs: pd.DataFrame, ratios: Sequence[Ratio]) -> str:
     order = "interleaved" if all(one.interleaved for one in pairs) else "not interleaved, so drift counts as change"
     processors = " and ".join(sorted(set(ok["processor"])))
     words = f"{first.device_class}, {processors}, {first.cores} cores, torch {first.torch_version}, {when}; "
-    words += f"up to {most} launches a cell, {order}; {first.threads} thread(s) a rank, {first.optimizer}."
+    words += f"up to {most} launches per cell, {order}; {first.threads} thread(s) per rank, {first.optimizer}."
     bad = runs[runs["status"] != "ok"].drop_duplicates("cell_id")
     return "\n".join([words, *(f"\n{row.strategy}, N = {row.world_size}: {row.reason}" for row in bad.itertuples())])
