@@ -78,11 +78,8 @@ class Reporter:
         """Adds future launches. `free`: returns True for a launch that takes no time because it is reused."""
         for launch in launches:
             none = launch.cell.problems or free(launch)
-            timing = (
-                None
-                if none
-                else timing_of(launch.cell.config, passes_of(launch.cell.config, launch.repeat), launch.name)
-            )
+            config = launch.cell.config
+            timing = None if none else timing_of(config, passes_of(config, launch.repeat), launch.name)
             self._places[launch] = len(self.entries)
             self.entries.append(Entry(_title(launch), timing=timing))
 

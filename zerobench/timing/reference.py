@@ -29,7 +29,7 @@ from ..fake_execution.execute import CPU
 from ..host.environment import usable_cores
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar
-from ..launch.over_cluster import launch, places
+from ..launch.start_ranks import launch
 from ..records.event_row import LAUNCH
 from ..worker import RankJob, run_rank
 from .costs import CpuCosts
@@ -63,12 +63,9 @@ def reference_step_s(ranks: int, timeout_s: float, strategy: str = ALONE) -> flo
     Raises NotMeasuredError.
     """
     config = reference_cell(ranks, strategy)
+    worlds = [(0, number) for number in range(ranks)] if strategy == ALONE else [(rank, 0) for rank in range(ranks)]
     with temporary_folder() as scratch:
-        if strategy == ALONE:
-            jobs = [RankJob(config, "timed", 0, f"{scratch}/world-{rank}", str(scratch)) for rank in range(ranks)]
-        else:
-            world = enumerate(places(ranks, scratch / "world"))
-            jobs = [RankJob(config, "timed", rank, place, str(scratch)) for rank, place in world]
+        jobs = [RankJob(config, "timed", rank, f"{scratch}/world-{world}", str(scratch)) for rank, world in worlds]
         outcome = launch(run_rank, jobs, scratch / "logs", timeout_s)
     if outcome.status != "ok":
         raise NotMeasuredError(f"reference step, {strategy}: {outcome.status}: {outcome.reason}")
