@@ -46,8 +46,8 @@ WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation")
 
 
 UNTIMED = (
-    "offload", "infinity", "delayed", "partition", "buffers", "arena", "zeropp", "shard_group", "nodes", "muon",
-    "long_sequences", "low_bit", "zeropp_error", "settings", "accumulation",
+    "losses", "offload", "infinity", "delayed", "partition", "buffers", "arena", "tiling", "zeropp", "shard_group",
+    "nodes", "muon", "long_sequences", "low_bit", "zeropp_error", "settings", "accumulation",
 )  # fmt: skip
 """Experiments of bytes, traffic or losses alone: `make experiments` runs two of them at a time."""
 

@@ -16,7 +16,7 @@ import pytest
 from tests.faults import workers
 from zerobench.launch import fork_server
 from zerobench.launch.rank_main import rank_main
-from zerobench.launch.start_ranks import Failure, explain, launch
+from zerobench.launch.start_ranks import Failure, end, explain, launch, start
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -52,6 +52,14 @@ def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status:
     assert words in outcome.reason
     assert "\n" not in outcome.reason
     assert time.monotonic() - begun < 20
+    assert ranks_alive() == []
+
+
+def test_a_rank_that_runs_on_after_its_server_is_killed(tmp_path: Path) -> None:
+    """The server's pipes close before the kernel ends its ranks: multiprocessing reads an exit code of 255."""
+    rank = start(fork_server.start(), workers.hangs, 1, 0, tmp_path / "rank0.log")
+    rank.process._popen.returncode = 255
+    end([rank])
     assert ranks_alive() == []
 
 

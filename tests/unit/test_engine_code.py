@@ -23,7 +23,7 @@ def test_a_table_on_the_first_pages_is_recorded_by_this_engine(experiment: str) 
     )
 
 
-LOSSES_ALONE = ("delayed", "low_bit")
+LOSSES_ALONE = ("losses", "delayed", "low_bit")
 
 
 @pytest.mark.parametrize("experiment", UNTIMED)

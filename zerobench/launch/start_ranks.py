@@ -90,6 +90,8 @@ class RankProcess:
     log: Path
     server: int | None
     """Process id of the fork server."""
+    found: psutil.Process | None = None
+    """The process without its server; None if it had ended already."""
     result: Any = None
     finished: bool = False
     error: tuple[str, str] | None = None
@@ -170,7 +172,10 @@ def start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> Ran
     process = context.Process(target=rank_main, args=(worker, job, there, str(log)), daemon=True)
     process.start()
     there.close()
-    return RankProcess(number, process, here, log, fork_server.process_id())
+    rank = RankProcess(number, process, here, log, fork_server.process_id())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        rank.found = psutil.Process(process.pid)
+    return rank
 
 
 def _supervise(
@@ -257,6 +262,17 @@ def end(ranks: list[RankProcess]) -> None:
             rank.process.kill()
         rank.process.join()
         rank.pipe.close()
+    for rank in ranks:
+        _kill_lost(rank)
+
+
+def _kill_lost(rank: RankProcess) -> None:
+    """Kills a rank whose fork server was killed, and waits: multiprocessing takes it for ended though it may run."""
+    deadline = time.monotonic() + GRACE_S
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while rank.found and rank.found.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            rank.found.kill()
+            time.sleep(0.01)
 
 
 def _state(pid: int) -> str:
