@@ -114,6 +114,15 @@ def test_one_byte_is_a_change_unless_launches_of_one_side_differ_by_it() -> None
     assert len(only(compare(b, b)).equal) == 19
 
 
+def test_launches_without_bytes_are_compared_by_those_that_have_them() -> None:
+    """measure.passes=both_once: a cell's first launch alone counts bytes."""
+    one = cell("zero1", 2)
+    a = [run(one), run(one, 1, wire_bytes=None)]
+    assert "wire_bytes" in only(compare(a, a)).equal
+    moved = only(compare(a, [run(one, wire_bytes=8001), run(one, 1, wire_bytes=None)]))
+    assert [(c.metric, c.difference) for c in moved.moved] == [("wire_bytes", 1)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "more", "words"),

@@ -206,7 +206,7 @@ def _exact(
         change = _change(metric, a.row, b.row)
         if change is None or (metric in SINCE and change.difference is None):
             continue
-        ours, theirs = ({row[metric] for row in side.launches} for side in (a, b))
+        ours, theirs = ({row[metric] for row in side.launches} - {None} for side in (a, b))
         if ours == theirs:
             equal.append(metric)
         elif change.difference is None or max(ours) < min(theirs) or max(theirs) < min(ours):
