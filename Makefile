@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind fire table1
-.PHONY: published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: link-rates published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -43,6 +43,7 @@ help:
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
+	@echo "make link-rates  collectives of a series over a link, and the link's rate (results/predicted_here/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
@@ -248,6 +249,10 @@ PREDICTED_HERE ?= predict
 predicted-here: setup
 	$(VALIDATE) predicted-here $(PREDICTED_HERE)
 
+# Needs the rights of root.
+link-rates: setup
+	$(VALIDATE) link-rates $(LINK_RATES)
+
 predicted-maps: setup
 	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
 	$(RUN) analysis/predicted_maps.py
@@ -298,11 +303,11 @@ codes: setup
 
 # STEP_COSTS="--strategies ddp,zero3 world_size=4" for other cells
 STEP_COSTS ?= --rounds 3 --steps 8 --out results/step_costs/cpu.csv --strategies ddp,zero1,zero2,zero3,$(FREE),$(LEVERS)
-LEVERS = zero1:overlap_gather=false,zero2:overlap_gather=false,zero1:bucket_bytes=25MiB
+LEVERS = zero1:overlap_gather=false,zero1:bucket_bytes=25MiB
 FREE = free:ddp,free:zero1,free:zero2,free:zero3
 # Two nodes joined at 1 Gbit/s, which needs the rights of root.
-STEP_COSTS_LINK ?= --link 1 --rounds 3 --steps 8 --out results/step_costs/link.csv \
-  --strategies ddp,zero1,zero2,zero3,fsdp2,megatron,zero1:overlap_gather=false,zero2:overlap_gather=false
+STEP_COSTS_LINK ?= --link 1 --rounds 2 --steps 12 --out results/step_costs/link.csv \
+  --strategies ddp,zero1,zero2,zero3,fsdp2,megatron,zero1:overlap_gather=false
 step-costs: setup
 	$(VALIDATE) step-costs $(STEP_COSTS)
 	$(VALIDATE) step-costs $(STEP_COSTS_LINK)

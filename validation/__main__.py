@@ -17,6 +17,7 @@ NAMES = {
     "published": ("published.command", "the papers' figures: formula, simulated, printed"),
     "published-runs": ("published_runs.command", "others' measured peaks and our estimates"),
     "predicted-here": ("predicted_here", "steps of this machine and predictions that were written before them"),
+    "link-rates": ("link_rates", "collectives of a series over a link, and the link's rate"),
     "predicted-runs": ("predicted_runs", "others' measured throughput and our predictions; fits the scales"),
     "predicted-maps": (
         "predicted_maps",

@@ -1,6 +1,7 @@
 """Predicted time: the layout of a schedule, the tables of measured times, clusters as files, published runs."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,14 +13,14 @@ from tests.test_layers import LAYERS
 from validation import predicted_here, predicted_maps
 from validation.predicted_here import HereRow
 from zerobench.calibrate.collectives import load_calibration
-from zerobench.calibrate.operators import CALLS, STEP, STEP_LAID_OUT, OperatorTime, load_operators
+from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
 from zerobench.commands.estimate.command import ask
 from zerobench.fake_execution.execute import CPU
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
-from zerobench.timing.costs import CpuCosts, GpuCosts, Transfer, held_out_error, matmul_rows
+from zerobench.timing.costs import TCP, CpuCosts, GpuCosts, Transfer, held_out_error, is_called, matmul_rows
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.published import hardware_of
@@ -99,6 +100,43 @@ def test_on_a_cpu_the_host_computes_and_waits() -> None:
     assert (made.step_s, made.exposed_s) == (8, 4)
 
 
+def test_a_host_that_only_waits_has_done_its_work_for_a_collective_meanwhile() -> None:
+    class Linked(Units):
+        def transfer(self, event: EventRow) -> Transfer:
+            return Transfer(2.0, float(event.bytes), 2.0)
+
+    cpu = Linked(blocking=True)
+    assert lay_out([launch(0, 5), wait(0)], cpu).step_s == 5
+    assert lay_out([launch(0, 5), work(1), wait(0)], cpu).step_s == 7, "compute and it take turns"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "via", "kind", "mebibytes", "crosses"),
+    [
+        (2, "send", "all_gather", 8, 8), (4, "send", "all_gather", 6, 8), (4, "send", "reduce_scatter", 6, 9.36),
+        (4, "c10d", "all_gather", 6, 6), (4, "c10d", "reduce_scatter", 6, 12),
+        (2, "c10d", "all_gather", 8, 11.6), (2, "c10d", "all_gather", 1, 1),
+    ],
+)  # fmt: skip
+def test_bytes_that_cross_a_link_between_two_halves_of_the_ranks(
+    ranks: int, via: str, kind: str, mebibytes: int, crosses: float
+) -> None:
+    """Each rank sends to every other one, two of three beyond the link; a ring crosses it once in each direction."""
+    folder = Path(f"results/calibration/cpu/N={ranks}")
+    costs = CpuCosts(load_operators(folder), load_calibration(folder), 2, 0.5 * 2**20 / TCP)
+    sent = mebibytes * 2**20
+    facts = {"group_size": ranks, "stride": 1, "collective": kind, "wire_bytes": sent, "bytes": 2 * sent}
+    assert costs.transfer(row("launch", operator=via, **facts)).wire_s == pytest.approx(2 * crosses)
+
+
+def test_hooks_launches_cost_a_call_and_those_after_the_update_none() -> None:
+    gather = launch(0, 1, kind="all_gather")
+    assert is_called(gather)
+    assert is_called(replace(gather, phase="forward"))
+    assert not is_called(replace(gather, phase="update"))
+    assert not is_called(replace(gather, collective="all_reduce"))
+
+
 def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_waited_for_one_another() -> None:
     apart = Units(blocking=True, apart=0.25)
     made = lay_out([work(4), launch(0, 2), wait(0), work(4), launch(1, 2), wait(1)], apart)
@@ -110,7 +148,7 @@ def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_
 def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("results/calibration/cpu/N=2")
     committed = load_operators(folder)
-    known = committed[~committed["operator"].isin([STEP, STEP_LAID_OUT, *CALLS.values()])]
+    known = committed[~committed["operator"].isin([STEP, IN_STEP, *CALLS.values()])]
     took = {reference.ALONE: 0.22, "zero3": 0.31, "fsdp2": 0.36}
     monkeypatch.setattr(reference, "usable_cores", lambda: 2)
     rows = reference.step_rows(folder, [OperatorTime(**one) for one in known.to_dict("records")], took, 2)

@@ -7,10 +7,9 @@ beside           a collective's cost to a rank that computes meanwhile: compute 
                  bytes of the full tensor. It includes the wait for the last rank
 apart            how much later than their mean the last rank arrives, by the seconds that all have computed since they
                  last met (`sizes`): what a collective waits for before it moves a byte
-autograd         of one operator in forward and backward: what a call costs beyond its kernel
-step             of a reference model in training, without communication: measured, and laid out from the times above
-                 (timing/reference.py). In a step caches are cold and Python runs between the operators; the ratio is
-                 the machine's own
+step             of a reference model in training, without communication (timing/reference.py)
+in step          what that step takes beyond the times above, divided by its operators: in a step caches are cold, and
+                 Python and autograd run between the operators
 call             what a reference step with communication takes beyond its layout, divided by its launches, for our
                  collectives (`seam`) and for torch's: Python of hooks, ranks that wait for one another, and whatever
                  else the layout lacks. Below 0 if the layout is too slow
@@ -225,14 +224,11 @@ LEAST_S = 2e-3
 
 
 BESIDE = "beside"
-AUTOGRAD = "autograd"
-STEP, STEP_LAID_OUT = "step", "step laid out"
+STEP, IN_STEP = "step", "in step"
 APART = "apart"
 CALLS = {"seam": "call seam", "torch": "call torch"}
 CALLED = ("all_gather", "reduce_scatter")
 """The collectives that a call's cost is counted for: no step of the calibration has others that Python launches."""
-NO_OPERATORS = (AUTOGRAD, STEP, STEP_LAID_OUT, APART, *CALLS.values())
-"""Rows that are no curve of an operator."""
 BESIDE_BYTES = tuple(2**power for power in (18, 20, 22, 24))
 BESIDE_REPETITIONS = 12
 BLOCK_S = 0.04
@@ -317,26 +313,6 @@ def _apart() -> list[dict[str, Any]]:
     return rows
 
 
-TINY, CHAIN = 64, 200
-
-
-def _autograd_s() -> float:
-    """Returns what one operator of a chain costs, forward and backward, less its two kernels."""
-    x = torch.zeros(TINY, requires_grad=True)
-
-    def chain() -> None:
-        with torch.enable_grad():
-            y = x
-            for _ in range(CHAIN):
-                y = y * 0.5
-            y.sum().backward()
-
-    chain()
-    call = _with(lambda one: torch.mul(one, 0.5), 2)(8 * TINY)
-    kernels = 2 * _seconds([call], 1000)
-    return max(0.0, median(_seconds([chain], 1) for _ in range(9)) / CHAIN - kernels) / 2
-
-
 def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
     """Returns this rank's times. `tell` receives the number of operators that are done."""
     rows = []
@@ -357,7 +333,6 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
             )  # fmt: skip
             if job.rank == 0:
                 tell(number)
-        rows.append({"operator": AUTOGRAD, "sizes": "", "bytes": 0, "flops": 0, "seconds": _autograd_s()})
         if job.world_size > 1:
             rows += [*_apart(), *_beside()]
     return rows

@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--node-gbit-s",
         type=float,
         metavar="RATE",
-        help="rate of a node's network; with --calibration: between its ranks",
+        help="rate of a node's network; with --calibration: of a link between two nodes with half of the ranks each",
     )
     add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
     add("--cache", type=Path, metavar="DIR", help="--published: keep schedules here, so that a stopped command resumes")

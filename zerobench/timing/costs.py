@@ -24,9 +24,9 @@ import pandas as pd
 from scipy.interpolate import RBFInterpolator
 
 from ..calibrate.collectives import Calibration
-from ..calibrate.operators import APART, AUTOGRAD, BESIDE, CALLED, CALLS, NO_OPERATORS, STEP, STEP_LAID_OUT
+from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
-from ..records.event_row import MOVE
+from ..records.event_row import LAUNCH, MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
 
 NEIGHBORS = 16
@@ -39,10 +39,13 @@ HALVES = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective: `host_s`: seconds of the issuing thread; `wire_s`: seconds on the network, while others compute."""
+    """A collective: `host_s`: seconds of the issuing thread; `wire_s`: seconds on the network, while others compute;
+    `within_s`: the part of the first that is done during the second, if the host computes nothing in the meantime.
+    """
 
     host_s: float
     wire_s: float
+    within_s: float = 0.0
 
 
 class Costs(Protocol):
@@ -251,10 +254,11 @@ OPERATORS = {
 class CpuCosts:
     """Costs on a machine that `zerobench calibrate --compute` has measured. The host itself computes.
 
-    `in_step`: the time of an operator in a step over its time alone, from the calibration's reference step.
-    `link_bytes_per_s`, `latency_s`: of a network between the ranks, which transfers while they compute; None: they are
-    on one machine. If the ranks use all cores, they do a collective's work themselves; `has_idle_core`: they do not.
-    `knows_calls`: the calibration has the cost of a launch in a step, which earlier ones lack.
+    `host_s`: what an operator takes in a step beyond its time alone, from the calibration's reference step.
+    `link_bytes_per_s`, `latency_s`: of a network between two nodes with half of the ranks each, which transfers while
+    they compute; None: they are on one machine. If the ranks use all cores, they do a collective's work themselves;
+    `has_idle_core`: they do not. `knows_steps`: the calibration has the costs of operators and launches in a step,
+    which earlier ones lack.
     """
 
     blocking, contention = True, 1.0
@@ -267,14 +271,12 @@ class CpuCosts:
         shapes = operators[operators["operator"] == "mm"]["sizes"].str.split("x", expand=True).astype(int)
         products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
         self._products = ShapeTable(products.assign(seconds=operators.loc[shapes.index, "seconds"]))
-        self._curves = {
-            str(name): _Curve(rows) for name, rows in operators.groupby("operator") if name not in ("mm", *NO_OPERATORS)
-        }
+        sized = operators[(operators["operator"] != "mm") & operators[["bytes", "flops"]].any(axis=1)]
+        self._curves = {str(name): _Curve(rows) for name, rows in sized.groupby("operator")}
         known = operators.groupby("operator")["seconds"].mean()
-        self.in_step = float(known[STEP] / known[STEP_LAID_OUT]) if STEP_LAID_OUT in known else 1.0
-        self.host_s = float(known[AUTOGRAD]) * self.in_step
+        self.host_s = float(known.get(IN_STEP, 0.0))
         self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
-        self.knows_calls = self.ranks == 1 or set(CALLS.values()) <= set(known.index)
+        self.knows_steps = {IN_STEP, *(CALLS.values() if self.ranks > 1 else ())} <= set(known.index)
         apart = operators[operators["operator"] == APART]
         self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
         self._calibration, self.has_idle_core = calibration, cores > self.ranks
@@ -285,10 +287,7 @@ class CpuCosts:
         return None
 
     def compute(self, event: EventRow) -> float:
-        """Returns the seconds of an operator in a step."""
-        return self._alone(event) * self.in_step
-
-    def _alone(self, event: EventRow) -> float:
+        """Returns the seconds of an operator alone."""
         sizes = numbers(event.sizes) if event.sizes else ()
         if len(sizes) == 4:
             batch, m, n, k = sizes
@@ -307,23 +306,51 @@ class CpuCosts:
         size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
         line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
         alone, via = line.seconds(int(size)), "seam" if own else "torch"
-        sent = event.wire_bytes * (1.0 if own else GLOO_SENDS.get(kind, 1.0))
-        wire = 0.0 if self._link is None else sent / (self._link * TCP) + self._latency
-        call = self._call[via] if kind in CALLED else 0.0
+        wire = 0.0 if self._link is None else self._crosses(event, kind) / (self._link * TCP) + self._latency
+        call = self._call[via] if is_called(event) else 0.0
         if self.has_idle_core:
             return Transfer(max(0.0, call), alone + wire)
         curve = self._curves.get(f"{BESIDE} {via} {kind}")
         beside = alone if curve is None else curve.seconds(int(size))
-        return Transfer(max(0.0, beside + call), wire if self._link is not None else max(0.0, alone - beside))
+        host = max(0.0, beside + call)
+        return Transfer(host, max(0.0, alone - beside)) if self._link is None else Transfer(host, wire, min(host, wire))
+
+    def _crosses(self, event: EventRow, kind: str) -> float:
+        """Returns the bytes of a collective of all ranks that cross the link in each direction, as many more as make up
+        for a slower rate. Our ranks send to every other one; torch's on gloo send to their neighbor in a ring.
+        """
+        ranks = event.group_size
+        if event.operator != "send":
+            turns = IN_TURNS if (kind, ranks) == ("all_gather", 2) and event.wire_bytes >= LARGE_BYTES else 1.0
+            return event.wire_bytes * GLOO_SENDS.get(kind, 1.0) * turns
+        few_slots = FEW_SLOTS if kind == "reduce_scatter" and ranks > 2 and event.wire_bytes >= LARGE_BYTES else 1.0
+        pairs = (ranks // 2) * (ranks - ranks // 2)
+        return event.wire_bytes * pairs / (ranks - 1) * few_slots
 
     def apart(self, seconds: float) -> float:
         """Returns how late the last rank is; after more than the longest measured time as late as after that."""
         return float(np.interp(seconds, *self._apart))
 
 
+def is_called(event: EventRow) -> bool:
+    """Returns whether a launch has the cost of a call: hooks within forward and backward launch it, not the loop after
+    the update.
+    """
+    return event.kind == LAUNCH and event.collective in CALLED and event.phase in ("forward", "backward")
+
+
 GLOO_SENDS = {"reduce_scatter": 2.0}
 """torch's collective on gloo -> bytes sent over bytes needed: its reduce-scatter is an all-reduce
 (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+"""
+
+LARGE_BYTES = 2 * 2**20
+IN_TURNS, FEW_SLOTS = 1.45, 1.17
+"""Seconds over those of the link's rate if a rank sends LARGE_BYTES or more (python -m validation link-rates).
+
+IN_TURNS: torch's all-gather between two ranks on gloo. The request for the next slice waits behind the data of the last
+in the same connection, so that the directions partly take turns; in larger groups it has a connection of its own.
+FEW_SLOTS: our reduce-scatter among more than two ranks, which receives into two slots (zero/comm/gloo.py).
 """
 
 TCP = 0.95

@@ -47,7 +47,7 @@ def _interval_here(costs: CpuCosts) -> StepInterval:
     row = validated().get("intervals", {}).get(HERE)
     if row is None:
         return StepInterval(*UNKNOWN, f"not validated: no run on {HERE} was compared with its prediction")
-    if not costs.knows_calls:
+    if not costs.knows_steps:
         return StepInterval(*UNKNOWN, "not validated: the calibration is of an earlier version; calibrate again")
     if costs.has_idle_core:
         return StepInterval(*UNKNOWN, "not validated: no run with fewer ranks than cores was compared")

@@ -1,11 +1,11 @@
 """A reference model that trains on this machine, and the same steps as the times of their operators lay them out.
 
 alone           as many ranks as are calibrated train side by side, each in a world of its own: no communication.
-                Measured over laid out is the machine's factor for operators in a step
+                What the step takes beyond its layout, divided by its operators, is the cost of an operator in a step
 communicating   the ranks train in one world, under ZeRO-3 for our collectives (`seam`) and under FSDP2 for torch's.
                 What such a step takes beyond its layout, divided by its launches, is the cost of a launch: Python of
                 hooks, ranks that wait for one another, and whatever else the layout lacks. A launch is an event of
-                the schedule; a reduce-scatter in pieces of two sizes has two
+                the schedule in forward or backward; a reduce-scatter in pieces of two sizes has two
 
 All are launched in turns, so that a drift of the machine affects all. No cell of validation/predicted_here is among
 them.
@@ -14,6 +14,7 @@ them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
 from operator import truediv
 from pathlib import Path
@@ -22,7 +23,7 @@ from statistics import median
 import pandas as pd
 
 from ..calibrate.collectives import load_calibration
-from ..calibrate.operators import CALLED, CALLS, STEP, STEP_LAID_OUT, OperatorTime
+from ..calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime
 from ..config.cell import CellConfig
 from ..config.compose import compose_cells
 from ..fake_execution.execute import CPU
@@ -30,9 +31,10 @@ from ..host.environment import usable_cores
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar
 from ..launch.start_ranks import launch
-from ..records.event_row import LAUNCH
+from ..records import EventRow
+from ..records.event_row import COMPUTE
 from ..worker import RankJob, run_rank
-from .costs import CpuCosts
+from .costs import CpuCosts, is_called
 from .prediction import reduced, step_time
 from .schedules import Schedules
 
@@ -92,7 +94,7 @@ def measure_steps(ranks: int, timeout_s: float) -> dict[str, float]:
 def step_rows(
     folder: Path, operators: list[OperatorTime], measured: dict[str, float], ranks: int
 ) -> list[OperatorTime]:
-    """Returns the rows of reference steps for the calibration in `folder`: alone, and the cost of a launch.
+    """Returns the rows of reference steps for the calibration in `folder`: alone, and costs of operators and launches.
 
     `measured`: of measure_steps.
     """
@@ -108,10 +110,12 @@ def step_rows(
     def row(name: str, seconds: float) -> OperatorTime:
         return OperatorTime(name, " ".join(WORDS), 0, 0, ranks, seconds)
 
-    rows += [row(STEP_LAID_OUT, laid_out(ALONE)), row(STEP, measured[ALONE])]
+    def beyond(name: str, counts: Callable[[EventRow], bool]) -> float:
+        (events,) = schedules.of(cells[name], CPU).events
+        return (measured[name] - laid_out(name)) / sum(map(counts, events))
+
+    rows += [row(STEP, measured[ALONE]), row(IN_STEP, beyond(ALONE, lambda event: event.kind == COMPUTE))]
     calls = []
     for via, name in COMMUNICATING.items() if ranks > 1 else ():
-        (events,) = schedules.of(cells[name], CPU).events
-        launches = sum(event.kind == LAUNCH and event.collective in CALLED for event in events)
-        calls.append(row(CALLS[via], (measured[name] - laid_out(name)) / launches))
+        calls.append(row(CALLS[via], beyond(name, is_called)))
     return [*rows[len(operators) :], *calls]

@@ -8,6 +8,8 @@ busy      compute that runs concurrently with a collective takes `contention` ti
 An operator starts when it is issued and its stream is free. A collective starts when, in addition, its lane is free and
 the last rank has arrived (`apart`): on CPUs, ranks drift apart until one waits for the others. On a CPU the host itself
 computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream would.
+A host that awaits a collective and has computed nothing since it issued it has done its own work for it (`within_s`)
+in the meantime.
 
 All ranks do the same at the same time: one is laid out. Waits for collectives are exposed communication, and a stream's
 waits for the host are the host's share.
@@ -113,6 +115,7 @@ class _Layout:
         self._recorded: dict[int, float] = {}
         self._issued: dict[int, float] = {}
         self._ends: dict[int, float] = {}
+        self._within: defaultdict[int, float] = defaultdict(float)
         self._met = 0.0
         self._unwaited: set[int] = set()
         self._busy: list[tuple[float, float]] = []
@@ -187,6 +190,7 @@ class _Layout:
             self._streams[event.stream] = end
         if event.operation is not None:
             self._issued[event.operation] = self._host
+            self._within[event.operation] += cost.within_s
             self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
             self._launched[event.operation] = event.unit, lane
             if event.operator == "allreduce_" and not event.unit and not event.stream:
@@ -218,8 +222,15 @@ class _Layout:
 
     def _await_operation(self, stream: int, operation: int) -> None:
         """Waits for a collective; if it is not over by then, all ranks were together when the last one issued it."""
+        if self._issued[operation] == self._host:
+            self._end_earlier(operation, self._within.pop(operation, 0.0))
         if self._await(stream, self._ends[operation]):
             self._met = max(self._met, self._issued[operation])
+
+    def _end_earlier(self, operation: int, seconds: float) -> None:
+        end = self._ends[operation]
+        self._ends[operation] = end - seconds
+        self._lanes.update({lane: end - seconds for lane, last in self._lanes.items() if last == end})
 
     def _await(self, stream: int, until: float) -> bool:
         """Lets a stream wait; returns whether it had to."""
