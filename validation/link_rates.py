@@ -5,7 +5,7 @@ follow one another. What zerobench/timing/costs.py knows of a link (TCP, IN_TURN
 root (link.py).
 
     python -m validation link-rates
-    python -m validation link-rates --link 1 --ranks 2
+    python -m validation link-rates --link 1 --ranks 2 --out /tmp/rates.csv
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Measures, writes a row per series, and prints them."""
+    rates, counts = chosen.link or RATES, chosen.ranks or RANKS
+    if min(rates) <= 0 or min(counts) < 2 or any(ranks % 2 for ranks in counts):
+        raise ValueError(f"--ranks {counts}, --link {rates}: even numbers from 2 on; rates above 0")
     rows: list[LinkRow] = []
-    for gbit_s in chosen.link or RATES:
-        for ranks in chosen.ranks or RANKS:
-            if ranks < 2 or ranks % 2 or gbit_s <= 0:
-                raise ValueError(f"--ranks {ranks}, --link {gbit_s:g}: an even number from 2 on; a rate above 0")
+    for gbit_s in rates:
+        for ranks in counts:
             with tempfile.TemporaryDirectory() as folder:
                 words = [sys.executable, "-m", "validation.link_rates", str(gbit_s), str(ranks), folder]
                 run_on_nodes(words, gbit_s, TIMEOUT_S)

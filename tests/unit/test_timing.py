@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.test_layers import LAYERS
-from validation import predicted_here, predicted_maps
+from validation import link_rates, predicted_here, predicted_maps
 from validation.predicted_here import HereRow
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
@@ -107,7 +107,10 @@ def test_a_host_that_only_waits_has_done_its_work_for_a_collective_meanwhile() -
 
     cpu = Linked(blocking=True)
     assert lay_out([launch(0, 5), wait(0)], cpu).step_s == 5
-    assert lay_out([launch(0, 5), work(1), wait(0)], cpu).step_s == 7, "compute and it take turns"
+    assert lay_out([launch(0, 5), work(1), wait(0)], cpu).step_s == 6, "compute takes its turn"
+    assert lay_out([launch(0, 5), work(2), wait(0)], cpu).step_s == 7, "compute hides behind the transfer"
+    assert lay_out([launch(0, 5), launch(0, 5), wait(0)], cpu).step_s == 10, "a lane carries one after the other"
+    assert lay_out([launch(0, 5), work(1), launch(1, 5), wait(1)], cpu).step_s == 12, "it does not start earlier"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,38 @@ def test_bytes_that_cross_a_link_between_two_halves_of_the_ranks(
     sent = mebibytes * 2**20
     facts = {"group_size": ranks, "stride": 1, "collective": kind, "wire_bytes": sent, "bytes": 2 * sent}
     assert costs.transfer(row("launch", operator=via, **facts)).wire_s == pytest.approx(2 * crosses)
+
+
+def test_what_the_committed_calibration_says_of_a_launch() -> None:
+    """A call is the hooks' alone; over a link the work beside compute is done while the host waits, and no call is."""
+    folder = Path("results/calibration/cpu/N=2")
+    plain, linked = (CpuCosts(load_operators(folder), load_calibration(folder), 2, link) for link in (None, 1e8))
+    call = load_operators(folder).set_index("operator")["seconds"][CALLS["torch"]]
+    facts = {"operator": "c10d", "group_size": 2, "collective": "all_gather", "wire_bytes": 2**22, "bytes": 2**23}
+    hooked, after = (replace(row("launch", **facts), phase=phase) for phase in ("backward", "update"))
+    assert plain.transfer(hooked).host_s - plain.transfer(after).host_s == pytest.approx(call)
+    assert (plain.transfer(hooked).within_s, linked.transfer(after).wire_s > 0.04) == (0.0, True)
+    assert linked.transfer(hooked).within_s == linked.transfer(after).host_s
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_link_rates_count_the_bytes_that_predictions_count(ranks: int) -> None:
+    folder = Path(f"results/calibration/cpu/N={ranks}")
+    costs = CpuCosts(load_operators(folder), load_calibration(folder), 2, 1.0 / TCP)
+    size = 2**20
+    for (via, kind), operator in {one: "send" if one[0] == "seam" else "c10d" for one in link_rates.MEASURED}.items():
+        facts = {"group_size": ranks, "collective": kind, "wire_bytes": size * (ranks - 1) / ranks, "bytes": size}
+        wire_s = costs.transfer(row("launch", operator=operator, **facts)).wire_s
+        assert wire_s == pytest.approx(link_rates.crossing(via, kind, size, ranks)), (via, kind)
+
+
+def test_predictions_of_this_code_for_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = HereRow("gpt_small", 2, 0.0, "ddp", "", 1.0, 0.0, 2.0, 2.0, 2.0, -0.5)
+    monkeypatch.setattr(predicted_here, "predictions", lambda wanted: [replace(measured, predicted_s=2.2)])
+    (again,) = predicted_here.predicted_again([measured, replace(measured, strategy=predicted_here.REFERENCE)])
+    assert (again.predicted_s, again.measured_s, again.error) == (2.2, 2.0, pytest.approx(0.1))
+    with pytest.raises(ValueError, match="nothing is measured yet"):
+        predicted_here.predicted_again([replace(measured, measured_s=None)])
 
 
 def test_hooks_launches_cost_a_call_and_those_after_the_update_none() -> None:

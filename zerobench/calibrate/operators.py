@@ -9,10 +9,10 @@ apart            how much later than their mean the last rank arrives, by the se
                  last met (`sizes`): what a collective waits for before it moves a byte
 step             of a reference model in training, without communication (timing/reference.py)
 in step          what that step takes beyond the times above, divided by its operators: in a step caches are cold, and
-                 Python and autograd run between the operators
-call             what a reference step with communication takes beyond its layout, divided by its launches, for our
-                 collectives (`seam`) and for torch's: Python of hooks, ranks that wait for one another, and whatever
-                 else the layout lacks. Below 0 if the layout is too slow
+                 Python and autograd run between the operators. Below 0 if operators are faster in a step
+call             what a reference step with communication takes beyond its layout, divided by its launches in forward
+                 and backward, for our collectives (`seam`) and for torch's: Python of hooks, ranks that wait for one
+                 another, and whatever else the layout lacks. Below 0 if the layout is too slow
 
 Every rank computes with one thread, and all of them at the same time, so that what they share (cores, caches, memory)
 is shared as in training. Each time is the median of the repetitions, the mean over the ranks. A folder of a calibration

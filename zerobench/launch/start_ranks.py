@@ -91,7 +91,7 @@ class RankProcess:
     server: int | None
     """Process id of the fork server."""
     found: psutil.Process | None = None
-    """The process without its server; None if it had ended already."""
+    """The rank's process, found by its id, not through the fork server; None if it had ended already."""
     result: Any = None
     finished: bool = False
     error: tuple[str, str] | None = None
@@ -267,7 +267,7 @@ def end(ranks: list[RankProcess]) -> None:
 
 
 def _kill_lost(rank: RankProcess) -> None:
-    """Kills a rank whose fork server was killed, and waits: multiprocessing takes it for ended though it may run."""
+    """Kills a rank whose fork server was killed, and waits up to GRACE_S: for multiprocessing it has ended."""
     deadline = time.monotonic() + GRACE_S
     with contextlib.suppress(psutil.NoSuchProcess):
         while rank.found and rank.found.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:

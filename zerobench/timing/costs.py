@@ -40,7 +40,7 @@ HALVES = ("bf16", "fp16")
 @dataclass(frozen=True)
 class Transfer:
     """A collective: `host_s`: seconds of the issuing thread; `wire_s`: seconds on the network, while others compute;
-    `within_s`: the part of the first that is done during the second, if the host computes nothing in the meantime.
+    `within_s`: the part of `host_s` that is done during `wire_s` if the host waits.
     """
 
     host_s: float
@@ -254,14 +254,13 @@ OPERATORS = {
 class CpuCosts:
     """Costs on a machine that `zerobench calibrate --compute` has measured. The host itself computes.
 
-    `host_s`: what an operator takes in a step beyond its time alone, from the calibration's reference step.
     `link_bytes_per_s`, `latency_s`: of a network between two nodes with half of the ranks each, which transfers while
     they compute; None: they are on one machine. If the ranks use all cores, they do a collective's work themselves;
     `has_idle_core`: they do not. `knows_steps`: the calibration has the costs of operators and launches in a step,
     which earlier ones lack.
     """
 
-    blocking, contention = True, 1.0
+    blocking, contention, host_s = True, 1.0, 0.0
 
     def __init__(
         self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None,
@@ -274,7 +273,7 @@ class CpuCosts:
         sized = operators[(operators["operator"] != "mm") & operators[["bytes", "flops"]].any(axis=1)]
         self._curves = {str(name): _Curve(rows) for name, rows in sized.groupby("operator")}
         known = operators.groupby("operator")["seconds"].mean()
-        self.host_s = float(known.get(IN_STEP, 0.0))
+        self._in_step = float(known.get(IN_STEP, 0.0))
         self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
         self.knows_steps = {IN_STEP, *(CALLS.values() if self.ranks > 1 else ())} <= set(known.index)
         apart = operators[operators["operator"] == APART]
@@ -287,7 +286,10 @@ class CpuCosts:
         return None
 
     def compute(self, event: EventRow) -> float:
-        """Returns the seconds of an operator alone."""
+        """Returns the seconds of an operator in a step."""
+        return max(0.0, self._alone(event) + self._in_step)
+
+    def _alone(self, event: EventRow) -> float:
         sizes = numbers(event.sizes) if event.sizes else ()
         if len(sizes) == 4:
             batch, m, n, k = sizes
@@ -313,11 +315,13 @@ class CpuCosts:
         curve = self._curves.get(f"{BESIDE} {via} {kind}")
         beside = alone if curve is None else curve.seconds(int(size))
         host = max(0.0, beside + call)
-        return Transfer(host, max(0.0, alone - beside)) if self._link is None else Transfer(host, wire, min(host, wire))
+        if self._link is None:
+            return Transfer(host, max(0.0, alone - beside))
+        return Transfer(host, wire, min(host, beside, wire))
 
     def _crosses(self, event: EventRow, kind: str) -> float:
-        """Returns the bytes of a collective of all ranks that cross the link in each direction, as many more as make up
-        for a slower rate. Our ranks send to every other one; torch's on gloo send to their neighbor in a ring.
+        """Returns the bytes of a collective of all ranks that cross the link in each direction, scaled up if it does
+        not reach the link's rate. Our ranks send to every other one; torch's on gloo send to a neighbor in a ring.
         """
         ranks = event.group_size
         if event.operator != "send":

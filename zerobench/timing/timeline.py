@@ -8,8 +8,7 @@ busy      compute that runs concurrently with a collective takes `contention` ti
 An operator starts when it is issued and its stream is free. A collective starts when, in addition, its lane is free and
 the last rank has arrived (`apart`): on CPUs, ranks drift apart until one waits for the others. On a CPU the host itself
 computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream would.
-A host that awaits a collective and has computed nothing since it issued it has done its own work for it (`within_s`)
-in the meantime.
+A host that waits for a collective right after issuing it does its own work for it (`within_s`) during the transfer.
 
 All ranks do the same at the same time: one is laid out. Waits for collectives are exposed communication, and a stream's
 waits for the host are the host's share.
@@ -184,13 +183,14 @@ class _Layout:
         meets = event.kind == LAUNCH and event.group_size > 1
         arrived = self._host + (self._costs.apart(self._host - self._met) if meets else 0.0)
         begin = max(arrived, self._streams[event.stream], self._lanes[lane])
+        within = max(0.0, min(cost.within_s, begin - self._lanes[lane]))
         end = begin + cost.wire_s * stretch
         self._lanes[lane] = end
         if event.stream:
             self._streams[event.stream] = end
         if event.operation is not None:
             self._issued[event.operation] = self._host
-            self._within[event.operation] += cost.within_s
+            self._within[event.operation] += within
             self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
             self._launched[event.operation] = event.unit, lane
             if event.operator == "allreduce_" and not event.unit and not event.stream:
@@ -222,8 +222,8 @@ class _Layout:
 
     def _await_operation(self, stream: int, operation: int) -> None:
         """Waits for a collective; if it is not over by then, all ranks were together when the last one issued it."""
-        if self._issued[operation] == self._host:
-            self._end_earlier(operation, self._within.pop(operation, 0.0))
+        if within := self._within.pop(operation, 0.0):
+            self._end_earlier(operation, max(0.0, within - (self._host - self._issued[operation])))
         if self._await(stream, self._ends[operation]):
             self._met = max(self._met, self._issued[operation])
 
@@ -274,7 +274,7 @@ class _Layout:
 
     def _await_reducer(self) -> None:
         """Waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does."""
-        for operation in self._unwaited:
+        for operation in sorted(self._unwaited):
             self._await_operation(0, operation)
         self._unwaited.clear()
 
