@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from tools.docs.blocks_systems import pipes
-from validation import predicted_here, predicted_maps, predicted_runs
+from validation import link_rates, predicted_here, predicted_maps, predicted_runs
 from validation.store import Row, read
 from zerobench.timing.costs import held_out_error, matmul_rows
 from zerobench.timing.hardware import validated
@@ -131,6 +131,27 @@ def here_options(root: Path) -> str:
     ])  # fmt: skip
 
 
+def rates_of_links(root: Path) -> str:
+    """Collectives of a series over a link, over the seconds of their bytes at its rate (`make link-rates`)."""
+    rows = read(_results(root) / "predicted_here" / "link_rates.csv", link_rates.LinkRow)
+    sizes = sorted({row.bytes for row in rows})
+    found = {(row.via, row.collective, row.ranks, row.link_gbit_s, row.bytes): row.over_rate for row in rows}
+    lines = [
+        [
+            VIA[via],
+            collective,
+            str(ranks),
+            f"{link:g}",
+            *(f"{found[via, collective, ranks, link, size]:.2f}" for size in sizes),
+        ]
+        for via, collective, ranks, link in sorted({key[:-1] for key in found})
+    ]
+    return table(["", "collective", "N", "Gbit/s", *(f"{size / 2**20:g} MiB" for size in sizes)], 4, lines)
+
+
+VIA = {"seam": "ours", "torch": "torch's"}
+
+
 # -- maps ------------------------------------------------------------------------------------------
 
 
@@ -193,6 +214,7 @@ def interpolation(_: Path) -> str:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "predicted_by_source": by_source, "predicted_intervals": intervals, "predicted_misses": misses,
     "predicted_runs": every_run, "predicted_here": here, "predicted_options": here_options,
+    "link_rates": rates_of_links,
     "map_fastest": map_fastest, "map_scaling": map_scaling, "map_break_even": map_break_even,
     "map_options": map_options, "interpolation": interpolation,
 }  # fmt: skip
