@@ -180,7 +180,7 @@ def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
 
 
 def predicted_again(rows: Sequence[HereRow]) -> list[HereRow]:
-    """Returns measured rows with predictions of this code in place of theirs. Raises ValueError if there are none."""
+    """Returns the measured rows with the predictions of this code. Raises ValueError if there are none."""
     there = [row for row in rows if row.strategy != REFERENCE and row.measured_s]
     if not there:
         raise ValueError("nothing is measured yet: python -m validation predicted-here measure")
