@@ -20,7 +20,7 @@ from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
-from zerobench.timing.costs import TCP, CpuCosts, GpuCosts, Transfer, held_out_error, is_called, matmul_rows
+from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, held_out_error, is_called, matmul_rows
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
 from zerobench.timing.published import hardware_of
@@ -142,6 +142,16 @@ def test_what_the_committed_calibration_says_of_a_launch() -> None:
     assert plain.transfer(hooked).host_s - plain.transfer(after).host_s == pytest.approx(call)
     assert (plain.transfer(hooked).within_s, linked.transfer(after).wire_s > 0.04) == (0.0, True)
     assert linked.transfer(hooked).within_s == linked.transfer(after).host_s
+
+
+def test_only_operators_that_a_cache_does_not_hold_take_longer_in_a_step() -> None:
+    folder = Path("results/calibration/cpu/N=2")
+    known = load_operators(folder)
+    alone = CpuCosts(known[known["operator"] != IN_STEP], load_calibration(folder), 2)
+    costs = CpuCosts(known, load_calibration(folder), 2)
+    small, large = (row("compute", operator="add", bytes=size) for size in (COLD_BYTES - 1, COLD_BYTES))
+    assert costs.compute(small) == alone.compute(small)
+    assert costs.compute(large) - alone.compute(large) == pytest.approx(known.set_index("operator")["seconds"][IN_STEP])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

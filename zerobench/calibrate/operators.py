@@ -8,8 +8,8 @@ beside           a collective's cost to a rank that computes meanwhile: compute 
 apart            how much later than their mean the last rank arrives, by the seconds that all have computed since they
                  last met (`sizes`): what a collective waits for before it moves a byte
 step             of a reference model in training, without communication (timing/reference.py)
-in step          what that step takes beyond the times above, divided by its operators: in a step caches are cold, and
-                 Python and autograd run between the operators. Below 0 if operators are faster in a step
+in step          what that step takes beyond the times above, divided by its operators on 1 MiB or more: in a step
+                 caches are cold, and Python and autograd run between operators. Below 0 if it takes less
 call             what a reference step with communication takes beyond its layout, divided by its launches in forward
                  and backward, for our collectives (`seam`) and for torch's: Python of hooks, ranks that wait for one
                  another, and whatever else the layout lacks. Below 0 if the layout is too slow

@@ -26,7 +26,7 @@ from scipy.interpolate import RBFInterpolator
 from ..calibrate.collectives import Calibration
 from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
-from ..records.event_row import LAUNCH, MOVE
+from ..records.event_row import COMPUTE, LAUNCH, MOVE
 from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
 
 NEIGHBORS = 16
@@ -287,7 +287,7 @@ class CpuCosts:
 
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator in a step."""
-        return max(0.0, self._alone(event) + self._in_step)
+        return max(0.0, self._alone(event) + (self._in_step if is_cold(event) else 0.0))
 
     def _alone(self, event: EventRow) -> float:
         sizes = numbers(event.sizes) if event.sizes else ()
@@ -334,6 +334,16 @@ class CpuCosts:
     def apart(self, seconds: float) -> float:
         """Returns how late the last rank is; after more than the longest measured time as late as after that."""
         return float(np.interp(seconds, *self._apart))
+
+
+COLD_BYTES = 2**20
+
+
+def is_cold(event: EventRow) -> bool:
+    """Returns whether an operator takes longer in a step than alone: its tensors are not in a core's cache. Small ones
+    in a loop, such as those of quantization, find theirs there.
+    """
+    return event.kind == COMPUTE and event.bytes >= COLD_BYTES
 
 
 def is_called(event: EventRow) -> bool:

@@ -1,7 +1,7 @@
 """A reference model that trains on this machine, and the same steps as the times of their operators lay them out.
 
 alone           as many ranks as are calibrated train side by side, each in a world of its own: no communication.
-                What the step takes beyond its layout, divided by its operators, is the cost of an operator in a step
+                What the step takes beyond its layout, divided by its operators on 1 MiB or more, is added to each
 communicating   the ranks train in one world, under ZeRO-3 for our collectives (`seam`) and under FSDP2 for torch's.
                 What such a step takes beyond its layout, divided by its launches, is the cost of a launch: Python of
                 hooks, ranks that wait for one another, and whatever else the layout lacks. A launch is an event of
@@ -32,9 +32,8 @@ from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar
 from ..launch.start_ranks import launch
 from ..records import EventRow
-from ..records.event_row import COMPUTE
 from ..worker import RankJob, run_rank
-from .costs import CpuCosts, is_called
+from .costs import CpuCosts, is_called, is_cold
 from .prediction import reduced, step_time
 from .schedules import Schedules
 
@@ -114,7 +113,7 @@ def step_rows(
         (events,) = schedules.of(cells[name], CPU).events
         return (measured[name] - laid_out(name)) / sum(map(counts, events))
 
-    rows += [row(STEP, measured[ALONE]), row(IN_STEP, beyond(ALONE, lambda event: event.kind == COMPUTE))]
+    rows += [row(STEP, measured[ALONE]), row(IN_STEP, beyond(ALONE, is_cold))]
     calls = []
     for via, name in COMMUNICATING.items() if ranks > 1 else ():
         calls.append(row(CALLS[via], beyond(name, is_called)))
