@@ -1,8 +1,8 @@
 """Collectives of a series over a link between two nodes: seconds of each, over its bytes at the link's rate.
 
 Half of the ranks are on each node. A series has no barriers between its collectives, as exposed collectives of a step
-follow one another. What zerobench/timing/costs.py knows of a link (TCP, IN_TURNS) is measured here. Needs the rights of
-root (link.py).
+follow one another. What zerobench/timing/costs.py knows of a link (TCP, OVER_RATE) is measured here. Needs root's
+rights (link.py).
 
     python -m validation link-rates
     python -m validation link-rates --link 1 --ranks 2 --out /tmp/rates.csv
@@ -25,7 +25,7 @@ from zerobench.host.environment import rank_environment
 from zerobench.host.terminal import stdout_console
 from zerobench.launch.start_ranks import launch
 from zerobench.results.grid import Grid
-from zerobench.timing.costs import TCP
+from zerobench.timing.costs import TCP, crossing
 from zerobench.timing.hardware import GBIT_S
 from zerobench.zero.comm.hierarchical import connect
 
@@ -88,14 +88,6 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def crossing(via: str, collective: str, size: int, ranks: int) -> float:
-    """Returns the bytes that must cross the link in each direction."""
-    slices = size * (ranks - 1) / ranks
-    if via == "torch":
-        return slices * (2 if collective == "reduce_scatter" else 1)
-    return slices * (ranks // 2) ** 2 / (ranks - 1)
-
-
 @dataclass(frozen=True)
 class SeriesJob:
     """The work of one rank."""
@@ -121,7 +113,8 @@ def measure(job: SeriesJob, tell: object) -> list[LinkRow]:
                 for _ in range(SERIES):
                     transfer(comm, full)
                 seconds = (time.perf_counter() - begun) / SERIES
-                at_rate = crossing(via, collective, size, job.ranks) / (job.gbit_s * GBIT_S * TCP)
+                sent = size * (job.ranks - 1) / job.ranks
+                at_rate = crossing(via, collective, sent, job.ranks) / (job.gbit_s * GBIT_S * TCP)
                 row = LinkRow(
                     job.gbit_s, job.ranks, via, collective, size, round(seconds, 6), round(seconds / at_rate, 3)
                 )

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.test_layers import LAYERS
-from validation import link_rates, predicted_here, predicted_maps
+from validation import predicted_here, predicted_maps
 from validation.predicted_here import HereRow
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
@@ -152,17 +152,6 @@ def test_only_operators_that_a_cache_does_not_hold_take_longer_in_a_step() -> No
     small, large = (row("compute", operator="add", bytes=size) for size in (COLD_BYTES - 1, COLD_BYTES))
     assert costs.compute(small) == alone.compute(small)
     assert costs.compute(large) - alone.compute(large) == pytest.approx(known.set_index("operator")["seconds"][IN_STEP])
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_link_rates_count_the_bytes_that_predictions_count(ranks: int) -> None:
-    folder = Path(f"results/calibration/cpu/N={ranks}")
-    costs = CpuCosts(load_operators(folder), load_calibration(folder), 2, 1.0 / TCP)
-    size = 2**20
-    for (via, kind), operator in {one: "send" if one[0] == "seam" else "c10d" for one in link_rates.MEASURED}.items():
-        facts = {"group_size": ranks, "collective": kind, "wire_bytes": size * (ranks - 1) / ranks, "bytes": size}
-        wire_s = costs.transfer(row("launch", operator=operator, **facts)).wire_s
-        assert wire_s == pytest.approx(link_rates.crossing(via, kind, size, ranks)), (via, kind)
 
 
 def test_predictions_of_this_code_for_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,14 +137,8 @@ def rates_of_links(root: Path) -> str:
     sizes = sorted({row.bytes for row in rows})
     found = {(row.via, row.collective, row.ranks, row.link_gbit_s, row.bytes): row.over_rate for row in rows}
     lines = [
-        [
-            VIA[via],
-            collective,
-            str(ranks),
-            f"{link:g}",
-            *(f"{found[via, collective, ranks, link, size]:.2f}" for size in sizes),
-        ]
-        for via, collective, ranks, link in sorted({key[:-1] for key in found})
+        [VIA[key[0]], key[1], str(key[2]), f"{key[3]:g}", *(f"{found[*key, size]:.2f}" for size in sizes)]
+        for key in sorted({key[:-1] for key in found})
     ]
     return table(["", "collective", "N", "Gbit/s", *(f"{size / 2**20:g} MiB" for size in sizes)], 4, lines)
 
@@ -214,7 +208,6 @@ def interpolation(_: Path) -> str:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "predicted_by_source": by_source, "predicted_intervals": intervals, "predicted_misses": misses,
     "predicted_runs": every_run, "predicted_here": here, "predicted_options": here_options,
-    "link_rates": rates_of_links,
-    "map_fastest": map_fastest, "map_scaling": map_scaling, "map_break_even": map_break_even,
-    "map_options": map_options, "interpolation": interpolation,
+    "link_rates": rates_of_links, "map_fastest": map_fastest, "map_scaling": map_scaling,
+    "map_break_even": map_break_even, "map_options": map_options, "interpolation": interpolation,
 }  # fmt: skip

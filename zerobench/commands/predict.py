@@ -187,6 +187,10 @@ def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
         return f"compile={config.compile}: times of fused kernels are not predicted; use compile=none"
     if isinstance(costs, GpuCosts) and config.node_size not in (None, costs.cluster.devices_per_node):
         return f"node_size={config.node_size}: a node of this cluster has {costs.cluster.devices_per_node} devices"
+    if isinstance(costs, CpuCosts) and config.shard_group not in (None, costs.ranks):
+        return f"shard_group={config.shard_group}: the calibration is of collectives of all {costs.ranks} ranks"
+    if isinstance(costs, CpuCosts) and config.node_size not in (None, 1, costs.ranks):
+        return f"node_size={config.node_size}: the calibration is of collectives of all {costs.ranks} ranks"
     if isinstance(costs, CpuCosts) and config.world_size != costs.ranks:
         return f"world_size={config.world_size}: the calibration is of {costs.ranks} ranks, which share its cores"
     return ""

@@ -254,18 +254,17 @@ OPERATORS = {
 class CpuCosts:
     """Costs on a machine that `zerobench calibrate --compute` has measured. The host itself computes.
 
-    `link_bytes_per_s`, `latency_s`: of a network between two nodes with half of the ranks each, which transfers while
-    they compute; None: they are on one machine. If the ranks use all cores, they do a collective's work themselves;
-    `has_idle_core`: they do not. `knows_steps`: the calibration has the costs of operators and launches in a step,
-    which earlier ones lack.
+    `link_bytes_per_s`: of a network between two nodes with half of the ranks each, which transfers while they compute;
+    None: they are on one machine. If the ranks use all cores, they do a collective's work themselves; `has_idle_core`:
+    they do not. `knows_steps`: the calibration has the costs of operators and launches in a step, which earlier ones
+    lack.
     """
 
     blocking, contention, host_s = True, 1.0, 0.0
 
     def __init__(
-        self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None,
-        latency_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None
+    ) -> None:
         self.ranks = int(operators["world_size"].iloc[0])
         shapes = operators[operators["operator"] == "mm"]["sizes"].str.split("x", expand=True).astype(int)
         products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
@@ -279,7 +278,7 @@ class CpuCosts:
         apart = operators[operators["operator"] == APART]
         self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
         self._calibration, self.has_idle_core = calibration, cores > self.ranks
-        self._link, self._latency = link_bytes_per_s, latency_s
+        self._link = link_bytes_per_s
 
     def peak_flops(self, dtype: str) -> float | None:
         """Returns None: the peak of a CPU is not known."""
@@ -308,7 +307,10 @@ class CpuCosts:
         size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
         line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
         alone, via = line.seconds(int(size)), "seam" if own else "torch"
-        wire = 0.0 if self._link is None else self._crosses(event, kind) / (self._link * TCP) + self._latency
+        wire = 0.0
+        if self._link is not None:
+            slower = OVER_RATE.get((via, kind, ranks > 2), 1.0) if event.wire_bytes >= LARGE_BYTES else 1.0
+            wire = crossing(via, kind, event.wire_bytes, ranks) * slower / (self._link * TCP)
         call = self._call[via] if is_called(event) else 0.0
         if self.has_idle_core:
             return Transfer(max(0.0, call), alone + wire)
@@ -318,18 +320,6 @@ class CpuCosts:
         if self._link is None:
             return Transfer(host, max(0.0, alone - beside))
         return Transfer(host, wire, min(host, beside, wire))
-
-    def _crosses(self, event: EventRow, kind: str) -> float:
-        """Returns the bytes of a collective of all ranks that cross the link in each direction, scaled up if it does
-        not reach the link's rate. Our ranks send to every other one; torch's on gloo send to a neighbor in a ring.
-        """
-        ranks = event.group_size
-        if event.operator != "send":
-            turns = IN_TURNS if (kind, ranks) == ("all_gather", 2) and event.wire_bytes >= LARGE_BYTES else 1.0
-            return event.wire_bytes * GLOO_SENDS.get(kind, 1.0) * turns
-        few_slots = FEW_SLOTS if kind == "reduce_scatter" and ranks > 2 and event.wire_bytes >= LARGE_BYTES else 1.0
-        pairs = (ranks // 2) * (ranks - ranks // 2)
-        return event.wire_bytes * pairs / (ranks - 1) * few_slots
 
     def apart(self, seconds: float) -> float:
         """Returns how late the last rank is; after more than the longest measured time as late as after that."""
@@ -353,18 +343,29 @@ def is_called(event: EventRow) -> bool:
     return event.kind == LAUNCH and event.collective in CALLED and event.phase in ("forward", "backward")
 
 
+def crossing(via: str, kind: str, sent: float, ranks: int) -> float:
+    """Returns the bytes of a collective of all ranks that cross a link between two nodes in each direction, half of the
+    ranks on each. `sent`: the bytes that a rank must send. Our ranks send to every other one; torch's on gloo send to a
+    neighbor in a ring.
+    """
+    if via == "torch":
+        return sent * GLOO_SENDS.get(kind, 1.0)
+    return sent * (ranks // 2) * (ranks - ranks // 2) / (ranks - 1)
+
+
 GLOO_SENDS = {"reduce_scatter": 2.0}
 """torch's collective on gloo -> bytes sent over bytes needed: its reduce-scatter is an all-reduce
 (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
 """
 
 LARGE_BYTES = 2 * 2**20
-IN_TURNS, FEW_SLOTS = 1.45, 1.17
-"""Seconds over those of the link's rate if a rank sends LARGE_BYTES or more (python -m validation link-rates).
+OVER_RATE = {("torch", "all_gather", False): 1.45, ("seam", "reduce_scatter", True): 1.17}
+"""(via, collective, more than two ranks) -> seconds over those of the link's rate if a rank sends LARGE_BYTES or more
+(python -m validation link-rates).
 
-IN_TURNS: torch's all-gather between two ranks on gloo. The request for the next slice waits behind the data of the last
-in the same connection, so that the directions partly take turns; in larger groups it has a connection of its own.
-FEW_SLOTS: our reduce-scatter among more than two ranks, which receives into two slots (zero/comm/gloo.py).
+torch's all-gather between two ranks on gloo: the request for the next slice waits behind the data of the last in the
+same connection, so that the directions partly take turns; in larger groups it has a connection of its own. Our
+reduce-scatter among more than two ranks receives into two slots (zero/comm/gloo.py).
 """
 
 TCP = 0.95

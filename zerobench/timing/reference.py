@@ -114,7 +114,6 @@ def step_rows(
         return (measured[name] - laid_out(name)) / sum(map(counts, events))
 
     rows += [row(STEP, measured[ALONE]), row(IN_STEP, beyond(ALONE, is_cold))]
-    calls = []
-    for via, name in COMMUNICATING.items() if ranks > 1 else ():
-        calls.append(row(CALLS[via], beyond(name, is_called)))
+    spread = COMMUNICATING.items() if ranks > 1 else ()
+    calls = [row(CALLS[via], beyond(name, is_called)) for via, name in spread]
     return [*rows[len(operators) :], *calls]
