@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
@@ -16,12 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.cells import cell
 from validation.variants import VARIANTS
 from zerobench import zero
-from zerobench.config import schema_training
+from zerobench.config import schema_memory, schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
 from zerobench.fake.as_gpu.kernels import KernelRefusalError, attend
 from zerobench.fake.observers import Growth, IntervalMark
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
+from zerobench.predict.estimate import estimate
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
@@ -53,6 +55,30 @@ def test_reductions_on_a_gpu_have_no_slots_to_receive_in() -> None:
     assert most(on_gpu, "communication") < most(on_cpu, "communication")
     assert on_gpu.states_bytes <= on_cpu.states_bytes
     assert on_gpu.volume_elements == on_cpu.volume_elements
+
+
+STATES: list[tuple[str, int, dict[str, Any]]] = [
+    ("zero1", 4, {}),
+    ("zero2", 2, {"arena": True}),
+    ("zero3", 8, {"node_size": 4, "zeropp": schema_memory.AllOfZeropp()}),
+    ("zero2", 8, {"shard_group": 4}),
+    ("zero1", 4, {"optimizer": schema_training.Muon()}),
+    ("zero2", 2, {"offload": schema_memory.CpuOffload(), "precision": schema_training.Bf16()}),
+    ("zero3", 4, {"offload": schema_memory.CpuOffload(fraction=0.5), "accumulation": 2}),
+    ("zero1", 2, {"offload": schema_memory.NvmeOffloadConfig(path="/tmp"), "precision": schema_training.Bf16()}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "ranks", "more"), STATES)
+def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
+    strategy: str, ranks: int, more: dict[str, Any]
+) -> None:
+    """To the byte: no receive slots, and gradients that stay until their copy to host memory has read them."""
+    config = cell(strategy, ranks, **more).config
+    found = execute(config, target=CUDA)
+    assert not found.problem
+    assert found.states_bytes == estimate(replace(config, device="cuda")).states_bytes
 
 
 @pytest.mark.slow

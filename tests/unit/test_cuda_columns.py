@@ -147,6 +147,12 @@ def test_a_torch_without_host_statistics_says_nothing_of_pinned_memory(played: P
     assert (columns["pinned_requested_bytes"], columns["pinned_bytes"]) == (None, None)
 
 
+def test_a_torch_that_counts_no_freed_memory_is_not_asked_for_it(played: Played, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0+cu130"))
+    columns = cuda_memory.process_memory(cuda_memory.take_peaks())
+    assert (columns["pinned_requested_bytes"], columns["pinned_bytes"]) == (None, 8192)
+
+
 def test_what_the_allocator_never_had_is_0(played: Played, monkeypatch) -> None:
     """As pinned memory before the first batch."""
     monkeypatch.setattr(played, "host_memory_stats", lambda: dict.fromkeys(Played.host_memory_stats(played), 0))

@@ -201,6 +201,20 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_pinned_memory_from_the_middle_of_a_page_gives_aligned_buffers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's is if it is small."""
+    empty = torch.empty
+
+    def from_the_middle(size: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        made = empty(size + 2 * ALIGN_BYTES, dtype=dtype)
+        return made[-made.data_ptr() % ALIGN_BYTES + 512 :][:size]
+
+    monkeypatch.setattr(torch, "empty", from_the_middle)
+    buffers = [pool.take() for pool in [Pool(ALIGN_BYTES, 3, pinned=True)] for _ in range(3)]
+    assert all(buffer.tensor.data_ptr() % ALIGN_BYTES == 0 for buffer in buffers)
+    assert [buffer.tensor.numel() for buffer in buffers] == 3 * [ALIGN_BYTES]
+
+
 def test_a_pool_gives_aligned_buffers_and_waits_for_one() -> None:
     pool = Pool(5000, 3)
     assert pool.buffer_bytes == 2 * ALIGN_BYTES

@@ -85,7 +85,8 @@ class Topology(Axis):
         return {key: size for key, size in sizes.items() if size is not None}
 
     def theory_shape(self, cell: CellConfig) -> GroupShape:
-        return GroupShape(cell.data_ranks, self.node_size, self.shard_group, **cell.zeropp.theory_shape())
+        sizes, on_gpu = (cell.data_ranks, self.node_size, self.shard_group), cell.device != "cpu"
+        return GroupShape(*sizes, on_gpu=on_gpu, **cell.zeropp.theory_shape())
 
     @property
     def ranks_per_node(self) -> int:

@@ -20,6 +20,10 @@ PEAKS = {
 }
 """Our name for a peak -> its name in torch.cuda.memory_stats."""
 
+COUNTS_FREED = "2.13"
+"""The first release of torch, of those seen, whose pinned memory leaves `active_bytes` when it is freed (pytorch issues
+#169561, #179380)."""
+
 
 def take_peaks() -> dict[str, int]:
     """Returns the device allocator's peaks, by the names of PEAKS, and resets them."""
@@ -51,6 +55,7 @@ def max_allocated() -> int:
 def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
     """Returns the CUDA columns of RunRow for this process. `peaks`: of the measured steps, from `take_peaks`."""
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
+    active = host.get("active_bytes.peak") if torch.__version__ >= COUNTS_FREED else None
     free, total = torch.cuda.mem_get_info()
     return {
         "allocated_bytes": peaks["allocated"],
@@ -60,7 +65,7 @@ def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
         "split_bytes": peaks["split"],
         "alloc_retries": torch.cuda.memory_stats()["num_alloc_retries"],
         "device_used_bytes": total - free,
-        "pinned_requested_bytes": host.get("active_bytes.peak"),
+        "pinned_requested_bytes": active,
         "pinned_bytes": host.get("allocated_bytes.peak"),
     }
 

@@ -56,6 +56,7 @@ class GroupShape:
     """Groups of ranks, and quantization. `node_size`, `shard_group`: None for all ranks. `weight_block`,
     `gradient_block`, `difference_block`: elements per scale, None if nothing is quantized. `secondary`: gathers after a
     unit's first come from secondary shards within the node (hpZ). `bits_within`: bits of gradients within a node.
+    `on_gpu`: reductions need no receive slots, and copies to host memory are asynchronous.
     """
 
     world_size: int
@@ -66,6 +67,7 @@ class GroupShape:
     secondary: bool = False
     difference_block: int | None = None
     bits_within: int = 4
+    on_gpu: bool = False
 
     @property
     def shard_ranks(self) -> int:
@@ -159,7 +161,7 @@ class GroupShape:
         completes. `own`: elements of this rank's slice of owned matrices, for which groups do not apply.
         """
         if own is not None:
-            return (slots_bytes(numel * size, self.shard_ranks, own * size),)
+            return (self._slots(numel * size, self.shard_ranks, own * size),)
         inside, outside = self.nodes
         if self.quantizes(self.gradient_block, size):
             (first, second), sums = self._hop_payloads(numel), (4 * numel // inside, 4 * numel // self.world_size)
@@ -168,8 +170,11 @@ class GroupShape:
                 return 2 * only, only + sums[1]
             return 2 * first, first + sums[0], sums[0] + 2 * second, sum(sums) + second
         if self.shard_group or inside == 1 or outside == 1:
-            return (slots_bytes(numel * size, self.shard_ranks),)
-        return slots_bytes(numel * size, inside), slots_bytes(numel * size // inside, outside)
+            return (self._slots(numel * size, self.shard_ranks),)
+        return self._slots(numel * size, inside), self._slots(numel * size // inside, outside)
+
+    def _slots(self, padded_bytes: int, ranks: int, own_bytes: int | None = None) -> int:
+        return 0 if self.on_gpu else slots_bytes(padded_bytes, ranks, own_bytes)
 
     def _hop_payloads(self, numel: int) -> tuple[int, int]:
         """Bytes of quantized gradients in the hop within a node and the hop between nodes; 0 for a hop of one."""

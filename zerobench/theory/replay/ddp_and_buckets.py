@@ -152,7 +152,7 @@ class _Buckets:
         if self.reductions.synchronizing:
             for unit in self.units[sent:]:
                 self.reductions.send(unit)
-            self.reductions.land()
+            self.reductions.finish()
 
     def _send_full(self, missing: list[list[int]], sent: int) -> int:
         """Sends the complete buckets after the first `sent`, in order; returns the new number of sent buckets."""

@@ -16,7 +16,7 @@ IN_FLIGHT = {
     "unsynced": "gradients of earlier micro-batches", "full": "open units", "wire": "cast for sending",
     "received": "received", "carried": "sums so far of open units", "tile": "tile of an update",
     "slot": "slots of the arena", "codes": "quantized gathers", "secondary": "secondary shards",
-    "flags": "flags of used parameters", "unit": "units in use",
+    "flags": "flags of used parameters", "unit": "units in use", "leaving": "on the way to host memory",
 }  # fmt: skip
 """Name of an allocation, or its first word -> its term in flight; other allocations are part of the formula."""
 
@@ -57,6 +57,12 @@ class Replay:
     def drop(self, category: str, name: Any) -> None:
         """Frees `name`."""
         self._change(category, name, -self.live.pop((category, name), 0))
+
+    def rename(self, category: str, name: Any, new: Any) -> None:
+        """Gives an allocation, if it is alive, another name."""
+        size = self.live.get((category, name), 0)
+        self.drop(category, name)
+        self.hold(category, new, size)
 
     def _change(self, category: str, name: Any, size: int) -> None:
         self.totals[category] += size

@@ -18,6 +18,9 @@ from ..shapes import ParameterShape, PrecisionShape, casts, gradient_bytes, wire
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay
 
+SENT = (("communication", "full"), ("gradients", "full"), ("communication", "wire"))
+"""The allocations of a unit that is sent: at most one of them is alive."""
+
 
 @dataclass(frozen=True)
 class UnitGradients:
@@ -110,11 +113,25 @@ class Reductions:
             self._hold_beside(unit, slice(1, None))
         self.replay.drop("communication", ("received", name))
         self._hold_shard(unit)
-        self._drop_full(name)
-        self.replay.drop("communication", ("wire", name))
+        self.leave()
+        is_read = self.groups.on_gpu and self.tiers.place == "host" and self.tiers.gradients_away(unit.own, unit.align)
+        for category, sent in SENT:
+            if is_read:
+                self.replay.rename(category, (sent, name), ("leaving", sent))
+            self.replay.drop(category, (sent, name))
         self.replay.drop("gradients", ("carried", name))
         del self._opened[name]
         self._reduced.add(name)
+
+    def leave(self) -> None:
+        """Frees the unit that was copied to host memory last: on a GPU the copy may still have read it."""
+        for category, sent in SENT:
+            self.replay.drop(category, ("leaving", sent))
+
+    def finish(self) -> None:
+        """Completes the reduction that was sent last, and the copies to host memory."""
+        self.land()
+        self.leave()
 
     def _hold_beside(self, unit: UnitGradients, which: slice) -> None:
         """Allocates the buffers of a reduction, one after the other."""

@@ -187,7 +187,7 @@ class _Units:
         self.left[i] -= 1
         self.come[part] += 0 if self.left[i] else self.schedule.shapes[i].numel
         if self.waiting and part in self.entered and 2 * self.come[part] >= part.buffer.numel:
-            self.reductions.land()
+            self.reductions.finish()
             self._gather_waiting()
 
     def _gather_waiting(self) -> None:
@@ -208,7 +208,7 @@ class _Units:
             if part not in self.done:
                 self._send(part)
         if self.reductions.synchronizing:
-            self.reductions.land()
+            self.reductions.finish()
         self.done.clear()
 
     def _send(self, part: UnitPart) -> None:
