@@ -30,6 +30,7 @@ NAMES = {
     "fire": ("fire.command", "200 cells under random kills, compared with an undisturbed sweep"),
     "step-costs": ("step_costs", "where the time of a step goes, by kind of work and by thread"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 9 minutes"),
+    "gpu-runs": ("gpu_runs", "a GPU's peaks and steps beside estimates and predictions made without one"),
 }
 """Name -> its module, which has `add_arguments` and `run`, and a line for the help."""
 

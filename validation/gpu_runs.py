@@ -1,0 +1,141 @@
+"""The runs of a GPU suite beside what a machine without a GPU says of them: memory simulated, steps predicted.
+
+The suite's folder has its collected tables, and the predictions of steps that were committed before it ran
+(predicted.csv, as `zerobench predict --format csv` writes it). The estimates are written beside them.
+
+    python -m validation gpu-runs results/h100
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from zerobench.config.cell import CellConfig
+from zerobench.config.flat import name_cells
+from zerobench.fake_execution import CUDA, Execution, Limits
+from zerobench.host.terminal import stdout_console
+from zerobench.results.grid import Grid
+from zerobench.results.tables import load
+from zerobench.sizes import show_bytes
+
+from .runner import execute_cells
+from .store import read, write
+
+ESTIMATED, PREDICTED = "estimated.csv", "predicted.csv"
+LIMITS = Limits(memory_bytes=16 * 2**30)
+
+
+@dataclass(frozen=True)
+class GpuRunRow:
+    """One run of the suite in bytes: as measured, and as simulated for a GPU. 0: not measured in this run.
+
+    `states`, `peak`: the ledger's; `allocated`, `reserved`: peaks of the caching allocator, `low` and `high` without and
+    with expandable segments, smaller first.
+    """
+
+    cell: str
+    strategy: str
+    world_size: int
+    states: int
+    estimated_states: int
+    peak: int
+    estimated_peak: int
+    allocated: int
+    estimated_allocated: int
+    reserved: int
+    estimated_reserved_low: int
+    estimated_reserved_high: int
+
+
+@dataclass(frozen=True)
+class GpuStep:
+    """A step on one GPU, in seconds: as predicted, with the interval, and as measured."""
+
+    cell: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """The prediction over the measurement, minus 1."""
+        return self.predicted / self.measured - 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("folder", type=Path, help="the tables of a GPU suite")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Simulates each cell whose memory was measured, and prints the errors."""
+    runs = load(chosen.folder).runs
+    chosen_rows = list(_with_memory(runs))
+    if not chosen_rows:
+        raise ValueError(f"{chosen.folder}: no run there has the memory of a GPU; name the folder of a GPU suite")
+    configs = [CellConfig.from_json(row["config"]) for row in chosen_rows]
+    executions = execute_cells("simulated for a GPU", [(config, CUDA) for config in configs], limits=LIMITS)
+    names = name_cells(configs)
+    rows = [_row(*one) for one in zip(names, chosen_rows, configs, executions, strict=True)]
+    write(chosen.folder / ESTIMATED, GpuRunRow, rows)
+    lines = [
+        [row.cell, *(show_bytes(size) for size in (row.allocated, row.estimated_allocated)), _error(row)]
+        for row in rows
+    ]
+    stdout_console().print(Grid(["cell", "allocated", "estimated", "error"], lines))
+    return 0
+
+
+def steps(folder: Path) -> list[GpuStep]:
+    """The steps that were predicted before they were measured, by the medians of their launches."""
+    predicted = pd.read_csv(folder / PREDICTED)
+    runs = load(folder).runs
+    timed = runs[runs["step_s"].notna() & (runs["status"] == "ok")]
+    measured = {}
+    for _, found in timed.groupby("cell_id", sort=False):
+        config = CellConfig.from_json(found.iloc[0]["config"])
+        shape = (config.strategy.name, config.model_name, config.world_size, config.micro_batch, config.sequence)
+        if config.activation.label or config.offload.label or config.precision.name != "bf16":
+            continue
+        measured[shape] = float(found["step_s"].median())
+    found_steps = []
+    for one in predicted.itertuples():
+        model = str(one.name).partition("model=")[2].partition(" ")[0]
+        seconds = measured.get((one.strategy, model, one.world_size, one.micro_batch, one.sequence))
+        if seconds is not None:
+            found_steps.append(GpuStep(str(one.name), one.step_s, one.low_s, one.high_s, seconds))
+    return found_steps
+
+
+def rows_of(folder: Path) -> list[GpuRunRow]:
+    """The estimates that were written."""
+    return read(folder / ESTIMATED, GpuRunRow)
+
+
+def _with_memory(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The first launch of each cell whose allocator only this rank used."""
+    usable = runs[(runs["status"] == "ok") & runs["allocated_bytes"].notna() & (runs["ranks_per_gpu"] == 1)]
+    yield from usable.drop_duplicates("cell_id").to_dict("records")
+
+
+def _row(name: str, row: dict[str, Any], config: CellConfig, found: Execution) -> GpuRunRow:
+    if found.problem or found.memory is None:
+        raise ValueError(f"{name}: {found.problem or 'no memory of a GPU'}")
+    measured = {key: int(row[key]) if pd.notna(row[key]) else 0 for key in ("states_bytes", "peak_bytes")}
+    low, high = found.memory.reserved_bytes
+    return GpuRunRow(
+        name, config.strategy.name, config.world_size, measured["states_bytes"], found.states_bytes,
+        measured["peak_bytes"], found.peak_bytes, int(row["allocated_bytes"]), found.memory.allocated_bytes,
+        int(row["reserved_bytes"]), low, high,
+    )  # fmt: skip
+
+
+def _error(row: GpuRunRow) -> str:
+    return f"{row.estimated_allocated / row.allocated - 1:+.1%}"
