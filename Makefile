@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind fire table1
-.PHONY: link-rates published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: gpu-runs link-rates published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -43,6 +43,7 @@ help:
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
+	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
 	@echo "make link-rates  collectives of a series over a link, and the link's rate (results/predicted_here/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
@@ -238,6 +239,9 @@ OUT ?= results/runs/gpu-suite
 
 gpu-suite: setup
 	$(VALIDATE) gpu-suite --out $(OUT) $(FLAGS)
+
+gpu-runs: setup
+	$(VALIDATE) gpu-runs results/h100
 
 published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)

@@ -9,9 +9,9 @@ The suite's folder has its collected tables, and the predictions of steps that w
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -35,8 +35,8 @@ LIMITS = Limits(memory_bytes=16 * 2**30)
 class GpuRunRow:
     """One run of the suite in bytes: as measured, and as simulated for a GPU. 0: not measured in this run.
 
-    `states`, `peak`: the ledger's; `allocated`, `reserved`: peaks of the caching allocator, `low` and `high` without and
-    with expandable segments, smaller first.
+    `states`, `peak`: the ledger's; `allocated`, `reserved`: peaks of the caching allocator; `low`, `high`: by default
+    and with expandable segments, smaller first.
     """
 
     cell: str
@@ -76,14 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Simulates each cell whose memory was measured, and prints the errors."""
-    runs = load(chosen.folder).runs
-    chosen_rows = list(_with_memory(runs))
-    if not chosen_rows:
+    rows_here = _with_memory(load(chosen.folder).runs)
+    if not rows_here:
         raise ValueError(f"{chosen.folder}: no run there has the memory of a GPU; name the folder of a GPU suite")
-    configs = [CellConfig.from_json(row["config"]) for row in chosen_rows]
+    configs = [CellConfig.from_json(row["config"]) for row in rows_here]
     executions = execute_cells("simulated for a GPU", [(config, CUDA) for config in configs], limits=LIMITS)
     names = name_cells(configs)
-    rows = [_row(*one) for one in zip(names, chosen_rows, configs, executions, strict=True)]
+    rows = [_row(*one) for one in zip(names, rows_here, configs, executions, strict=True)]
     write(chosen.folder / ESTIMATED, GpuRunRow, rows)
     lines = [
         [row.cell, *(show_bytes(size) for size in (row.allocated, row.estimated_allocated)), _error(row)]
@@ -95,23 +94,28 @@ def run(chosen: argparse.Namespace) -> int:
 
 def steps(folder: Path) -> list[GpuStep]:
     """The steps that were predicted before they were measured, by the medians of their launches."""
-    predicted = pd.read_csv(folder / PREDICTED)
-    runs = load(folder).runs
-    timed = runs[runs["step_s"].notna() & (runs["status"] == "ok")]
-    measured = {}
-    for _, found in timed.groupby("cell_id", sort=False):
-        config = CellConfig.from_json(found.iloc[0]["config"])
-        shape = (config.strategy.name, config.model_name, config.world_size, config.micro_batch, config.sequence)
-        if config.activation.label or config.offload.label or config.precision.name != "bf16":
-            continue
-        measured[shape] = float(found["step_s"].median())
-    found_steps = []
-    for one in predicted.itertuples():
-        model = str(one.name).partition("model=")[2].partition(" ")[0]
-        seconds = measured.get((one.strategy, model, one.world_size, one.micro_batch, one.sequence))
-        if seconds is not None:
-            found_steps.append(GpuStep(str(one.name), one.step_s, one.low_s, one.high_s, seconds))
-    return found_steps
+    measured: dict[tuple[Any, ...], list[float]] = {}
+    for row in _records(load(folder).runs):
+        config = CellConfig.from_json(row["config"])
+        if row["status"] == "ok" and pd.notna(row["step_s"]) and config.precision.name == "bf16" and not _saves(config):
+            shape = (config.strategy.name, config.model_name, config.world_size, config.micro_batch, config.sequence)
+            measured.setdefault(shape, []).append(row["step_s"])
+    found = []
+    for one in _records(pd.read_csv(folder / PREDICTED)):
+        model = one["name"].partition("model=")[2].partition(" ")[0]
+        shape = (one["strategy"], model, one["world_size"], one["micro_batch"], one["sequence"])
+        if shape in measured:
+            found.append(GpuStep(one["name"], one["step_s"], one["low_s"], one["high_s"], median(measured[shape])))
+    return found
+
+
+def _saves(config: CellConfig) -> bool:
+    """Whether the cell trades time for memory, which no prediction here does."""
+    return bool(config.activation.label or config.offload.label or config.recomputes)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def rows_of(folder: Path) -> list[GpuRunRow]:
@@ -119,10 +123,10 @@ def rows_of(folder: Path) -> list[GpuRunRow]:
     return read(folder / ESTIMATED, GpuRunRow)
 
 
-def _with_memory(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _with_memory(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """The first launch of each cell whose allocator only this rank used."""
     usable = runs[(runs["status"] == "ok") & runs["allocated_bytes"].notna() & (runs["ranks_per_gpu"] == 1)]
-    yield from usable.drop_duplicates("cell_id").to_dict("records")
+    return _records(usable.drop_duplicates("cell_id"))
 
 
 def _row(name: str, row: dict[str, Any], config: CellConfig, found: Execution) -> GpuRunRow:

@@ -17,6 +17,7 @@ from analysis.largest_model import read, table, table_2
 from analysis.offload import parts_of
 from tools.docs import (
     blocks_fire,
+    blocks_gpu,
     blocks_predicted,
     blocks_published,
     blocks_reference,
@@ -235,6 +236,7 @@ UNDATED = (
     "largest_model",
     *blocks_published.BLOCKS,
     *blocks_predicted.BLOCKS,
+    *blocks_gpu.BLOCKS,
 )
 """Blocks that are of no experiment below the reference, or say their date themselves."""
 
@@ -260,6 +262,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_fire.BLOCKS,
     **blocks_published.BLOCKS,
     **blocks_predicted.BLOCKS,
+    **blocks_gpu.BLOCKS,
     **blocks_reference.BLOCKS,
     **blocks_strategies.BLOCKS,
     **blocks_training.BLOCKS,

@@ -162,7 +162,7 @@ BUS = SuiteSection(
     name="bus",
     title="Bus to the host",
     asks="How much of the raw rate do pinned copies reach, each way and both ways at once?",
-    seconds=15,
+    seconds=7,
     tasks=_tasks,
     table=_table,
 )

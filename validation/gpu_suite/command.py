@@ -28,10 +28,10 @@ RESERVE_S = 15.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options, and to the help the sections."""
-    lines = [f"  {one.name:<9}{one.asks} (about {one.seconds} s on an H200)" for one in SECTIONS.values()]
+    lines = [f"  {one.name:<9}{one.asks} ({one.seconds} s on an H100)" for one in SECTIONS.values()]
     total = sum(one.seconds for one in SECTIONS.values())
     parser.epilog = (
-        "sections:\n" + "\n".join(lines) + f"\nAll of it is planned for {total / 60:.1f} minutes on an H200."
+        "sections:\n" + "\n".join(lines) + f"\nTogether {total / 60:.1f} minutes, without the search for the largest."
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the folder that everything is written to")

@@ -107,7 +107,7 @@ PARITY = SuiteSection(
     name="parity",
     title="Parity with DDP",
     asks="Do ours and FSDP2 train what DDP trains, in fp32 and bf16, at N = 1 and with two ranks?",
-    seconds=95,
+    seconds=42,
     cells=_cells,
     table=_table,
     may_fail=_may_fail,

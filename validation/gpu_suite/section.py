@@ -100,7 +100,7 @@ def _none(_: SuiteSetup) -> list[Any]:
 
 @dataclass(frozen=True)
 class SuiteSection:
-    """`asks`: the question in a sentence. `seconds`: what it should take on an H200. `answers`: how a launch may end so
+    """`asks`: the question in a sentence. `seconds`: of its launches on an H100. `answers`: how a launch may end so
     that the question is answered. `may_fail`: whether nothing is wrong if this one does not run. `limit_s`: most that a
     pass of a cell may take.
     """

@@ -1,0 +1,67 @@
+"""A GPU suite's runs beside estimates: which runs count, and what is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.docs import blocks_gpu
+from validation import gpu_runs
+from validation.__main__ import main
+from validation.gpu_runs import GpuRunRow, rows_of, steps
+from validation.store import write
+from zerobench.results import tables
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "results" / "h100"
+ROW = GpuRunRow("zero1 a", "zero1", 8, 100, 100, 200, 201, 300, 303, 400, 380, 440)
+
+
+def test_estimates_are_of_each_cell_whose_memory_was_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def none_fits(what: str, work: list[object], **_: object) -> None:
+        asked.append(len(work))
+        raise ValueError("enough")
+
+    monkeypatch.setattr(gpu_runs, "execute_cells", none_fits)
+    assert main(["gpu-runs", str(HERE)]) == 2
+    assert asked == [len(rows_of(HERE))]
+    assert not {row.cell for row in rows_of(HERE) if row.allocated <= 0}
+
+
+def test_a_folder_without_a_gpu_s_memory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu-runs", str(ROOT / "results" / "reference" / "cpu" / "stages")]) == 2
+    assert "no run there has the memory of a GPU; name the folder of a GPU suite" in capsys.readouterr().err
+
+
+def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> None:
+    found = steps(HERE)
+    assert len({step.cell for step in found}) == len(found) == 10
+    for name in (*(f"{table}.parquet" for table in tables.TABLES), "suite.json"):
+        if (HERE / name).exists():
+            shutil.copy(HERE / name, tmp_path / name)
+    lines = (HERE / gpu_runs.PREDICTED).read_text().splitlines()
+    (tmp_path / gpu_runs.PREDICTED).write_text("\n".join([lines[0], lines[1].replace(",8,1,1024,", ",16,1,1024,")]))
+    assert steps(tmp_path) == []
+
+
+def test_the_blocks_say_what_the_rows_say(tmp_path: Path) -> None:
+    folder = tmp_path / "h100"
+    folder.mkdir()
+    about = {"device_class": "GPU X", "torch": "2.99"}
+    (folder / "suite.json").write_text(json.dumps({"about": about}))
+    off = replace(ROW, cell="zero2 b", estimated_states=90, reserved=200)
+    write(folder / gpu_runs.ESTIMATED, GpuRunRow, [ROW, off])
+    root = tmp_path / "reference" / "cpu"
+    words = " ".join(blocks_gpu.summary(root).split())
+    assert "On an GPU X (torch 2.99) the states of 1 of 2 ranks" in words
+    assert "in 2 cells are 1.00% off the estimates in the median, 1.0% at most" in words
+    assert "| states of a rank | 2 | 1 | 5.00% | 10.00% | 10.00% |" in blocks_gpu.memory(root)
+    assert blocks_gpu.reserved(root).splitlines()[2].endswith("| 200 B | 440 B | +120.0% |")
