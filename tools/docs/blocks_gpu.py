@@ -34,7 +34,8 @@ def summary(root: Path) -> str:
     words = (
         f"**One GPU so far.** On an {about['device_class']} (torch {about['torch']}) the states of {exact} of"
         f" {len(states)} ranks took exactly the bytes that were estimated without a GPU. The peaks of torch's"
-        f" allocator in {len(allocated)} cells are {median(errors):.2%} off the estimates in the median, {max(errors):.1%} at most."
+        f" allocator in {len(allocated)} cells are {median(errors):.2%} off the estimates in the median,"
+        f" {max(errors):.1%} at most."
     )
     return textwrap.fill(words, 130)
 

@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
     add("--cache", type=Path, metavar="DIR", help="--published: keep schedules here, so that a stopped command resumes")
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
-    add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
+    add("--out", type=Path, metavar="FILE", help="written there as JSON, or as csv if it ends in .csv")
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
     add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
@@ -272,7 +272,8 @@ def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
     if chosen.format == "table" and chosen.out is None:
         _show(rows, chosen.columns)
         return
-    text = _as_csv(rows) if chosen.format == "csv" else json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    is_csv = chosen.format == "csv" or (chosen.format == "table" and chosen.out.suffix == ".csv")
+    text = _as_csv(rows) if is_csv else json.dumps([asdict(row) for row in rows], indent=1) + "\n"
     if chosen.out is None:
         print(text, end="")
         return
