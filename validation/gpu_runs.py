@@ -9,15 +9,16 @@ The suite's folder has its collected tables, and the predictions of steps that w
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean
 from typing import Any
 
 import pandas as pd
 
 from zerobench.config.cell import CellConfig
 from zerobench.config.flat import name_cells
+from zerobench.config.schema import Measure
 from zerobench.fake_execution import CUDA, Execution, Limits
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
@@ -35,8 +36,7 @@ LIMITS = Limits(memory_bytes=16 * 2**30)
 class GpuRunRow:
     """One run of the suite in bytes: as measured, and as simulated for a GPU. 0: not measured in this run.
 
-    `states`, `peak`: the ledger's; `allocated`, `reserved`: peaks of the caching allocator; `low`, `high`: by default
-    and with expandable segments, smaller first.
+    `states`, `peak`: the ledger's; `allocated`, `reserved`: peaks of the caching allocator.
     """
 
     cell: str
@@ -49,8 +49,7 @@ class GpuRunRow:
     allocated: int
     estimated_allocated: int
     reserved: int
-    estimated_reserved_low: int
-    estimated_reserved_high: int
+    estimated_reserved: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def steps(folder: Path) -> list[GpuStep]:
-    """The steps that were predicted before they were measured, by the medians of their launches."""
+    """The steps that were predicted before they were measured, by the geometric means of their launches."""
     measured: dict[tuple[Any, ...], list[float]] = {}
     for row in _records(load(folder).runs):
         config = CellConfig.from_json(row["config"])
@@ -105,7 +104,9 @@ def steps(folder: Path) -> list[GpuStep]:
         model = one["name"].partition("model=")[2].partition(" ")[0]
         shape = (one["strategy"], model, one["world_size"], one["micro_batch"], one["sequence"])
         if shape in measured:
-            found.append(GpuStep(one["name"], one["step_s"], one["low_s"], one["high_s"], median(measured[shape])))
+            found.append(
+                GpuStep(one["name"], one["step_s"], one["low_s"], one["high_s"], geometric_mean(measured[shape]))
+            )
     return found
 
 
@@ -124,20 +125,23 @@ def rows_of(folder: Path) -> list[GpuRunRow]:
 
 
 def _with_memory(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """The first launch of each cell whose allocator only this rank used."""
+    """The first launch of each cell whose allocator only this rank used; of those with the ledger's figures if any."""
     usable = runs[(runs["status"] == "ok") & runs["allocated_bytes"].notna() & (runs["ranks_per_gpu"] == 1)]
-    return _records(usable.drop_duplicates("cell_id"))
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(_records(usable), key=lambda row: pd.isna(row["states_bytes"])):
+        config = replace(CellConfig.from_json(row["config"]), measure=Measure())
+        found.setdefault(config.cell_id, row)
+    return list(found.values())
 
 
 def _row(name: str, row: dict[str, Any], config: CellConfig, found: Execution) -> GpuRunRow:
     if found.problem or found.memory is None:
         raise ValueError(f"{name}: {found.problem or 'no memory of a GPU'}")
     measured = {key: int(row[key]) if pd.notna(row[key]) else 0 for key in ("states_bytes", "peak_bytes")}
-    low, high = found.memory.reserved_bytes
     return GpuRunRow(
         name, config.strategy.name, config.world_size, measured["states_bytes"], found.states_bytes,
         measured["peak_bytes"], found.peak_bytes, int(row["allocated_bytes"]), found.memory.allocated_bytes,
-        int(row["reserved_bytes"]), low, high,
+        int(row["reserved_bytes"]), found.memory.reserved_by_default,
     )  # fmt: skip
 
 

@@ -279,11 +279,10 @@ def test_pinned_memory_is_requested_and_held() -> None:
     train(engine, range(1), here, dtype)
     told = probe.process_memory(probe.take_peaks())
     kept = sum(run.master.nbytes + 2 * run.master.numel() for run in engine.placement.all_ranges())
-    assert told["pinned_bytes"] is not None
-    assert told["pinned_bytes"] >= kept
     if torch.__version__ >= probe.COUNTS_FREED:
         assert before is not None
         assert told["pinned_requested_bytes"] is not None
+        assert told["pinned_bytes"] is not None
         assert told["pinned_bytes"] >= told["pinned_requested_bytes"] >= before + kept
     else:
         assert told["pinned_requested_bytes"] is None

@@ -65,6 +65,8 @@ STATES: list[tuple[str, int, dict[str, Any]]] = [
     ("zero1", 4, {"optimizer": schema_training.Muon()}),
     ("zero2", 2, {"offload": schema_memory.CpuOffload(), "precision": schema_training.Bf16()}),
     ("zero3", 4, {"offload": schema_memory.CpuOffload(fraction=0.5), "accumulation": 2}),
+    ("zero2", 4, {"offload": schema_memory.CpuOffload(), "arena": True}),
+    ("zero2", 4, {"offload": schema_memory.CpuOffload(), "optimizer": schema_training.Muon()}),
     ("zero1", 2, {"offload": schema_memory.NvmeOffloadConfig(path="/tmp"), "precision": schema_training.Bf16()}),
 ]
 

@@ -12,13 +12,13 @@ import pytest
 from tools.docs import blocks_gpu
 from validation import gpu_runs
 from validation.__main__ import main
-from validation.gpu_runs import GpuRunRow, rows_of, steps
+from validation.gpu_runs import GpuRunRow, GpuStep, rows_of, steps
 from validation.store import write
 from zerobench.results import tables
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "results" / "h100"
-ROW = GpuRunRow("zero1 a", "zero1", 8, 100, 100, 200, 201, 300, 303, 400, 380, 440)
+ROW = GpuRunRow("zero1 a", "zero1", 8, 100, 100, 200, 201, 300, 303, 400, 440)
 
 
 def test_estimates_are_of_each_cell_whose_memory_was_measured_once(
@@ -52,7 +52,9 @@ def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> No
     assert steps(tmp_path) == []
 
 
-def test_the_blocks_say_what_the_rows_say(tmp_path: Path) -> None:
+def test_the_blocks_say_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [GpuStep("a", 1.0, 0.9, 1.1, measured) for measured in (1.05, 2.0)]
+    monkeypatch.setattr(blocks_gpu, "steps", lambda _: taken)
     folder = tmp_path / "h100"
     folder.mkdir()
     about = {"device_class": "GPU X", "torch": "2.99"}
@@ -61,7 +63,9 @@ def test_the_blocks_say_what_the_rows_say(tmp_path: Path) -> None:
     write(folder / gpu_runs.ESTIMATED, GpuRunRow, [ROW, off])
     root = tmp_path / "reference" / "cpu"
     words = " ".join(blocks_gpu.summary(root).split())
-    assert "On an GPU X (torch 2.99) the states of 1 of 2 ranks" in words
-    assert "in 2 cells are 1.00% off the estimates in the median, 1.0% at most" in words
+    assert "On one GPU X (torch 2.99) states took the bytes" in words
+    assert "without a GPU in 1 of 2 cells" in words
+    assert "in 2 cells are 1.00% off the simulated ones in the median, 1.0% at most" in words
+    assert "Of 2 steps predicted before, 1 were within" in words
     assert "| states of a rank | 2 | 1 | 5.00% | 10.00% | 10.00% |" in blocks_gpu.memory(root)
     assert blocks_gpu.reserved(root).splitlines()[2].endswith("| 200 B | 440 B | +120.0% |")

@@ -1,5 +1,6 @@
 """Predicted time: the layout of a schedule, the tables of measured times, clusters as files, published runs."""
 
+import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from tests.cells import cell
 from tests.test_layers import LAYERS
 from validation import predicted_here, predicted_maps
 from validation.predicted_here import HereRow
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
+from zerobench.commands import predict
 from zerobench.commands.estimate.command import ask
 from zerobench.fake_execution.execute import CPU
 from zerobench.published.rows import NotGivenError, PublishedRun
@@ -422,3 +425,18 @@ def test_the_network_of_break_even_is_found_within_5_percent() -> None:
     assert predicted_maps._edge("more", "less", seconds) == (None, 0)
     assert predicted_maps._edge("less", "much more", lambda cell, rate: seconds(cell, rate) if cell == "less" else
                                 SimpleNamespace(step_s=9 + 900 / rate)) == (None, 1)  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "first"), [(".csv", "name,cluster,"), (".json", "[\n")])
+def test_rows_are_written_in_the_form_of_the_files_ending(tmp_path: Path, ending: str, first: str) -> None:
+    out, row = tmp_path / f"rows{ending}", predict.PredictionRow("a", "h100-3200", "ddp", 1, 1, 1, 8)
+    predict._give([row], argparse.Namespace(format="table", out=out, columns=None))
+    assert out.read_text().startswith(first)
+
+
+def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None:
+    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"))
+    alone, node = (interval_of(costs, cell("zero1", ranks).config) for ranks in (1, 8))
+    assert alone.words == "not validated: no published run on h100, one GPU; 2 times as wide"
+    assert node.words.endswith("published runs on h100, one node")
+    assert alone.low < node.low < 1 < node.high < alone.high

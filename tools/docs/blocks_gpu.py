@@ -28,14 +28,16 @@ def _suite(root: Path) -> dict[str, Any]:
 def summary(root: Path) -> str:
     """What one GPU has confirmed, in a paragraph (`make gpu-runs`)."""
     rows, about = rows_of(_folder(root)), _suite(root)["about"]
-    states, allocated = _compared(rows)["states"], _compared(rows)["allocated"]
+    states, errors = _compared(rows)["states"], _errors(_compared(rows)["allocated"])
     exact = sum(estimate == measured for measured, estimate in states)
-    errors = _errors(allocated)
+    predicted = steps(_folder(root))
+    within = sum(one.low <= one.measured <= one.high for one in predicted)
     words = (
-        f"**One GPU so far.** On an {about['device_class']} (torch {about['torch']}) the states of {exact} of"
-        f" {len(states)} ranks took exactly the bytes that were estimated without a GPU. The peaks of torch's"
-        f" allocator in {len(allocated)} cells are {median(errors):.2%} off the estimates in the median,"
-        f" {max(errors):.1%} at most."
+        f"**One GPU so far.** On one {about['device_class']} (torch {about['torch']}) states took the bytes that are"
+        f" simulated without a GPU in {exact} of {len(states)} cells, most of them one rank of a simulated world. The"
+        f" peaks of torch's allocator in {len(errors)} cells are {median(errors):.2%} off the simulated ones in the"
+        f" median, {max(errors):.1%} at most. Of {len(predicted)} steps predicted before, {within} were within their"
+        f" 90 % intervals."
     )
     return textwrap.fill(words, 130)
 
@@ -60,12 +62,12 @@ NAMES = {
 
 
 def _compared(rows: Sequence[GpuRunRow]) -> dict[str, list[tuple[int, int]]]:
-    """Quantity -> pairs of measured and estimated bytes; of what is reserved by default, the higher estimate."""
+    """Quantity -> pairs of measured and estimated bytes."""
     return {
         "states": [(row.states, row.estimated_states) for row in rows if row.states],
         "peak": [(row.peak, row.estimated_peak) for row in rows if row.peak],
         "allocated": [(row.allocated, row.estimated_allocated) for row in rows],
-        "reserved": [(row.reserved, row.estimated_reserved_high) for row in rows],
+        "reserved": [(row.reserved, row.estimated_reserved) for row in rows],
     }
 
 
@@ -75,11 +77,11 @@ def _errors(pairs: Sequence[tuple[int, int]]) -> list[float]:
 
 def reserved(root: Path) -> str:
     """The cells whose reserved bytes are estimated worst."""
-    worst = sorted(rows_of(_folder(root)), key=lambda row: -abs(row.estimated_reserved_high / row.reserved - 1))
+    worst = sorted(rows_of(_folder(root)), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))
     return table(["cell", "allocated", "estimated", "reserved", "estimated", "error"], 1, [
         [f"`{row.cell}`", *(show_bytes(size) for size in (
-            row.allocated, row.estimated_allocated, row.reserved, row.estimated_reserved_high,
-        )), f"{row.estimated_reserved_high / row.reserved - 1:+.1%}"]
+            row.allocated, row.estimated_allocated, row.reserved, row.estimated_reserved,
+        )), f"{row.estimated_reserved / row.reserved - 1:+.1%}"]
         for row in worst[:WORST]
     ])  # fmt: skip
 
@@ -90,7 +92,7 @@ WORST = 8
 def predicted_steps(root: Path) -> str:
     """Steps that were predicted and committed before they were measured."""
     return table(["cell", "predicted", "90 % interval", "measured", "error"], 1, [
-        [f"`{one.cell.partition(' layers=')[0]}`", *(f"{1000 * seconds:.1f} ms" for seconds in (one.predicted,)),
+        [f"`{one.cell.partition(' layers=')[0]}`", f"{1000 * one.predicted:.1f} ms",
          f"{1000 * one.low:.0f} – {1000 * one.high:.0f} ms", f"{1000 * one.measured:.1f} ms", f"{one.error:+.1%}"]
         for one in sorted(steps(_folder(root)), key=lambda one: one.measured)
     ])  # fmt: skip
@@ -111,7 +113,7 @@ def section(name: str, columns: Sequence[str]) -> Callable[[Path], str]:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "gpu_summary": summary, "gpu_memory": memory, "gpu_reserved": reserved, "gpu_steps": predicted_steps,
     "gpu_largest": section("largest", ("cell", "layers × hidden", "ψ", "predicted need", "peak", "allocated")),
-    "gpu_speed": section("speed", ("cell", "step ms", "over DDP", "tokens/s", "MFU", "allocated", "reserved")),
+    "gpu_speed": section("speed", ("cell", "launches", "step ms", "over DDP", "tokens/s", "MFU", "last loss")),
     "gpu_tiers": section("tiers", ("what", "kept", "paper", "step ms", "allocated", "pinned")),
     "gpu_bus": section("bus", ("size", "up GB/s", "down GB/s", "both GB/s", "best of the raw rate")),
 }  # fmt: skip

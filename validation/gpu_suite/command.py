@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = [f"  {one.name:<9}{one.asks} ({one.seconds} s on an H100)" for one in SECTIONS.values()]
     total = sum(one.seconds for one in SECTIONS.values())
     parser.epilog = (
-        "sections:\n" + "\n".join(lines) + f"\nTogether {total / 60:.1f} minutes, without the search for the largest."
+        "sections:\n"
+        + "\n".join(lines)
+        + f"\nTogether {total / 60:.1f} minutes, plus the search for the largest model."
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the folder that everything is written to")

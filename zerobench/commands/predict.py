@@ -128,7 +128,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
     add("--cache", type=Path, metavar="DIR", help="--published: keep schedules here, so that a stopped command resumes")
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
-    add("--out", type=Path, metavar="FILE", help="written there as JSON, or as csv if it ends in .csv")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="a file instead of standard output; without --format: csv if it ends in .csv, else JSON",
+    )
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
     add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")

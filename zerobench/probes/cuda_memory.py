@@ -21,8 +21,8 @@ PEAKS = {
 """Our name for a peak -> its name in torch.cuda.memory_stats."""
 
 COUNTS_FREED = "2.13"
-"""The first release of torch, of those seen, whose pinned memory leaves `active_bytes` when it is freed (pytorch issues
-#169561, #179380)."""
+"""The first release of torch that is known to take freed pinned memory off `active_bytes` (pytorch issues #169561,
+#179380)."""
 
 
 def take_peaks() -> dict[str, int]:

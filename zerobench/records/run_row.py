@@ -230,8 +230,8 @@ class RunAllocator(RunMemory):
     """CUDA: in use on the device at the end of the pass, with the context, NCCL and every process on it."""
     pinned_requested_bytes: int | None = None
     """CUDA: peak of pinned host memory in the hands of callers, or freed with the device not done with it. The
-    allocator counts its blocks, each a power of two as a rule; of its sizes' own peaks this is the sum. None below
-    torch 2.13, which does not count what is freed."""
+    allocator counts its blocks, each a power of two as a rule; of its sizes' own peaks this is the sum. None before
+    torch 2.13: earlier versions count freed memory too."""
     pinned_bytes: int | None = None
     """CUDA: peak of pinned host memory that the allocator held, handed out or kept for later."""
     allocator_peak_bytes: int | None = None

@@ -37,9 +37,11 @@ HERE = "calibrated machines"
 
 
 def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> StepInterval:
-    """Returns the interval of a cell's prediction."""
+    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step."""
     if isinstance(costs, CpuCosts):
         return _interval_here(costs)
+    if config.world_size == 1:
+        return _wider(costs, f"{costs.device.type}, one GPU")
     return interval(costs, config.world_size > costs.cluster.devices_per_node)
 
 
@@ -60,7 +62,11 @@ def interval(costs: GpuCosts, spans_nodes: bool) -> StepInterval:
     if kind in known:
         row = known[kind]
         return StepInterval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
-    rest = known.get("all", {"low": 0.8, "high": 1.25, "runs": 0})
+    return _wider(costs, kind)
+
+
+def _wider(costs: GpuCosts, kind: str) -> StepInterval:
+    rest = validated().get("intervals", {}).get("all", {"low": 0.8, "high": 1.25})
     low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
     measured = "" if costs.device.is_measured else "; no table of its products or collectives, a roofline instead"
     return StepInterval(low, high, f"not validated: no published run on {kind}{measured}; {WIDER:g} times as wide")

@@ -32,10 +32,17 @@ COMPUTE = 0
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak bytes in the measured steps. `reserved_bytes`: the lower and the higher figure."""
+    """Peak bytes in the measured steps: allocated, reserved by default, and reserved with expandable segments."""
 
     allocated_bytes: int
-    reserved_bytes: tuple[int, int]
+    reserved_by_default: int
+    reserved_expandable: int
+
+    @property
+    def reserved_bytes(self) -> tuple[int, int]:
+        """What is reserved, the lower figure and the higher."""
+        low, high = sorted((self.reserved_by_default, self.reserved_expandable))
+        return low, high
 
 
 @dataclass
@@ -54,8 +61,7 @@ class Allocations:
     def memory(self) -> DeviceMemory:
         """Returns the device's memory according to the log."""
         default, expandable = (AllocatorReplay(self, CachingAllocator(expandable=way)).run() for way in (False, True))
-        reserved = sorted(one.peak_reserved for one in (default, expandable))
-        return DeviceMemory(default.peak_allocated, (reserved[0], reserved[1]))
+        return DeviceMemory(default.peak_allocated, default.peak_reserved, expandable.peak_reserved)
 
 
 class AllocatorReplay:

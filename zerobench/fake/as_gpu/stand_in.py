@@ -74,14 +74,23 @@ ROWS: dict[str, dict[Any, Any]] = {
 }
 """Tables by device whose CPU entry is replaced."""
 
+FOLLOW = placement.Placement.follow
+
+
+def follow_unasked(kept: placement.Placement, unit: Any, loaded: Any, asks: bool = False) -> None:
+    """Placement.follow as on a device: the host does not wait for a comparison, also on a rank that is alone."""
+    FOLLOW(kept, unit, loaded)
+
+
 NAMES: dict[str, tuple[Any, str, Any]] = {
     "norms": (precision, "_norms_by_chunk", precision._norms_at_once),
+    "writes to masters": (placement.Placement, "follow", follow_unasked),
     "copies of activations": (offloaded_activations, "Threads", partial(CommStream, NullCuda)),
     "dropout": (F, "dropout", kernels.dropout),
     "layer norm": (F, "layer_norm", kernels.layer_norm),
     "rms norm": (F, "rms_norm", kernels.rms_norm),
 }
-"""Replaced functions and classes: (module, name, replacement)."""
+"""Replaced functions and classes: (module or class, name, replacement)."""
 
 
 @contextmanager

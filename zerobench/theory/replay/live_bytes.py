@@ -111,9 +111,13 @@ class InSlots(Replay):
         else:
             super().drop(category, name)
 
+    def rename(self, category: str, name: Any, new: Any) -> None:
+        if slot := self.taken.pop((category, name), None):
+            self.taken[category, new] = slot
+
     @staticmethod
     def _comes_and_goes(name: Any) -> bool:
-        return isinstance(name, tuple) and name[0] in ("full", "wire")
+        return isinstance(name, tuple) and name[0] in ("full", "wire", "leaving")
 
 
 def hand_over(

@@ -114,7 +114,7 @@ class Reductions:
         self.replay.drop("communication", ("received", name))
         self._hold_shard(unit)
         self.leave()
-        is_read = self.groups.on_gpu and self.tiers.place == "host" and self.tiers.gradients_away(unit.own, unit.align)
+        is_read = self.groups.on_gpu and self.tiers.place == "host" and self.tiers.gradients
         for category, sent in SENT:
             if is_read:
                 self.replay.rename(category, (sent, name), ("leaving", sent))

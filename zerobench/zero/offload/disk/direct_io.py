@@ -229,8 +229,8 @@ class Pool:
             raise ValueError(f"a pool of {count} buffers of {buffer_bytes} bytes: both must be at least 1")
         self.buffer_bytes, self.count = aligned(buffer_bytes), count
         size = self.buffer_bytes * count
-        # Large pinned memory begins with a page, and one byte more than a power of two would double it. CUDA takes
-        # small pinned memory from the middle of a page.
+        # Large pinned memory begins at a page boundary, and one byte more than a power of two would double it. CUDA
+        # takes small pinned memory from the middle of a page.
         slab = torch.empty(size + (0 if pinned else ALIGN_BYTES), dtype=torch.uint8, pin_memory=pinned)
         if pinned and slab.data_ptr() % ALIGN_BYTES:
             slab = torch.empty(size + ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
