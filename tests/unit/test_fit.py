@@ -52,6 +52,8 @@ def test_without_a_gpu_the_tiers_are_one_memory_and_a_gpu_has_its_own() -> None:
     assert host
     assert fit_of(config_of("zero3", 2, offload=offload)) == Fit("this machine", MACHINE, 2, device + host)
     on_gpu = config_of("zero3", 2, offload=offload, device="cuda")
+    device = estimate(on_gpu).states_bytes or 0
+    assert 0 < device < found.states_bytes, "no slots to receive in"
     assert fit_of(on_gpu) == Fit("a GPU here", GPU, 1, device)
     assert fit_of(replace(on_gpu, ranks_per_gpu=2)) == Fit("a GPU here", GPU, 2, device), "ranks that share it"
 
