@@ -40,8 +40,6 @@ class GpuRunRow:
     """
 
     cell: str
-    strategy: str
-    world_size: int
     states: int
     estimated_states: int
     peak: int
@@ -81,7 +79,7 @@ def run(chosen: argparse.Namespace) -> int:
     configs = [CellConfig.from_json(row["config"]) for row in rows_here]
     executions = execute_cells("simulated for a GPU", [(config, CUDA) for config in configs], limits=LIMITS)
     names = name_cells(configs)
-    rows = [_row(*one) for one in zip(names, rows_here, configs, executions, strict=True)]
+    rows = [_row(*one) for one in zip(names, rows_here, executions, strict=True)]
     write(chosen.folder / ESTIMATED, GpuRunRow, rows)
     lines = [
         [row.cell, *(show_bytes(size) for size in (row.allocated, row.estimated_allocated)), _error(row)]
@@ -134,12 +132,12 @@ def _with_memory(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _row(name: str, row: dict[str, Any], config: CellConfig, found: Execution) -> GpuRunRow:
+def _row(name: str, row: dict[str, Any], found: Execution) -> GpuRunRow:
     if found.problem or found.memory is None:
         raise ValueError(f"{name}: {found.problem or 'no memory of a GPU'}")
     measured = {key: int(row[key]) if pd.notna(row[key]) else 0 for key in ("states_bytes", "peak_bytes")}
     return GpuRunRow(
-        name, config.strategy.name, config.world_size, measured["states_bytes"], found.states_bytes,
+        name, measured["states_bytes"], found.states_bytes,
         measured["peak_bytes"], found.peak_bytes, int(row["allocated_bytes"]), found.memory.allocated_bytes,
         int(row["reserved_bytes"]), found.memory.reserved_by_default,
     )  # fmt: skip

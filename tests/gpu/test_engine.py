@@ -192,7 +192,7 @@ def test_a_planted_race_is_seen() -> None:
 
 
 def check_all_stamps(comm: NcclComm) -> None:
-    """Those that the first call sends to the host too."""
+    """Checks all stamps: the first call may only send the newest to the host."""
     comm.check_stamps()
     torch.cuda.synchronize()
     comm.check_stamps()

@@ -18,12 +18,10 @@ from zerobench.results import tables
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "results" / "h100"
-ROW = GpuRunRow("zero1 a", "zero1", 8, 100, 100, 200, 201, 300, 303, 400, 440)
+ROW = GpuRunRow("zero1 a", 100, 100, 200, 201, 300, 303, 400, 440)
 
 
-def test_estimates_are_of_each_cell_whose_memory_was_measured_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_are_of_each_cell_whose_memory_was_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def none_fits(what: str, work: list[object], **_: object) -> None:
@@ -66,6 +64,6 @@ def test_the_blocks_say_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.Mo
     assert "On one GPU X (torch 2.99) states took the bytes" in words
     assert "without a GPU in 1 of 2 cells" in words
     assert "in 2 cells are 1.00% off the simulated ones in the median, 1.0% at most" in words
-    assert "Of 2 steps predicted before, 1 were within" in words
+    assert "Of 2 steps that were predicted beforehand, 1 took a time within" in words
     assert "| states of a rank | 2 | 1 | 5.00% | 10.00% | 10.00% |" in blocks_gpu.memory(root)
     assert blocks_gpu.reserved(root).splitlines()[2].endswith("| 200 B | 440 B | +120.0% |")

@@ -36,8 +36,8 @@ def summary(root: Path) -> str:
         f"**One GPU so far.** On one {about['device_class']} (torch {about['torch']}) states took the bytes that are"
         f" simulated without a GPU in {exact} of {len(states)} cells, most of them one rank of a simulated world. The"
         f" peaks of torch's allocator in {len(errors)} cells are {median(errors):.2%} off the simulated ones in the"
-        f" median, {max(errors):.1%} at most. Of {len(predicted)} steps predicted before, {within} were within their"
-        f" 90 % intervals."
+        f" median, {max(errors):.1%} at most. Of {len(predicted)} steps that were predicted beforehand, {within}"
+        f" took a time within their 90 % intervals."
     )
     return textwrap.fill(words, 130)
 

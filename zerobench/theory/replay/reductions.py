@@ -118,7 +118,8 @@ class Reductions:
         for category, sent in SENT:
             if is_read:
                 self.replay.rename(category, (sent, name), ("leaving", sent))
-            self.replay.drop(category, (sent, name))
+            else:
+                self.replay.drop(category, (sent, name))
         self.replay.drop("gradients", ("carried", name))
         del self._opened[name]
         self._reduced.add(name)
