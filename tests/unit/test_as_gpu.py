@@ -24,6 +24,7 @@ from zerobench.fake.as_gpu.kernels import KernelRefusalError, attend
 from zerobench.fake.observers import Growth, IntervalMark
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 from zerobench.predict.estimate import estimate
+from zerobench.zero.offload import placement
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
@@ -81,6 +82,20 @@ def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
     found = execute(config, target=CUDA)
     assert not found.problem
     assert found.states_bytes == estimate(replace(config, device="cuda")).states_bytes
+
+
+def test_the_host_compares_no_masters_on_a_gpu_also_if_the_rank_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow, asked = placement.ShardRange.follow_parameters, []
+
+    def seen(one: Any, loaded: Any = (), asks: bool = False) -> None:
+        asked.append(asks)
+        follow(one, loaded, asks)
+
+    monkeypatch.setattr(placement.ShardRange, "follow_parameters", seen)
+    for target, answer in ((CPU, True), (CUDA, False)):
+        asked.clear()
+        executed(target, "zero1", 1, precision=schema_training.Bf16())
+        assert set(asked) == {answer}
 
 
 @pytest.mark.slow
