@@ -65,42 +65,44 @@ def shard_group(root: Path) -> str:
     return f"States and volume: {'; '.join(sizes)}."
 
 
-def zeropp(root: Path) -> str:
-    """Bytes between nodes, states and losses, by the parts of ZeRO++."""
-    lines = ["| zeropp | between nodes | formula | states | loss |", "| --- | --: | --: | --: | --: |"]
-    results = load(root / "zeropp")
-    for cell, config in cells_of(root / "zeropp"):
-        sent = (cell.between_nodes_bytes, cell.predicted_between_nodes_bytes)
-        each = [f"{size * config['node_size'] / cell.psi:.3f}" for size in sent]
-        loss = f"{losses_of(results, cell).iloc[-LAST:].mean():.4f}"
-        name = config.get("zeropp", {}).get("name", "none")
-        lines.append(pipes([name, *each, f"{cell.states_bytes / MIB:.3f} MiB", loss]))
-    return "\n".join(lines)
-
-
 OPTIONS = {
     "bits_within": lambda value: f"{value} bits within a node" if value != 4 else "",
     "differences": lambda value: "differences" * value,
 }  # fmt: skip
 """Key of zeropp -> its words in a table, empty at the default."""
+ZEROPP = f"| zeropp | between nodes | formula | states | loss | gap |\n| --- |{' --: |' * 5}"
+
+
+def zeropp(root: Path) -> str:
+    """Bytes between nodes, states and losses, by the parts of ZeRO++; the gap is to plain zero3's loss."""
+    return "\n".join([ZEROPP, *_zeropp_rows(root, "zeropp")])
 
 
 def zeropp_error(root: Path) -> str:
-    """Bytes between nodes and the loss beyond plain zero3's, by the options of quantization."""
-    lines = ["| zeropp | with | between nodes | formula | states | loss | gap |", f"| --- | --- |{' --: |' * 5}"]
-    results, exact = load(root / "zeropp_error"), None
-    for cell, config in cells_of(root / "zeropp_error"):
+    """The same by the options of quantization."""
+    return "\n".join([ZEROPP, *_zeropp_rows(root, "zeropp_error")])
+
+
+def _zeropp_rows(root: Path, experiment: str) -> list[str]:
+    exact = _last_loss(
+        root / "zeropp", next(cell for cell, config in cells_of(root / "zeropp") if "zeropp" not in config)
+    )
+    lines = []
+    for cell, config in cells_of(root / experiment):
         section = config.get("zeropp", {})
-        sent = (cell.between_nodes_bytes, cell.predicted_between_nodes_bytes)
-        each = [f"{size * config['node_size'] / cell.psi:.3f}" for size in sent]
-        loss = losses_of(results, cell).iloc[-LAST:].mean()
-        exact = loss if exact is None else exact
-        words = [word for key, said in OPTIONS.items() if (word := said(section.get(key, 4 if "bits" in key else 0)))]
         parts = [part for part in ("secondary_shards", "quantize_weights", "quantize_gradients") if section.get(part)]
         name = f"{section.get('name', 'none')}" + " + qgz" * (section.get("name") == "hpz" and len(parts) > 1)
+        words = [word for key, said in OPTIONS.items() if (word := said(section.get(key, 4 if "bits" in key else 0)))]
+        sent = (cell.between_nodes_bytes, cell.predicted_between_nodes_bytes)
+        each = [f"{size * config['node_size'] / cell.psi:.3f}" for size in sent]
+        loss = _last_loss(root / experiment, cell)
         states = f"{cell.states_bytes / MIB:.3f} MiB"
-        lines.append(pipes([name, ", ".join(words), *each, states, f"{loss:.4f}", f"{loss - exact:+.4f}"]))
-    return "\n".join(lines)
+        lines.append(pipes([", ".join([name, *words]), *each, states, f"{loss:.4f}", f"{loss - exact:+.4f}"]))
+    return lines
+
+
+def _last_loss(where: Path, cell: Any) -> float:
+    return float(losses_of(load(where), cell).iloc[-LAST:].mean())
 
 
 def codes(root: Path) -> str:
