@@ -17,8 +17,8 @@ def under_fire(root: Path) -> str:
     if not records:
         return NONE_YET
     head = [
-        "campaign", "cells", "launches", "shots", "starts", "runs hit", "bad, not shot", "differences", "orphans",
-        "duplicated", "lost", "left behind",
+        "campaign", "cells", "launches", "shots", "starts", "runs hit", "bad, not shot", "hung", "differences",
+        "orphans", "duplicated", "lost", "left behind",
     ]  # fmt: skip
     lines = [pipes(head), "| --- |" + " --: |" * (len(head) - 1)]
     for path in records:
@@ -26,7 +26,7 @@ def under_fire(root: Path) -> str:
         counts = record["counts"]
         name = f"[{record['kind']}, seed {record['seed']}](results/fire/{path.parent.name}/summary.md)"
         cells = f"{counts['cells']} of {counts['cells_of_all']}"
-        after = [counts[key] for key in ("launches", "shots", "starts", "bad_runs", "bad_runs_not_shot")]
+        after = [counts[key] for key in ("launches", "shots", "starts", "bad_runs", "bad_runs_not_shot", "hung")]
         left = [counts[key] for key in ("orphans", "duplicated", "lost", "leftovers")]
         lines.append(pipes([name, cells, *map(str, [*after, len(record["differences"]), *left])]))
     return "\n".join(lines)

@@ -30,14 +30,17 @@ def summary(root: Path) -> str:
     rows, about = rows_of(_folder(root)), _suite(root)["about"]
     states, errors = _compared(rows)["states"], _errors(_compared(rows)["allocated"])
     exact = sum(estimate == measured for measured, estimate in states)
+    reserved_errors = _errors(_compared(rows)["reserved"])
     predicted = steps(_folder(root))
+    missed = [abs(one.error) for one in predicted if not one.low <= one.measured <= one.high]
     within = sum(one.low <= one.measured <= one.high for one in predicted)
     words = (
         f"**One GPU so far.** On one {about['device_class']} (torch {about['torch']}) states took the bytes that are"
         f" simulated without a GPU in {exact} of {len(states)} cells, most of them one rank of a simulated world. The"
         f" peaks of torch's allocator in {len(errors)} cells are {median(errors):.2%} off the simulated ones in the"
-        f" median, {max(errors):.1%} at most. Of {len(predicted)} steps that were predicted beforehand, {within}"
-        f" took a time within their 90 % intervals."
+        f" median, {max(errors):.1%} at most; its reserved bytes are up to {max(reserved_errors):.0%} off. Of"
+        f" {len(predicted)} steps that were predicted beforehand, {within} took a time within their 90 % intervals; the"
+        f" others were {min(missed):.0%} to {max(missed):.0%} off."
     )
     return textwrap.fill(words, 130)
 
@@ -113,7 +116,7 @@ def section(name: str, columns: Sequence[str]) -> Callable[[Path], str]:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "gpu_summary": summary, "gpu_memory": memory, "gpu_reserved": reserved, "gpu_steps": predicted_steps,
     "gpu_largest": section("largest", ("cell", "layers × hidden", "ψ", "predicted need", "peak", "allocated")),
-    "gpu_speed": section("speed", ("cell", "launches", "step ms", "over DDP", "tokens/s", "MFU", "last loss")),
+    "gpu_speed": section("speed", ("cell", "step ms", "over DDP", "tokens/s", "MFU", "allocated", "last loss")),
     "gpu_tiers": section("tiers", ("what", "kept", "paper", "step ms", "allocated", "pinned")),
     "gpu_bus": section("bus", ("size", "up GB/s", "down GB/s", "both GB/s", "best of the raw rate")),
 }  # fmt: skip

@@ -118,7 +118,7 @@ QUESTIONS = (
     Question(
         "t10", "What does a gradient reduction in fp32 cost?",
         f"zerobench estimate {EIGHT} strategy=fsdp2 micro_batch=1 precision.wire_dtype=bf16,fp32 --tensors 0",
-        "Communication at the peak, states in flight, and bytes sent a step.",
+        "Compare three rows: communication at the peak, states in flight, and bytes sent per step.",
     ),
     Question(
         "t11", "What does another mixed-precision policy do to the peak?",
@@ -129,8 +129,8 @@ QUESTIONS = (
     Question(
         "t12", "When is hybrid sharding (HSDP) worth it?",
         f"zerobench estimate {SIZE} world_size=64 strategy=zero3 shard_group=8,64 --tensors 0",
-        "States grow as groups shrink, and bytes sent over all ranks become an all-reduce of a shard: the smallest "
-        "group that fits keeps gathers inside it.",
+        "A smaller group needs more memory per rank, but its gathers stay inside the group; only an all-reduce of a "
+        "shard leaves it. Choose the smallest group that fits.",
     ),
     Question(
         "t13", "Can parameters be resharded to a smaller mesh without a much higher peak?",
@@ -157,50 +157,51 @@ QUESTIONS = (
     Question(
         "d3", "Is activation checkpointing releasing no memory?",
         f"zerobench estimate {EIGHT} strategy=fsdp2 activation=none,checkpoint --tensors 4",
-        "Activations at the peak with and without checkpointing; if blocks were still kept, their tensors would be in "
-        "the second list.",
+        "With checkpointing only one block's tensors are in the second list; if there are several blocks, nothing is "
+        "released.",
     ),
     Question(
         "l1", "What do adapters save?",
         f"zerobench estimate model=gpt_medium {EIGHT_OF} sequence=512 strategy=zero2,zero3 model.lora=0,8 --tensors 0",
-        "Gradients, masters and optimizer states are those of the adapters alone; parameters are those of the whole "
-        "model, whole under ZeRO-2 and partitioned under ZeRO-3. The volume counts in ψ, which is now the adapters: "
-        "ZeRO-3 gathers the frozen model for them, *sent a step* says how much that is.",
+        "Only the adapters have gradients, masters and optimizer states. Parameters include the frozen model: whole "
+        "under ZeRO-2, partitioned under ZeRO-3. ψ counts only the adapters, so ZeRO-3's volume in ψ is large; *sent "
+        "a step* shows the bytes.",
     ),
     Question(
         "l2", "Which stage for a frozen base of 33B?",
         f'zerobench plan --device-memory "80 GiB" --gpus 8 {FROZEN_33B} strategy=zero2,zero3 offload=none',
         "The base is replicated by ZeRO-2, 2 bytes per parameter, and divided by N by ZeRO-3: "
         "[OpenTau](https://github.com/TensorAuto/OpenTau/pull/446) saw 66 GB and 8 GB for it on eight GPUs. "
-        "If it fits, ZeRO-2 is preferred, because it sends adapters alone, and ZeRO-3 the whole base twice; on GPUs of "
-        "40 GiB ZeRO-3 is what is left, and `--goal largest_batch` weighs a larger batch against that traffic.",
+        "If it fits, ZeRO-2 is preferred, because it sends only adapters, and ZeRO-3 the whole base twice. On GPUs of "
+        "40 GiB only ZeRO-3 fits.",
     ),
     Question(
         "l3", "Which stage does a plan choose for a frozen base?",
         'zerobench plan --device-memory "256 MiB" --gpus 8 model=gpt_medium model.lora=8 sequence=512 '
         "strategy=zero2,zero3 offload=none activation=none",
-        "A base of 50 M on devices that are as small beside it as those of 40 GiB beside 33B. Where both stages fit, "
-        "ZeRO-2 is chosen, which sends next to nothing; `--goal largest_batch` asks which one has room for more.",
+        "The same choice at a small size, on devices of 256 MiB. If both stages fit, the plan chooses ZeRO-2, which "
+        "sends almost nothing; `--goal largest_batch` shows which one has room for a larger batch.",
     ),
     Question(
         "l4", "What does FSDP2 hold beyond ours?",
         f"zerobench estimate model=gpt_medium {EIGHT_OF} sequence=512 strategy=fsdp2 strategy.upcast_frozen=true,false "
         "model.lora=8 --tensors 0",
         "With `upcast_frozen` the frozen shards are fp32, 2 bytes more per parameter and shard: accelerate's "
-        "[#3844](https://github.com/huggingface/accelerate/issues/3844), which its "
-        "[#3848](https://github.com/huggingface/accelerate/pull/3848) ended.",
+        "[#3844](https://github.com/huggingface/accelerate/issues/3844), fixed in "
+        "[#3848](https://github.com/huggingface/accelerate/pull/3848). Without it, most of the remaining difference is "
+        "FSDP2's gather buffers.",
     ),
     Question(
         "s1", "What binds from 16k to 128k tokens?",
         f"zerobench estimate {LONG} sequence=16384,32768,65536,131072 --tensors 1",
-        "Blocks are recomputed, so that each keeps its input alone. Logits and the loss, 12·s·b·V bytes in fp32, are "
+        "Blocks are recomputed, so each keeps only its input. Logits and the loss, 12·s·b·V bytes in fp32, are "
         "most of it and grow with the sequence.",
     ),
     Question(
         "s2", "And with the loss in parts?",
         f"zerobench estimate {LONG} sequence=16384,32768,65536,131072 model.loss_chunks=64 --tensors 1",
-        "No tensor is as wide as the vocabulary and as long as the sequence. What binds next is the MLP of the block "
-        "that is computed again, and the inputs of all blocks.",
+        "No tensor is as wide as the vocabulary and as long as the sequence. From 64k tokens on, the "
+        "largest is the inner layer of the recomputed block's MLP; below that, a buffer of the root unit.",
     ),
     Question(
         "s3", "And with the MLP in parts as well?",
@@ -211,8 +212,9 @@ QUESTIONS = (
         "s4", "And with the blocks' inputs in host memory?",
         f"zerobench estimate {LONG.replace('=checkpoint', '=checkpoint_offload')} sequence=131072 {IN_PARTS} "
         "--tensors 3",
-        "The peak is in the last block, whose input stays; that of each other block, 1 GiB, is in host memory. What "
-        "binds is one block's attention: beyond it a sequence has to be divided among ranks.",
+        "With two blocks this saves nothing, because two inputs of 1 GiB each are on the device at a time; with more "
+        "blocks all others are in host memory. The limit is one block's attention: for a longer sequence, ranks would "
+        "have to divide it.",
     ),
 )  # fmt: skip
 

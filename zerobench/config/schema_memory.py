@@ -89,7 +89,7 @@ class CpuOffload(OffloadConfig):
 
     `fraction` of the optimizer's shard goes, the rest stays. `delayed`: from step `delayed_after` on the update runs
     behind the next step's forward and backward, whose parameters are one update older (delayed parameter update);
-    `on_time` of each gradient, the most important blocks, are used in their own step (ZenFlow, arXiv 2505.12242).
+    `on_time` of each gradient, its largest elements, are used in their own step (ZenFlow, arXiv 2505.12242).
     """
 
     name: str = "cpu"
@@ -100,7 +100,7 @@ class CpuOffload(OffloadConfig):
     delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
     delayed_after: int = Key("steps after which updates are late", unit="steps", limits=(0, 1e6))(40)
     on_time: float = Key(
-        "part of each gradient, its most important blocks, that is not late", unit="of 1", limits=(0, 1), omitted=True
+        "part of each gradient, its largest elements, that is not late", unit="of 1", limits=(0, 1), omitted=True
     )(0.0)
 
     def validate(self, cell: CellConfig) -> list[str]:

@@ -10,7 +10,8 @@ forward are part of a step's time.
 
 Other figures of the machine are read before the first measured step and after the last: memory as reported by the
 system and CUDA's allocator, and the GPU's clocks. On CUDA the ranks synchronize before they start, so that none waits
-in a step for another's reading.
+in a step for another's reading. Bytes on the loopback interface are read before the warm-up and after the last step's
+work, because only then no gather is in flight.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class TimedPass(Probe):
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
         """Times one whole step."""
+        if not self._steps:
+            self._carried = loopback_bytes(), None
         if measured and not self._measuring:
             self._measuring, self._first = True, len(self._steps)
             self._begin_measuring()
@@ -89,13 +92,12 @@ class TimedPass(Probe):
         self._steps.append(self._marks)
         with self.phase("step"):
             yield
-        if self._measuring:  # the last reading counts; a gather may be in flight, as one was at the first
-            self._carried = self._carried[0], loopback_bytes()
         if self._holds_garbage:
             gc.collect()
 
     def end_steps(self) -> None:
         """Converts marks to times once the last step's work has completed."""
+        self._carried = self._carried[0], loopback_bytes()
         self.memory["timed_allocator_peak_bytes"] = self._take_allocated().get("allocated")
         if self._cuda and self._steps:
             begins = [marks["step"][0][0] for marks in self._steps]
@@ -131,7 +133,6 @@ class TimedPass(Probe):
         return PassRecords(process_memory=self.memory, gpu_states=self.gpu_states, wall_s=self.wall_s, times=self.times)
 
     def _begin_measuring(self) -> None:
-        carried = loopback_bytes()  # before the collection, during which a gather in flight would arrive
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -142,7 +143,6 @@ class TimedPass(Probe):
             cuda_memory.reset_peaks()
         self._take_allocated()
         reset_resident_peak()
-        self._carried = carried, None
 
     def _read_gpu(self) -> None:
         state = read_state(self._device)

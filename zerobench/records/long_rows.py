@@ -141,7 +141,7 @@ class TensorRow:
     """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty if no
     line of Python did."""
     shape: str = ""
-    """Sizes of the tensor that it was first met in, "4x1024x768"."""
+    """Shape of the first tensor that used this storage, "4x1024x768"."""
 
 
 @dataclass

@@ -79,7 +79,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         _join_accounted(row, config, accounted)
     _join_process_memory(row, timed, accounted)
     if config.nodes == 1:  # between machines bytes travel otherwise
-        _join_loopback(row, timed, config.measure.steps)
+        _join_loopback(row, timed, config.measure.warmup + config.measure.steps)
     if config.backend != SIMULATED:
         row.passes_agree = _agree(passes)
         _join_losses(row, passes[0])
@@ -217,7 +217,9 @@ def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
-    """Fills the bytes over loopback: all ranks read the same counter, at slightly different times."""
+    """Fills the bytes over loopback per step, of `steps` with the warm-up: all ranks read the same counter, at slightly
+    different times.
+    """
     seen = [record.process_memory.get("loopback_bytes") for record in timed]
     known = [value for value in seen if value is not None]
     if row.backend == "gloo" and known:

@@ -29,7 +29,7 @@ class LargeTensor:
     module: str
     """The module that ran when it was made; empty for the model itself."""
     shape: str
-    """Sizes of the tensor that it was first met in, "4x1024x768"."""
+    """Shape of the first tensor that used this storage, "4x1024x768"."""
     source: str
     """The line that made it."""
 
