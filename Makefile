@@ -311,7 +311,7 @@ LEVERS = zero1:overlap_gather=false,zero1:bucket_bytes=25MiB
 FREE = free:ddp,free:zero1
 # Two nodes joined at 1 Gbit/s, which needs the rights of root.
 STEP_COSTS_LINK ?= --link 1 --rounds 2 --steps 8 --out results/step_costs/link.csv \
-  --strategies ddp,zero1,zero2,zero3,fsdp2,megatron,zero1:overlap_gather=false
+  --strategies ddp,zero1,zero2,zero3,fsdp2,megatron,zero1:overlap_gather=false,zero2:overlap_gather=false
 step-costs: setup
 	$(VALIDATE) step-costs $(STEP_COSTS)
 	$(VALIDATE) step-costs $(STEP_COSTS_LINK)

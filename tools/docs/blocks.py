@@ -60,13 +60,15 @@ def _step_times(root: Path) -> list[str]:
     ratios = pd.read_parquet(root.parent.parent / "compare" / root.name / "ratios.parquet")
     ratios = ratios[(ratios["metric"] == "step_s") & (ratios["peer"] == "ddp")]
     lines = [
-        "Step time over DDP's, from interleaved launches with 95 % intervals, `make compare` (DDP with "
-        "`gradient_as_bucket_view=true`, which is not torch's default):",
+        "Step time over DDP's, from interleaved launches with 95 % intervals (none: a single launch), `make compare` "
+        "(DDP with `gradient_as_bucket_view=true`, which is not torch's default):",
         "",
     ]
     for setting, mine in ratios.groupby("setting", sort=False):
         times = (
-            f"{spec_of(one.ours).label} {one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})" for one in mine.itertuples()
+            f"{spec_of(one.ours).label} {one.ratio:.2f}"
+            + (f" ({one.low:.2f}–{one.high:.2f})" if pd.notna(one.low) else "")
+            for one in mine.itertuples()
         )
         lines.append(f"- {setting}: {', '.join(times)}")
     return lines

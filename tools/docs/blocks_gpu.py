@@ -33,14 +33,14 @@ def summary(root: Path) -> str:
     reserved_errors = _errors(_compared(rows)["reserved"])
     predicted = steps(_folder(root))
     missed = [abs(one.error) for one in predicted if not one.low <= one.measured <= one.high]
-    within = sum(one.low <= one.measured <= one.high for one in predicted)
+    others = f"; the others were {min(missed):.0%} to {max(missed):.0%} off" if missed else ""
     words = (
         f"**One GPU so far.** On one {about['device_class']} (torch {about['torch']}) states took the bytes that are"
         f" simulated without a GPU in {exact} of {len(states)} cells, most of them one rank of a simulated world. The"
         f" peaks of torch's allocator in {len(errors)} cells are {median(errors):.2%} off the simulated ones in the"
-        f" median, {max(errors):.1%} at most; its reserved bytes are up to {max(reserved_errors):.0%} off. Of"
-        f" {len(predicted)} steps that were predicted beforehand, {within} took a time within their 90 % intervals; the"
-        f" others were {min(missed):.0%} to {max(missed):.0%} off."
+        f" median, {max(errors):.1%} at most; the bytes that it reserves are up to {max(reserved_errors):.0%} off. Of"
+        f" {len(predicted)} steps that were predicted beforehand, {len(predicted) - len(missed)} took a time within"
+        f" their 90% intervals{others}."
     )
     return textwrap.fill(words, 130)
 

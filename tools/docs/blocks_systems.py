@@ -18,6 +18,7 @@ from analysis.partition import NAMES
 from analysis.zeropp import losses_of
 from tools.docs.committed import load
 from zerobench.results.summary import summarize
+from zerobench.results.tables import Results
 from zerobench.sizes import show_bytes
 
 MIB = 2**20
@@ -84,9 +85,8 @@ def zeropp_error(root: Path) -> str:
 
 
 def _zeropp_rows(root: Path, experiment: str) -> list[str]:
-    exact = _last_loss(
-        root / "zeropp", next(cell for cell, config in cells_of(root / "zeropp") if "zeropp" not in config)
-    )
+    plain, results = load(root / "zeropp"), load(root / experiment)
+    exact = _last_loss(plain, next(cell for cell, config in cells_of(root / "zeropp") if "zeropp" not in config))
     lines = []
     for cell, config in cells_of(root / experiment):
         section = config.get("zeropp", {})
@@ -95,14 +95,14 @@ def _zeropp_rows(root: Path, experiment: str) -> list[str]:
         words = [word for key, said in OPTIONS.items() if (word := said(section.get(key, 4 if "bits" in key else 0)))]
         sent = (cell.between_nodes_bytes, cell.predicted_between_nodes_bytes)
         each = [f"{size * config['node_size'] / cell.psi:.3f}" for size in sent]
-        loss = _last_loss(root / experiment, cell)
+        loss = _last_loss(results, cell)
         states = f"{cell.states_bytes / MIB:.3f} MiB"
         lines.append(pipes([", ".join([name, *words]), *each, states, f"{loss:.4f}", f"{loss - exact:+.4f}"]))
     return lines
 
 
-def _last_loss(where: Path, cell: Any) -> float:
-    return float(losses_of(load(where), cell).iloc[-LAST:].mean())
+def _last_loss(results: Results, cell: Any) -> float:
+    return float(losses_of(results, cell).iloc[-LAST:].mean())
 
 
 def codes(root: Path) -> str:

@@ -179,8 +179,9 @@ QUESTIONS = (
         "l3", "Which stage does a plan choose for a frozen base?",
         'zerobench plan --device-memory "256 MiB" --gpus 8 model=gpt_medium model.lora=8 sequence=512 '
         "strategy=zero2,zero3 offload=none activation=none",
-        "The same choice at a small size, on devices of 256 MiB. If both stages fit, the plan chooses ZeRO-2, which "
-        "sends almost nothing; `--goal largest_batch` shows which one has room for a larger batch.",
+        "The same question for a small model, on devices of 256 MiB, where ZeRO-2 does not fit. If both fit, the "
+        "plan chooses ZeRO-2, which sends almost nothing; `--goal largest_batch` shows which one has room for a larger "
+        "batch.",
     ),
     Question(
         "l4", "What does FSDP2 hold beyond ours?",
@@ -188,8 +189,8 @@ QUESTIONS = (
         "model.lora=8 --tensors 0",
         "With `upcast_frozen` the frozen shards are fp32, 2 bytes more per parameter and shard: accelerate's "
         "[#3844](https://github.com/huggingface/accelerate/issues/3844), fixed in "
-        "[#3848](https://github.com/huggingface/accelerate/pull/3848). Without it, most of the remaining difference is "
-        "FSDP2's gather buffers.",
+        "[#3848](https://github.com/huggingface/accelerate/pull/3848). With `upcast_frozen=false`, most of the "
+        "difference from our ZeRO-3 (question 1) is FSDP2's gather buffers.",
     ),
     Question(
         "s1", "What binds from 16k to 128k tokens?",

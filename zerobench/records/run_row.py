@@ -299,9 +299,9 @@ class RunTraffic(RunAllocator):
     quantized_reduction_share: float | None = None
     """Fraction of ψ whose reductions were sent quantized."""
     loopback_bytes: int | None = None
-    """Bytes over the loopback interface in a step of the timed pass, divided by the ranks, mean over all steps with the
-    warm-up: the bytes that gloo really sends, headers and other programs' traffic included. wire_bytes is the optimum
-    of rings."""
+    """Bytes over the loopback interface per step and rank: the mean over all steps of the timed pass, warm-up included.
+    These are the bytes that gloo really sends, with headers and other programs' traffic. wire_bytes is the optimum of
+    rings."""
     predicted_loopback_bytes: int | None = None
     """Bytes that gloo sends for the observed operators, control traffic included, without headers: wire_bytes, except
     that gloo carries a reduce-scatter as an all-reduce and so sends twice as much."""

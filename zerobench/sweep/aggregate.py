@@ -217,8 +217,8 @@ def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
-    """Fills the bytes over loopback per step, of `steps` with the warm-up: all ranks read the same counter, at slightly
-    different times.
+    """Fills the mean bytes over loopback per step. `steps`: with the warm-up. All ranks read the same counter, at
+    slightly different times.
     """
     seen = [record.process_memory.get("loopback_bytes") for record in timed]
     known = [value for value in seen if value is not None]
