@@ -19,6 +19,7 @@ from zerobench.results.summary import summarize
 from zerobench.sweep.aggregate import (
     _agree,
     _join_gpu,
+    _join_loopback,
     _join_losses,
     _join_memory,
     _join_norms,
@@ -188,6 +189,14 @@ def test_allocators_columns_come_from_the_pass_that_there_is() -> None:
     timed.process_memory = {"allocated_bytes": 20}
     _join_process_memory(one, [timed], records)
     assert one.allocated_bytes == 20
+
+
+def test_bytes_of_the_interface_are_per_rank_and_per_step_of_the_warm_up_too() -> None:
+    one, records = row(), [record(rank, "timed", [1.0] * 5, [1.0] * 5) for rank in (0, 1)]
+    for made, size in zip(records, (990, 1010), strict=True):
+        made.process_memory = {"loopback_bytes": size}
+    _join_loopback(one, records)
+    assert one.loopback_bytes == 1000 // 5 // 2
 
 
 def test_what_is_outside_the_ledger_is_a_column_and_no_part_of_the_peak() -> None:

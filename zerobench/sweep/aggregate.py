@@ -79,7 +79,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         _join_accounted(row, config, accounted)
     _join_process_memory(row, timed, accounted)
     if config.nodes == 1:  # between machines bytes travel otherwise
-        _join_loopback(row, timed, config.measure.warmup + config.measure.steps)
+        _join_loopback(row, timed)
     if config.backend != SIMULATED:
         row.passes_agree = _agree(passes)
         _join_losses(row, passes[0])
@@ -216,14 +216,14 @@ def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None
     row.quantized_reduction_share = coded_share(record.traffic, "reduce_scatter", units)
 
 
-def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
-    """Fills the mean bytes over loopback per step. `steps`: with the warm-up. All ranks read the same counter, at
-    slightly different times.
+def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
+    """Fills the mean bytes over loopback per step, warm-up included. All ranks read the same counter, at slightly
+    different times.
     """
     seen = [record.process_memory.get("loopback_bytes") for record in timed]
     known = [value for value in seen if value is not None]
     if row.backend == "gloo" and known:
-        row.loopback_bytes = round(median(known) / steps / len(timed))
+        row.loopback_bytes = round(median(known) / len(timed[0].steps) / len(timed))
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
