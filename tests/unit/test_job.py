@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from tests.cells import cell
 from tests.ranks import free_port
@@ -183,7 +183,6 @@ def test_processes_that_torchrun_starts_again_meet_in_a_round_of_their_own(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second start of rank 0 meets the second of rank 2, and the first of rank 1, which came late to the round."""
-    monkeypatch.setenv("ZEROBENCH_JOB_SECRET", "of this test alone")
     ranks = [replace(BY_TORCHRUN, rank=n, world_size=3, local_rank=n, port=store.port) for n in range(3)]
     JobStore("127.0.0.1", store.port, "zerobench/7").post("hello/2", "a process that was killed")
     with joined(ranks[0], "code"):
@@ -276,3 +275,11 @@ def test_a_store_that_is_not_there_is_a_sentence(store: TCPStore) -> None:
         JobStore("127.0.0.1", store.port, "test", host=True)
     with pytest.raises(LostError, match="there is no store at 127"):
         JobStore("127.0.0.1", free_port(), "test", patience_s=1)
+
+
+@pytest.mark.parametrize("value", ["", "2 QQ==", "x QQ==", "1 no base 64", "-1 QQ==", "1 QQ=="])
+def test_a_value_of_another_program_is_refused(store: TCPStore, value: str) -> None:
+    PrefixStore("test", store).set("order/1", value)
+    words = r"^the value of order/1 in the job's store at 127.* is not one that zerobench has written: another program"
+    with pytest.raises(LostError, match=words):
+        JobStore("127.0.0.1", store.port, "test").read("order/1")

@@ -57,7 +57,6 @@ def dismiss(contexts: list[JobContext], threads: list[threading.Thread]) -> None
 
 
 def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZEROBENCH_JOB_SECRET", "of this test alone")
     monkeypatch.setattr(follower.here, "launch", launch_here)
     monkeypatch.setattr(over_cluster, "POLL_S", 0.005)
     monkeypatch.setattr(follower, "POLL_S", 0.005)

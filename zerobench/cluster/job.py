@@ -10,7 +10,6 @@ living         said of a rank that is not lost. A world of N ranks uses the firs
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import Counter
@@ -20,11 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from . import secret
 from .interface import reachable
 from .launchers import Ask, ask, launcher_of
-from .munge import socket_of_slurm
-from .seal import Seal
 from .serialize import rebuild, to_plain
 from .store import JOIN_S, Greeter, Heartbeat, HeartbeatMonitor, JobStore, LostError, enter
 
@@ -178,34 +174,11 @@ class JobContext:
         if self.store.increment(f"came/{job.rank}", 1) > 1:
             words = f"another process of the job at {self.store.address} has that rank, or an earlier command of it had"
             raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
-        seal = self._agree_on_seal()
         self.store.post(f"info/{job.rank}", to_plain(_rank_info(job, code)))
         self.monitor = HeartbeatMonitor(self.store)
-        own = JobStore(*where, self.prefix)
-        own.seal = seal
-        self.heartbeat = Heartbeat(own, job.rank)
+        self.heartbeat = Heartbeat(JobStore(*where, self.prefix), job.rank)
         self.passes = 0
         self.lost: dict[int, str] = {}
-
-    def _agree_on_seal(self) -> Seal:
-        """Seals the store before any of the job's values is in it. Rank 0 offers a secret, and the others take it and
-        check that rank 0 has it. Raises SecretError, or JobError if rank 0 does not join.
-        """
-        socket_of_munge = socket_of_slurm(ask) if self.job.launched_by == "srun" else None
-        is_first = self.job.rank == 0
-        if is_first:
-            offer, shared = secret.offer(os.environ, socket_of_munge)
-            self.store.post("offer", to_plain(offer))
-        else:
-            offer = secret.Offer.from_plain(self._wait_for("offer", 0))
-            shared = secret.take(offer, os.environ, socket_of_munge)
-        seal = self.store.seal = Seal(shared, f"{self.prefix} {offer.session}")
-        self._session = offer.session
-        if is_first:
-            self.store.post("proof", offer.session)
-        else:
-            self._wait_for("proof", 0)
-        return seal
 
     def _wait_for(self, key: str, rank: int, patience_s: float = JOIN_S) -> Any:
         """Returns a value that a rank posts when it joins. Raises JobError if it does not join."""
@@ -238,11 +211,9 @@ class JobContext:
                 self.lost[rank] = why
 
     def stop_joining(self) -> None:
-        """Accepts no more processes, and removes the file with the secret, which joined processes no longer need."""
+        """Accepts no more processes."""
         if self._greeter is not None:
             self._greeter.stop()
-        if self.job.rank == 0:
-            secret.forget(self._session, os.environ)
 
     def leave(self, reason: str) -> None:
         """Publishes the reason why this process leaves."""
@@ -292,7 +263,7 @@ def joined(job: Job, code: str) -> Iterator[JobContext]:
     """Joins `job` for the duration of the context. Raises JobError if that fails."""
     try:
         mine = JobContext(job, code)
-    except (LostError, secret.SecretError) as error:
+    except LostError as error:
         raise JobError(str(error)) from error
     _contexts.append(mine)
     try:

@@ -1,10 +1,9 @@
 """Communication between the processes of a job: JSON values under keys in the job's store, and heartbeats.
 
-store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below our own prefix. It has no password: any process that can
-             connect can list, read, change and delete keys
-value        JSON, compressed, sealed with the job's secret, in pieces within the store's size limit: a stranger cannot
-             read it, and a stranger's values are rejected
-number       a sum in clear text. Changing it can delay or stop a job, and so can deleting a key
+store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below our own prefix. Like torch's own jobs, zerobench trusts
+             every process that can connect to it (SECURITY.md)
+value        JSON, never a pickle, compressed, in pieces within the store's size limit
+number       a sum
 heartbeat    a value that a thread of each process keeps replacing by a larger number; if it stops, the process is lost
 
 torch's create_c10d_store is not used: it blocks Ctrl-C until its timeout, here minutes. Nor are heartbeats of
@@ -37,7 +36,6 @@ from socket import gaierror
 from typing import Any
 
 from .interface import LISTEN_AT, listening_socket
-from .seal import ForeignError, Seal
 
 PIECE_CHARS = 4 * 2**20
 """Size of a piece; the store rejects values above 8 MiB."""
@@ -58,27 +56,18 @@ class LostError(RuntimeError):
     """Raised if the job, or part of it, cannot be reached, with the message for the user."""
 
 
-class ForgedError(LostError):
-    """Raised if a value is not sealed with the job's secret, with the message for the user."""
-
-
 class JobStore:
-    """A connection to the job's store. `host`: this process hosts the store. Every method raises LostError.
-
-    Values are in clear text until `seal` is set; only the offer of the secret (secret.py) is posted that way.
-    """
+    """A connection to the job's store. `host`: this process hosts the store. Every method raises LostError."""
 
     def __init__(self, address: str, port: int, prefix: str, host: bool = False, patience_s: float = JOIN_S) -> None:
         from torch.distributed import PrefixStore
 
         self.address = f"{address}:{port}"
-        self.seal: Seal | None = None
         self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
 
     def post(self, key: str, value: Any) -> None:
         """Stores a value under `key`; when this returns, all processes can read it, never a part of it."""
-        data = zlib.compress(json.dumps(value).encode(), 1)
-        text = b64encode(self.seal.close(key, data) if self.seal else data).decode()
+        text = b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
         pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
         with self._asking():
             for number, piece in enumerate(pieces[1:], 1):
@@ -92,7 +81,7 @@ class JobStore:
             return bool(self._store.check([key]))
 
     def read(self, key: str) -> Any:
-        """Returns the value under `key`, or None. Raises ForgedError if it is not from this job."""
+        """Returns the value under `key`, or None. Raises LostError if it is not zerobench's."""
         if not self.has(key):
             return None
         try:
@@ -102,10 +91,10 @@ class JobStore:
                 if more and not self._store.check(more):
                     raise ValueError(f"{key} lacks some of its pieces")
                 data = b64decode(b"".join([first, *(self._store.get(one) for one in more)]), validate=True)
-            return json.loads(zlib.decompress(self.seal.open(key, data) if self.seal else data))
-        except (ValueError, zlib.error, ForeignError) as error:
-            words = f"the value of {key} in the job's store at {self.address} does not have the job's secret"
-            raise ForgedError(f"{words}: a stranger writes there, or another job") from error
+            return json.loads(zlib.decompress(data))
+        except (ValueError, zlib.error) as error:
+            words = f"the value of {key} in the job's store at {self.address} is not one that zerobench has written"
+            raise LostError(f"{words}: another program uses this MASTER_ADDR and MASTER_PORT") from error
 
     def take(self, key: str) -> Any:
         """Returns the value under `key`, or None, and removes it; for keys that only one process reads."""
@@ -215,7 +204,7 @@ class _Heard:
 
 
 class HeartbeatMonitor:
-    """Detects ranks whose heartbeat has stopped. A replayed old heartbeat does not count."""
+    """Detects ranks whose heartbeat has stopped."""
 
     def __init__(self, store: JobStore, silence_s: float = SILENCE_S) -> None:
         self._store, self._silence_s = store, silence_s

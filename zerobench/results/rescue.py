@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cluster.own_files import make_own_folder
 from ..config.cell import CellConfig
 from ..host.temporary import Aside
 from ..records import RunRow
@@ -44,9 +44,19 @@ def temporary_place() -> Path:
     return Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}"
 
 
+def _make_own_folder(folder: Path) -> None:
+    """Creates a folder that no other user of the machine can change. Raises OSError if its name is already taken by a
+    link or by another user.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} is a link, another user's, or others can write to it")
+
+
 def _claim_in(place: Path, prefix: str) -> Aside:
     if place == temporary_place():
-        make_own_folder(place)
+        _make_own_folder(place)
     return claim_folder(place, prefix)
 
 
