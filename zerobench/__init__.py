@@ -4,7 +4,6 @@
     zerobench.run(strategy=["ddp", "zero1"])                   a sweep from Python, as in a notebook (zerobench.sweep)
     zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.results.tables)
     zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibrate.collectives)
-    zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.calibrate.disk)
     zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .calibrate.collectives import load_calibration
-    from .calibrate.disk import load_disk_calibration
     from .registry import register_data, register_model
     from .results.tables import Results, load
     from .strategies import register_strategy
@@ -38,7 +36,6 @@ __all__ = [
     "lightning_callback",
     "load",
     "load_calibration",
-    "load_disk_calibration",
     "main",
     "register_data",
     "register_model",
@@ -54,7 +51,6 @@ _HOMES = {
     "load": ".results.tables",
     "Results": ".results.tables",
     "load_calibration": ".calibrate.collectives",
-    "load_disk_calibration": ".calibrate.disk",
     "register_data": ".registry",
     "register_model": ".registry",
     "register_strategy": ".strategies",

@@ -65,7 +65,6 @@ Verbs, in the order of the work:
   zerobench budget check [FILE ...] [--runs PATH]                      run them again; exit code 1 if they need more
   zerobench noise record [KEY=VALUE ...]                               how much times of the same code differ here
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            time of each collective here, by size
-  zerobench calibrate --disk [PATH]                                    throughput of a disk, raw and by the engine
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         remove superseded and failed runs
 Options of each verb: zerobench VERB --help
 

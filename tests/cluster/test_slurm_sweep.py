@@ -99,13 +99,7 @@ def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> No
     words = ("strategy=ddp,zero1,zero2,zero3", "world_size=1,2,4", "measure.steps=1", "hydra.launcher.tasks_per_node=2",
              "hydra.launcher.cpus_per_task=1")  # fmt: skip
     sweep = start(*words)
-    slurm.wait_for(lambda: list(sweep.results.glob(".sweep-*")) or sweep.process.poll() is not None, WITHIN_S, "board")
-    follow = subprocess.Popen(
-        [sys.executable, "-m", "zerobench", "status", str(sweep.results), "--follow"],
-        stdout=subprocess.PIPE, text=True, env=slurm.environment,
-    )  # fmt: skip
     assert sweep.wait() == 0, sweep.text()
-    followed, _ = follow.communicate(timeout=60)
     rows = sweep.rows()
     assert len(rows) == 12
     assert {(row["status"], row["launcher"]) for row in rows} == {("ok", "submitit_slurm")}
@@ -116,7 +110,6 @@ def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> No
     assert sum(" ok " in line for line in sweep.text().splitlines()) >= 12, "the final table"
     assert "sacct" not in sweep.text()
     assert "accounting" not in sweep.text()
-    assert "zero3 gpt_tiny N=4" in followed
     assert not list(sweep.results.glob(".jobs/*"))
     before = slurm.jobs()
     again = start(*words)

@@ -36,7 +36,6 @@ from validation.gpu_suite import suite
 from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
-from zerobench.calibrate.disk import load_disk_calibration
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.dispatch.job_folder import JobFolder
 from zerobench.judging import noise_floor
@@ -220,7 +219,6 @@ READERS: dict[str, Reader] = {
     "budget": Reader(copied("budgets/gpt_tiny.yaml"), lambda _, path: read_budget(path)),
     "noise": Reader(copied("noise"), lambda folder, _: noise_floor.read(folder)),
     "calibration": Reader(copied("calibration/cpu"), lambda _, path: load_calibration(path.parent)),
-    "calibration of a disk": Reader(copied("calibration/disk"), lambda _, path: load_disk_calibration(path.parent)),
     "published runs": Reader(copied("published_runs/training.csv"), lambda _, path: published_runs.read(path)),
     "table 1": Reader(
         copied("table1"), lambda _, path: store.read(path, CellRow if path.name == "cells.csv" else StatesRow)

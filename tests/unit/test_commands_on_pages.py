@@ -31,8 +31,8 @@ VALUED = ("--where", "--tolerance", "--packages", "--python")
 SWEEP_ANYWAY = ("estimate", "plan")
 """Verbs whose overrides are a sweep's without -m."""
 OF_READERS = ("mine.py", "train.py")
-LAUNCHERS = ("srun", "mpirun")
-SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "tensorboard", "rsync", "#")
+LAUNCHERS = ("srun", "mpirun", "watch")
+SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "fio", "rsync", "#")
 """What else a block of commands may begin with."""
 
 

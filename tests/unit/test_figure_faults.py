@@ -11,9 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import disk, largest_model, table1
+from analysis import largest_model, table1
 from tests.made_up import MIB, figure_of, results_of, run, texts
-from zerobench.calibrate.disk import CHECKED, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.plots.page import settle
 from zerobench.plots.panels import model_of
 from zerobench.plots.pareto import name_points
@@ -83,23 +82,6 @@ def test_zeropps_figure_names_what_differs_at_no_step() -> None:
 )
 def test_a_models_name_stands_for_its_own_shape_alone(name: str, shape: str, words: str) -> None:
     assert model_of(name, shape) == words
-
-
-def test_a_disks_bars_share_a_scale_that_shows_them_and_each_number_has_one_meaning() -> None:
-    found = load_disk_calibration(ROOT / "results/calibration/disk")
-    *kinds, updates = disk.draw(found).axes
-    assert [axes.get_title() for axes in kinds] == ["read", "write", "mixed"]
-    assert len({axes.get_ylim() for axes in kinds}) == 1
-    assert all(bar.get_height() > 0.3 * axes.get_ylim()[1] for axes in kinds for bar in axes.patches)
-    for axes in kinds:
-        of_raw = [
-            r.of_raw for via in (STORE, CHECKED) for r in found.rates if (r.via, r.kind) == (via, axes.get_title())
-        ]
-        assert [text.get_text() for text in axes.texts] == [f"{value:.2f}" for value in of_raw]
-    of_bound = [rate.of_bound for rate in found.rates if rate.via == UPDATE]
-    assert [text.get_text() for text in updates.texts] == [f"{value:.2f}" for value in of_bound]
-    assert updates.get_yscale() == "log"
-    assert RAW in disk.UPDATES
 
 
 def test_a_short_phases_name_stays_within_the_axes() -> None:

@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from analysis import calibration, compare, disk, largest_model, table1
+from analysis import calibration, compare, largest_model, table1
 from analysis.common import FIGURES, REFERENCE, main_of, module_of
 from tests.figure_faults import faults, texts_of
 from zerobench.calibrate.collectives import load_calibration
-from zerobench.calibrate.disk import load_disk_calibration
 from zerobench.commands.plot import load_all
 from zerobench.plots.page import Page, settle
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {
     "calibration": lambda: calibration.draw(load_calibration(ROOT / "results/calibration/cpu/N=2")),
-    "disk": lambda: disk.draw(load_disk_calibration(ROOT / "results/calibration/disk")),
     "compare": lambda: compare.draw(load_all([ROOT / "results/compare/cpu"])),
     "largest_model": lambda: largest_model.draw(
         [one for one in largest_model.read(ROOT / "results/largest_model") if one.gpus != 64]
@@ -31,7 +29,7 @@ CROWDED = ("offload", "pareto", "zeropp")
 """Figures that stand for all others in the quick tests: most text to an inch."""
 
 TOO_MUCH = (
-    "calibration", "disk", "table1", "in_flight", "memory_cap", "offload", "offload_time", "pareto",
+    "calibration", "table1", "in_flight", "memory_cap", "offload", "offload_time", "pareto",
     "shard_group",
 )  # fmt: skip
 """Figures with more in them than a column or a slide holds: they are for the whole page of a paper."""

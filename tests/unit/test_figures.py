@@ -250,7 +250,6 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
         "common",
         "bars",
         "calibration",
-        "disk",
         "compare",
         "largest_model",
         "predicted_maps",

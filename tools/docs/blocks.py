@@ -30,7 +30,7 @@ from tools.docs import (
     blocks_versions,
 )
 from tools.docs.blocks_systems import MIB, pipes
-from tools.docs.blocks_times import disk, offload_time, step_costs, step_costs_link
+from tools.docs.blocks_times import offload_time, step_costs, step_costs_link
 from tools.docs.committed import load
 from tools.docs.recorded import recorded
 from zerobench.config.schema_training import OPTIMIZERS
@@ -227,7 +227,6 @@ UNDATED = (
     "peer_bytes",
     "peer_volume",
     "codes",
-    "disk",
     "step_costs",
     "step_costs_link",
     "versions",
@@ -253,7 +252,6 @@ MADE: dict[str, Callable[[Path], str]] = {
     "offload_time": offload_time,
     "delayed": delayed,
     "low_bit": low_bit,
-    "disk": disk,
     "step_costs": step_costs,
     "step_costs_link": step_costs_link,
     "largest_model": largest_model,

@@ -11,16 +11,7 @@ from tools.docs.blocks_systems import pipes
 from tools.docs.committed import load
 from validation.step_costs import ALONE, StepCost, ratios
 from validation.store import read
-from zerobench.calibrate.disk import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.results.summary import summarize
-from zerobench.sizes import show_bytes
-
-WAYS = {
-    RAW: "`preadv`, `pwritev`",
-    STORE: "the engine's files",
-    CHECKED: "with checksums",
-    UPDATE: "an update over files",
-}
 
 
 def offload_time(root: Path) -> str:
@@ -43,22 +34,6 @@ def offload_time(root: Path) -> str:
         ]
         lines.append(pipes([*shown, f"{cell.step_s / base.step_s:.2f}"]))
     return "\n".join(lines)
-
-
-def disk(root: Path) -> str:
-    """Throughput reached of a disk, half of the bytes read and half written."""
-    found = load_disk_calibration(root.parent.parent / "calibration" / "disk")
-    lines = ["| block × depth | | GiB/s | of raw (95 %) | CPU s/GiB |", "| --- | --- | --: | --: | --: |"]
-    for rate in found.rates:
-        if rate.kind == "mixed" and rate.via in WAYS and rate.block_bytes == max(r.block_bytes for r in found.rates):
-            share = f"{rate.of_raw:.2f} ({rate.of_raw_low:.2f}–{rate.of_raw_high:.2f})"
-            speed = f"{rate.bytes_per_s / GIB:.2f}"
-            where = f"{show_bytes(rate.block_bytes)} × {rate.depth}"
-            lines.append(pipes([where, WAYS[rate.via], speed, share, f"{rate.cpu_s_per_gib:.2f}"]))
-    told = found.provenance
-    words = "past" if found.rates[0].direct else "through"
-    where = f"{told['disk']['file_system']}, {words} the page cache, {told['cores']} cores, {told['date'][:10]}"
-    return "\n".join([*lines, "", f"({where}.)"])
 
 
 def step_costs(root: Path) -> str:

@@ -1,1 +1,1 @@
-"""Measurements of the machine itself: collectives by size, and the disk."""
+"""Measurements of the machine itself: collectives by size, and operators."""

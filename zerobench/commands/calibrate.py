@@ -1,13 +1,11 @@
 """`zerobench calibrate`: the cost of each collective by size, for the engine, for torch and for a copy in memory.
 
 With `--compute` a model's operators and reference steps are measured as well, for `zerobench predict --calibration`.
-With `--disk` a disk is measured instead: its rates by plain calls, and the fraction that the engine's files reach.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +25,6 @@ from ..calibrate.collectives import (
     evenly,
     write_calibration,
 )
-from ..calibrate.disk import DiskCalibration, DiskPlan, measure, write_disk_calibration
 from ..calibrate.operators import (
     OperatorJob,
     OperatorTime,
@@ -46,7 +43,6 @@ from ..results.options import Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
 from ..timing.reference import NotMeasuredError, measure_steps, step_rows
-from ..zero.offload.disk import ALIGN_BYTES, problems_of_path
 
 FOLDER = Path("results/calibration")
 OPERATOR_REPETITIONS = 3
@@ -63,7 +59,7 @@ def calibrate(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     _check(chosen)
     try:
-        (_calibrate_collectives if chosen.disk is None else _calibrate_disk)(chosen)
+        _calibrate_collectives(chosen)
     except (Interrupted, KeyboardInterrupt):
         print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
         return 130
@@ -125,8 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "also measure a model's operators and the steps of a reference model, on a CPU with one thread per rank, in"
     words += " a few minutes: for zerobench predict --calibration"
     parser.add_argument("--compute", action="store_true", help=words)
-    parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, or disk)")
-    add_arguments(parser)
+    parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
 
 
@@ -142,7 +137,7 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
     if chosen.repetitions < 3:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
-    if chosen.compute and (chosen.device != "cpu" or chosen.disk is not None):
+    if chosen.compute and chosen.device != "cpu":
         raise ValueError("--compute: operators are measured on a CPU; GPUs are described in zerobench/hardware")
     if chosen.compute and current_job() is not None:
         raise ValueError("--compute: operators are measured on one machine; start it without torchrun, srun or mpirun")
@@ -192,84 +187,3 @@ def show(found: Calibration) -> None:
              f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
         )  # fmt: skip
     stdout_console().print(Grid(header, rows, left=2))
-
-
-# -- a disk ----------------------------------------------------------------------------------------
-
-
-DISK_FOLDER = Path("results/calibration/disk")
-BLOCKS, DEPTHS, FILE = "1MiB,4MiB", "1,4,8", "256MiB"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of --disk."""
-    group = parser.add_argument_group("a disk instead of collectives")
-    words = "measure the disk of folder PATH (default: here), by plain calls and through the engine's files"
-    group.add_argument("--disk", nargs="?", const=".", metavar="PATH", help=words)
-    group.add_argument("--blocks", default=BLOCKS, help="bytes per request, comma-separated (default: %(default)s)")
-    group.add_argument("--depths", default=DEPTHS, help="concurrent requests, comma-separated (default: %(default)s)")
-    group.add_argument("--file", default=FILE, help="bytes of each of the three files (default: %(default)s)")
-    group.add_argument("--buffered", action="store_true", help="use the page cache instead of direct I/O")
-
-
-def _calibrate_disk(chosen: argparse.Namespace) -> None:
-    """Measures, records and shows a disk. Raises NotMeasuredError."""
-    plan = _disk_plan(chosen)
-    words = f"{len(plan.blocks) * len(plan.depths)} settings, 3 files of {show_bytes(plan.file_bytes)}"
-    try:
-        with _progress(words, plan.rounds) as tell:
-            rows = measure(plan, tell)
-    except OSError as error:
-        raise NotMeasuredError(str(error)) from error
-    folder = chosen.out or DISK_FOLDER
-    provenance = {"date": _now(), "disk": disk_of(plan.folder), **machine("cpu", "none")}
-    show_disk(write_disk_calibration(folder, rows, provenance))
-    print(f"recorded in {folder}; zerobench.load_disk_calibration reads it")
-
-
-def _disk_plan(chosen: argparse.Namespace) -> DiskPlan:
-    """Builds the plan. Raises ValueError for invalid options."""
-    blocks = tuple(parse_bytes(size) for size in chosen.blocks.split(",") if size.strip())
-    depths = tuple(int(depth) if depth.strip().isdecimal() else 0 for depth in chosen.depths.split(","))
-    size = parse_bytes(chosen.file)
-    if not blocks or any(block < 1 or block % ALIGN_BYTES for block in blocks):
-        raise ValueError(f"--blocks {chosen.blocks}: must be multiples of {ALIGN_BYTES} bytes, as in 1MiB,4MiB")
-    if min(depths) < 1:
-        raise ValueError(f"--depths {chosen.depths}: must be whole numbers from 1 on, as in 1,4,8")
-    if any(size % block or size < 2 * block for block in blocks):
-        raise ValueError(
-            f"--file {chosen.file}: must be two blocks at least, and a multiple of each of {chosen.blocks}"
-        )
-    if problems := problems_of_path(chosen.disk):
-        raise ValueError(f"--disk {problems[0]}")
-    return DiskPlan(Path(chosen.disk).expanduser(), size, blocks, depths, chosen.repetitions, not chosen.buffered)
-
-
-def show_disk(found: DiskCalibration) -> None:
-    """Prints throughput by kind, block and depth, and the fraction of the plain calls' that the engine's
-    files reach.
-    """
-    header = ["kind", "block", "depth", "via", "a second", "95 %", "of raw", "95 %", "of bound", "CPU s/GiB"]
-    rows = []
-    for rate in found.rates:
-        low, high = (show_bytes(value) for value in (rate.bytes_per_s_low, rate.bytes_per_s_high))
-        rows.append(
-            [rate.kind, show_bytes(rate.block_bytes), str(rate.depth), rate.via, show_bytes(rate.bytes_per_s),
-             f"{low} – {high}", f"{rate.of_raw:.2f}", f"{rate.of_raw_low:.2f} – {rate.of_raw_high:.2f}",
-             f"{rate.of_bound:.2f}", f"{rate.cpu_s_per_gib:.2f}"]
-        )  # fmt: skip
-    stdout_console().print(Grid(header, rows, left=4))
-    if not found.rates[0].direct:
-        print("Without direct I/O: through the page cache, whose memory answers for the disk.")
-
-
-def disk_of(folder: Path) -> dict[str, Any]:
-    """Returns file system and device of a folder, as the kernel names them."""
-    number = os.stat(folder).st_dev
-    words = f"{os.major(number)}:{os.minor(number)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, right = line.split(" - ")
-        if left.split()[2] == words:
-            kind, device = right.split()[:2]
-            return {"file_system": kind, "device": device}
-    return {"file_system": None, "device": words}

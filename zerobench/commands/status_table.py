@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow
+from ..results.board import board_folders, is_up, read_board
+from ..results.folders import PARTIAL
 from ..results.frames import frame_of
 from ..results.grid import Grid
+from ..results.leftovers import boards_of_orphans
 from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
 from ..results.selection import matching
 from ..sizes import show_bytes, show_count, show_ms
 from .folder_contents import FolderContents, code_of, size_of
-from .follow import name_of
 from .text_blocks import say
 
 FIRST_TO_GO = ("code", "ago", "step", "peak")
@@ -37,7 +40,8 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
     lines = [_count(held, len(cells))]
     if cells:
         console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
-    lines += [f"being written now: {name_of(path)}" for path in held.writing]
+    lines += _sweeps(held.where)
+    lines += [f"being written now: {path.name.removeprefix(PARTIAL).rsplit('-', 1)[0]}" for path in held.writing]
     if held.leftovers:
         size = show_bytes(sum(size_of(path) for path in held.leftovers))
         lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
@@ -65,6 +69,18 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
     if older := sum(code_of(cell) == "older" for cell in cells):
         steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them again")
     return steps or [f"`zerobench export{where}` writes these as tables"]
+
+
+def _sweeps(where: Path) -> list[str]:
+    """Returns a line for each sweep that runs into the folder now, with its current launch and the remaining time."""
+    boards = [read_board(path) for path in board_folders(where) + boards_of_orphans(where) if is_up(path)]
+    lines = []
+    for board in [board for board in boards if board is not None]:
+        done = sum(launch.is_done for launch in board.launches)
+        launch = board.launches[board.current]
+        now = " ".join(filter(None, (launch.name, launch.state, launch.mode, launch.step)))
+        lines.append(f"{board.title}: {done} of {len(board.launches)} launches done; now {now}; {board.left}")
+    return lines
 
 
 def _count(held: FolderContents, cells: int) -> str:
