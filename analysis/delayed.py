@@ -23,13 +23,13 @@ from analysis.common import script
 from zerobench.plots.losses import losses
 from zerobench.plots.page import Sheet
 from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.style import BLUE, GREEN, VERMILION
+from zerobench.plots.style import BLUE, VERMILION
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
 WINDOW = 21
 CAPTION = "Loss with and without the delayed parameter update; thick: means over 21 steps."
-LOOKS = {0: ("not delayed", BLUE), 1: ("delayed", VERMILION), 2: ("delayed, {:.0%} on time", GREEN)}
+LOOKS = {0: ("not delayed", BLUE), 1: ("delayed", VERMILION)}
 """Kind of a cell (`kind_of`) -> name and color."""
 
 
@@ -67,14 +67,14 @@ def offload_of(cell: Any) -> dict[str, Any]:
 
 
 def kind_of(cell: Any) -> int | None:
-    """0: not delayed, 1: delayed, 2: delayed but for a part. None if there is no such choice."""
+    """0: not delayed, 1: delayed. None if there is no such choice."""
     section = offload_of(cell)
-    return section["delayed"] + bool(section.get("on_time")) if "delayed" in section else None
+    return int(section["delayed"]) if "delayed" in section else None
 
 
 def name_of(cell: Any) -> str:
     """Returns the cell's name in the legend."""
-    return LOOKS[kind_of(cell) or 0][0].format(offload_of(cell).get("on_time", 0.0))
+    return LOOKS[kind_of(cell) or 0][0]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -59,7 +59,7 @@ Verbs, in the order of the work:
   zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
   zerobench replay [RUNS] --out step.html                              the recorded step as an animated page or a film
   zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
-  zerobench export [RUNS] --format tensorboard|wandb|perfetto --out X  scalars for other programs; a trace of all ranks
+  zerobench export [RUNS] --format wandb|perfetto --out X              scalars for other programs; a trace of all ranks
   zerobench columns [PART ...] [--table TABLE]                         meaning and unit of the tables' columns
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             record the bytes that cells need
   zerobench budget check [FILE ...] [--runs PATH]                      run them again; exit code 1 if they need more

@@ -91,13 +91,13 @@ def rate(step: int) -> float:
     return RATE * 0.9**step
 
 
-def late(rank: int, n: int, strategy: str, on_time: float = 0.0) -> list[float]:
+def late(rank: int, n: int, strategy: str) -> list[float]:
     """Losses under the engine, with clipping and a scheduler."""
     model = zoo.build("tied")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     engine = initialize(
         model, optimizer, strategy, bucket_bytes=4096, tile_bytes=4096,
-        offload=Offload(delayed_after=DELAYED_AFTER, on_time=on_time),
+        offload=Offload(delayed_after=DELAYED_AFTER),
     )  # fmt: skip
     losses = []
     for step in range(STEPS):
@@ -139,5 +139,4 @@ def late_by_hand(rank: int, n: int, delayed_after: int = DELAYED_AFTER) -> list[
 
 def compare_late(rank: int, n: int) -> dict[str, list[float]]:
     found = {strategy: late(rank, n, strategy) for strategy in ("zero1", "zero2", "zero3")}
-    found |= {f"{part} on time": late(rank, n, "zero2", part) for part in (1.0, 0.3)}
     return found | {"by hand": late_by_hand(rank, n), "never late": late_by_hand(rank, n, delayed_after=STEPS)}

@@ -80,8 +80,6 @@ def test_a_late_update_is_that_of_a_loop_by_hand() -> None:
     for mine in run_ranks(N, offloaded.compare_late):
         by_hand, never_late = mine.pop("by hand"), mine.pop("never late")
         assert by_hand != never_late
-        assert mine.pop("1.0 on time") == pytest.approx(never_late, rel=1e-6)  # kernels round other ends of tensors
-        assert mine.pop("0.3 on time") not in (by_hand, never_late)
         for strategy, losses in mine.items():
             assert losses == by_hand, strategy
 

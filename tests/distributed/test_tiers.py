@@ -163,7 +163,7 @@ def late(rank: int, n: int, folder: str) -> None:
                 **options, **more,
             )  # fmt: skip
 
-        late = Offload(delayed_after=2, on_time=0.3 if strategy == "zero2" else 0.0)
+        late = Offload(delayed_after=2)
         straight = engine_of(late)
         losses = steps(straight, range(8), clip=True)
         first = engine_of(late)

@@ -1,4 +1,4 @@
-"""Exports for other programs, each read back: TensorBoard by its reader, W&B's lines and the trace as JSON."""
+"""Exports for other programs, each read back: W&B's lines and the trace as JSON."""
 
 from __future__ import annotations
 
@@ -147,31 +147,6 @@ def test_wandb_lines_are_the_steps(tmp_path: Path, capsys: Any) -> None:
     assert json.loads((run / "wandb-metadata.json").read_text())["startedAt"] == row["started"]
 
 
-@pytest.mark.thorough
-def test_tensorboard_reads_the_same(folder: Path, results: Results, tmp_path: Path) -> None:
-    why = "TensorBoard is not installed: pip install tensorboard"
-    reader: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=why)
-    from tensorboard.util import tensor_util  # type: ignore[import-untyped]
-
-    for _ in range(2):
-        assert export([str(folder), "--format", "tensorboard", "--out", str(tmp_path)]) == 0
-    (run,) = tmp_path.iterdir()
-    assert len(list(run.iterdir())) == 1, "a second export replaces the first"
-    read = reader.EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()
-
-    def curve(tag: str) -> dict[int, float]:
-        return {one.step: tensor_util.make_ndarray(one.tensor_proto).item() for one in read.Tensors(tag)}
-
-    steps = results.steps.groupby(["mode", "step"])
-    assert curve("accounted/loss") == steps["loss"].mean()["accounted"].to_dict()
-    assert curve("accounted/grad_norm") == steps["grad_norm"].first()["accounted"].to_dict()
-    row = results.runs[results.runs["status"] == "ok"].iloc[0]
-    assert curve("run/peak_bytes") == {0: row["peak_bytes"]}, "bytes are exact"
-    memory = results.timeline[results.timeline["rank"] == 1].set_index("instant")["parameters_bytes"]
-    assert curve("memory/rank1/parameters_bytes") == memory.to_dict()
-    assert b"zero3" in read.PluginTagToContent("hparams")["_hparams_/session_start_info"]
-
-
 def test_an_export_says_what_it_wrote_and_makes_no_folder_for_a_file(
     folder: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,7 +162,7 @@ def test_an_export_says_what_it_wrote_and_makes_no_folder_for_a_file(
 
 
 def test_files_for_other_programs_need_a_place(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, where in (("tensorboard", "FOLDER"), ("wandb", "FOLDER"), ("perfetto", "FILE"), ("parquet", "FOLDER")):
+    for name, where in (("wandb", "FOLDER"), ("perfetto", "FILE"), ("parquet", "FOLDER")):
         with pytest.raises(SystemExit):
             export([str(REFERENCE), "--format", name])
         assert f"--format {name} needs --out {where}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Settings of a chosen cell for FSDP2, DeepSpeed, Megatron and accelerate: valid, with documented names alone."""
+"""Settings of a chosen cell for FSDP2, DeepSpeed and accelerate: valid, with documented names alone."""
 
 from __future__ import annotations
 
@@ -33,16 +33,6 @@ DEEPSPEED_TOP = {
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
     "fp16", "data_types", "zero_optimization", "activation_checkpointing",
 }  # fmt: skip
-
-MEGATRON = {
-    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
-    "--seq-length", "--num-layers", "--hidden-size", "--num-attention-heads", "--max-position-embeddings", "--bf16",
-    "--grad-reduce-in-bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather",
-    "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format", "--no-gradient-accumulation-fusion",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--optimizer-cpu-offload",
-    "--optimizer-offload-fraction", "--clip-grad", "--untie-embeddings-and-output-weights",
-}  # fmt: skip
-"""Documented arguments of Megatron-LM (megatron/training/arguments.py)."""
 
 ACCELERATE = {
     "compute_environment", "debug", "downcast_bf16", "machine_rank", "main_training_function", "num_machines",
@@ -95,10 +85,6 @@ def _valid_deepspeed(text: str) -> None:
     assert found["train_batch_size"] == 4 * found["train_micro_batch_size_per_gpu"] * 2
 
 
-def _valid_megatron(text: str) -> None:
-    assert {line.split()[0] for line in text.splitlines()} <= MEGATRON
-
-
 def _valid_accelerate(text: str) -> None:
     found = yaml.safe_load(text)
     keys = set(found) | set(found.get("fsdp_config", {})) | set(found.get("deepspeed_config", {}))
@@ -107,7 +93,7 @@ def _valid_accelerate(text: str) -> None:
 
 
 CHECKS = {
-    "fsdp2": _valid_python, "deepspeed": _valid_deepspeed, "megatron": _valid_megatron, "accelerate": _valid_accelerate,
+    "fsdp2": _valid_python, "deepspeed": _valid_deepspeed, "accelerate": _valid_accelerate,
 }  # fmt: skip
 
 

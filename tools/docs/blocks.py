@@ -174,12 +174,11 @@ def infinity(root: Path) -> str:
 
 
 def delayed(root: Path) -> str:
-    """Loss that the delayed update costs, and what of it is left with important gradients on time."""
+    """Loss that the delayed update costs."""
     results, means = load(root / "delayed"), {}
     for run in summarize(results.runs).itertuples():
         section = json.loads(run.config)["offload"]
-        name = f"delayed, {section['on_time']:.0%} on time" if section.get("on_time") else "delayed"
-        means[name if section["delayed"] else "as it is"] = float(losses(results, run).iloc[-50:].mean())
+        means["delayed" if section["delayed"] else "as it is"] = float(losses(results, run).iloc[-50:].mean())
     exact = means.pop("as it is")
     late = [f"{mean:.3f} {name} ({mean - exact:+.3f})" for name, mean in means.items()]
     return f"Mean loss of the last 50 steps: {exact:.3f} as it is, {', '.join(late)}."

@@ -58,7 +58,7 @@ CHOSEN_BY_GROUP = (
 """Keys that name the choice of a group."""
 
 NEEDS: dict[str, tuple[str, Any]] = {
-    "offload.delayed_after": ("offload.delayed", True), "offload.on_time": ("offload.delayed", True)
+    "offload.delayed_after": ("offload.delayed", True)
 }  # fmt: skip
 """Key -> (another key, the value it must have somewhere in a sweep for the first to have an effect)."""
 

@@ -88,8 +88,7 @@ class CpuOffload(OffloadConfig):
     """ZeRO-Offload (arXiv 2101.06840): the parts named here live in pinned host memory, and the update runs there.
 
     `fraction` of the optimizer's shard goes, the rest stays. `delayed`: from step `delayed_after` on the update runs
-    behind the next step's forward and backward, whose parameters are one update older (delayed parameter update);
-    `on_time` of each gradient, its largest elements, are used in their own step (ZenFlow, arXiv 2505.12242).
+    behind the next step's forward and backward, whose parameters are one update older (delayed parameter update).
     """
 
     name: str = "cpu"
@@ -99,9 +98,6 @@ class CpuOffload(OffloadConfig):
     fraction: float = FRACTION(1.0)
     delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
     delayed_after: int = Key("steps after which updates are late", unit="steps", limits=(0, 1e6))(40)
-    on_time: float = Key(
-        "part of each gradient, its largest elements, that is not late", unit="of 1", limits=(0, 1), omitted=True
-    )(0.0)
 
     def validate(self, cell: CellConfig) -> list[str]:
         if refused := self._refused(cell) or _whole_parameters(cell.strategy.name, self.parameters):
@@ -109,11 +105,6 @@ class CpuOffload(OffloadConfig):
         problems = []
         if self.delayed and cell.precision.name == "fp16":
             problems.append("offload.delayed=true: loss scaling must judge an update before the next; use bf16 or fp32")
-        if self.on_time and not cell.optimizer.takes_elements:
-            problems.append(
-                f"offload.on_time={self.on_time:g}: optimizer={cell.optimizer.name} does not update single elements of"
-                " a matrix or of a block; use offload.on_time=0, or optimizer=adamw"
-            )
         return problems + _problems_of_policy(self.policy(), cell.strategy.name)
 
     def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
@@ -123,7 +114,7 @@ class CpuOffload(OffloadConfig):
         delayed_after = self.delayed_after if self.delayed else None
         return zero.Offload(
             optimizer=self.optimizer, gradients=self.gradients, parameters=self.parameters, fraction=self.fraction,
-            delayed_after=delayed_after, on_time=self.on_time,
+            delayed_after=delayed_after,
         )  # fmt: skip
 
     def theory_shape(self) -> TierShape:

@@ -137,11 +137,6 @@ class Options:
         """The step after which updates are one step late; None: never."""
         return None if self.offload is None else self.offload.delayed_after
 
-    @property
-    def on_time(self) -> float:
-        """The fraction of every gradient that is nevertheless used in its own step."""
-        return 0.0 if self.offload is None else self.offload.on_time
-
     def device_of(self, module: nn.Module) -> torch.device:
         """Returns the device where the parameters of `module` are, or will be."""
         return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))

@@ -84,7 +84,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             optimizer, comm, self.units, self.placement, self.trainable, self.names, self.orders, options.tile_bytes,
             options.loss_scaling,
         )  # fmt: skip
-        self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after, options.on_time)
+        self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
         take_loads(self)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either

@@ -12,7 +12,7 @@ from ...results.options import RESULTS, Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
 from ...sizes import printable, show_count
-from .curves import write_tensorboard, write_wandb
+from .curves import write_wandb
 from .perfetto import write_perfetto
 from .table import TEXTS, note_of, select, to_latex
 
@@ -27,7 +27,6 @@ LATEX = "latex"
 
 FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "parquet": collect,
-    "tensorboard": write_tensorboard,
     "wandb": write_wandb,
     "perfetto": write_perfetto,
 }
@@ -82,15 +81,15 @@ def _parser() -> argparse.ArgumentParser:
         default="csv",
         help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
         " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"
-        " file each in the folder --out, which zerobench.load reads; tensorboard: each run's scalars in the folder"
-        " --out (pip install tensorboard); wandb: each run's history, summary and config in the folder --out, as JSON"
-        " lines; perfetto: the step of all ranks (of runs with measure.events=true) as one trace in the file --out,"
+        " file each in the folder --out, which zerobench.load reads; wandb: each run's history, summary and config in"
+        " the folder --out, as JSON lines; perfetto: the step of all ranks (of runs with measure.events=true) as one"
+        " trace in the file --out,"
         " for ui.perfetto.dev",
     )
     parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
     add_options(parser, attempts=False)
-    words = "a file (default: standard output; for perfetto also .json.gz); for parquet, tensorboard, wandb a folder"
+    words = "a file (default: standard output; for perfetto also .json.gz); for parquet and wandb a folder"
     parser.add_argument("--out", type=Path, help=words)
     return parser

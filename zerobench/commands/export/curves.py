@@ -1,15 +1,13 @@
 """Scalars of a run, by tag: one value per step, and final values. For programs that draw curves.
 
 tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
-           rank); memory/rankR/CATEGORY_bytes from the last step of the accounted pass
-step       number of the step, warm-up included; for memory, the number of the event within the step
+           rank)
+step       number of the step, warm-up included
 time       seconds since the epoch: the run's start plus the durations of the pass's steps; the time between steps is
            left out, and every pass begins at the run's start
 summary    the numeric columns of the run that have a value
 
-TensorBoard gets a folder of event files per run. Values are written in double precision: bytes are exact. The config
-and results of each run are in the HParams tab too, for comparing runs. The Weights & Biases files are written without
-its package, a folder per run, every file atomically:
+The Weights & Biases files are written without its package, a folder per run, every file atomically:
 
 wandb-history.jsonl    a JSON object per step: `_step`, `_timestamp`, `_runtime` (seconds), and the values by tag
 wandb-summary.json     the numbers of the run's row
@@ -31,7 +29,6 @@ import pandas as pd
 import yaml
 
 from ...config.flat import by_key
-from ...records import CATEGORIES
 from ...results.tables import Results
 
 MEANS, SLOWEST = ("loss",), ("step_s", "forward_s", "backward_s", "update_s")
@@ -52,23 +49,12 @@ class Scalar:
     value: float
 
 
-def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
-    """Yields the curves of a run (a row of `results.runs`) in step order."""
-    yield from scalars_of_steps(results, run)
-    began = _began(run)
-    timeline = results.timeline[results.timeline["run_id"] == run["run_id"]]
-    for instant in timeline.to_dict("records"):
-        for name in (f"{category}_bytes" for category in CATEGORIES):
-            tag = f"memory/rank{instant['rank']}/{name}"
-            yield Scalar(tag, int(instant["instant"]), began + float(instant["seconds"]), float(instant[name]))
-
-
 def _began(run: dict[str, Any]) -> float:
     return datetime.fromisoformat(run["started"]).timestamp()
 
 
-def scalars_of_steps(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
-    """Yields the curves of a run except for memory, whose axis is the instants of one step."""
+def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
+    """Yields the curves of a run (a row of `results.runs`) in step order."""
     began = _began(run)
     steps = results.steps[results.steps["run_id"] == run["run_id"]].rename(columns={"seconds": "step_s"})
     for mode, of_pass in steps.groupby("mode", sort=False):
@@ -110,41 +96,6 @@ def said(results: Results, written: int, what: str) -> str:
     return what + (f"; {left} of {len(results.runs)} runs are not ok, and left out" if left else "")
 
 
-MISSING = (
-    "--format tensorboard: TensorBoard is not installed; pip install tensorboard, or take --format wandb,"
-    " which needs nothing"
-)
-
-
-def write_tensorboard(results: Results, out: Path) -> str:
-    """Writes the ok runs below the folder `out`. Raises ValueError without TensorBoard or without such runs."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
-    except ImportError as error:
-        raise ValueError(MISSING) from error
-    rows = rows_of(results)
-    words = said(results, len(rows), f"{len(rows)} runs in {out}; view them with: tensorboard --logdir {out}")
-    for run in rows:
-        folder = out / run["run_id"]
-        earlier = list(folder.glob("events.out.tfevents.*"))
-        with SummaryWriter(str(folder)) as writer:
-            for one in scalars_of(results, run):
-                writer.add_scalar(one.tag, one.value, one.step, one.time, new_style=True, double_precision=True)
-            metrics = {f"run/{name}": value for name, value in summary_of(run).items()}
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, 0, new_style=True, double_precision=True)
-            for part in hparams({key: _shown(value) for key, value in choices_of(run).items()}, metrics):
-                writer._get_file_writer().add_summary(part)  # add_hparams would make a run of its own for each
-        for path in earlier:  # of an earlier export: TensorBoard would draw both
-            path.unlink()
-    return words
-
-
-def _shown(value: Any) -> bool | int | float | str:
-    return value if isinstance(value, bool | int | float | str) else str(value)
-
-
 HISTORY, SUMMARY, CONFIG, METADATA = "wandb-history.jsonl", "wandb-summary.json", "config.yaml", "wandb-metadata.json"
 
 
@@ -173,9 +124,9 @@ def write_wandb(results: Results, out: Path) -> str:
 
 
 def history_of(results: Results, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a line per step, timed by its last value. Memory within a step is left out."""
+    """Yields a line per step, timed by its last value."""
     lines: dict[int, list[Scalar]] = {}
-    for one in scalars_of_steps(results, run):
+    for one in scalars_of(results, run):
         lines.setdefault(one.step, []).append(one)
     began = min((one.time for line in lines.values() for one in line), default=0.0)
     for number, line in sorted(lines.items()):

@@ -1,4 +1,4 @@
-"""A chosen cell as settings of other systems: files for FSDP2, DeepSpeed, Megatron and accelerate, and notes.
+"""A chosen cell as settings of other systems: files for FSDP2, DeepSpeed and accelerate, and notes.
 
 Each is a pure function of the resolved cell. A system without a counterpart of a strategy gets its closest one, with a
 note: its memory then differs from the simulated one.
@@ -6,8 +6,6 @@ note: its memory then differs from the simulated one.
 fsdp2        a module `shard.py` with the `fully_shard` calls on the units of the cell
              https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 deepspeed    `ds_config.json`, whose sizes are in elements: https://www.deepspeed.ai/docs/config-json/
-megatron     `megatron.args`, one argument per line, for pretrain_gpt.py
-             https://github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py
 accelerate   `accelerate.yaml`, for `accelerate launch --config_file`
              https://huggingface.co/docs/accelerate/package_reference/cli
 """
@@ -22,7 +20,6 @@ from typing import Any
 import yaml
 
 from ...config.cell import CellConfig
-from ...config.schema import Gpt
 from ...predict.build import facts_of
 from ...predict.estimate import estimate
 from ...zero.options import automatic_bucket_bytes
@@ -228,72 +225,6 @@ def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
     )
 
 
-# -- Megatron --------------------------------------------------------------------------------------
-
-
-SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-"""Stage -> Megatron-FSDP's name for it."""
-
-
-def megatron(config: CellConfig) -> Settings:
-    """Returns `megatron.args` for the cell. The model's shape is included for the built-in GPT."""
-    arguments = [
-        "--tensor-model-parallel-size 1", "--pipeline-model-parallel-size 1",
-        f"--micro-batch-size {config.micro_batch}", f"--global-batch-size {config.batch}",
-        f"--seq-length {config.sequence}", *_shape(config), *_precision(config), *_sharding(config),
-    ]  # fmt: skip
-    if config.recomputes:
-        arguments += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-    if config.offload.name != "none":
-        arguments += ["--optimizer-cpu-offload", f"--optimizer-offload-fraction {_fraction(config):g}"]
-    if config.clip is not None:
-        arguments += [f"--clip-grad {config.clip:g}"]
-    return Settings({"megatron.args": "\n".join(arguments) + "\n"}, _notes_megatron(config))
-
-
-def _shape(config: CellConfig) -> list[str]:
-    model = config.model
-    if not isinstance(model, Gpt):
-        return []
-    untied = [] if model.tied else ["--untie-embeddings-and-output-weights"]
-    return [
-        f"--num-layers {model.layers}", f"--hidden-size {model.hidden}", f"--num-attention-heads {model.heads}",
-        f"--max-position-embeddings {model.positions}", *untied,
-    ]  # fmt: skip
-
-
-def _precision(config: CellConfig) -> list[str]:
-    if config.precision.name == "fp32":
-        return []
-    own = config.precision.wire_dtype == "bf16" and config.strategy.name != "megatron"
-    return [f"--{config.precision.name}", *(["--grad-reduce-in-bf16"] if own else [])]
-
-
-def _sharding(config: CellConfig) -> list[str]:
-    stage = stage_of(config)
-    if stage == 0:
-        return ["--overlap-grad-reduce"]
-    shared = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
-    if stage == 1:
-        return shared
-    fsdp = ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {SHARDING[stage]}", "--ckpt-format fsdp_dtensor"]
-    return [*shared, *fsdp, "--no-gradient-accumulation-fusion"]
-
-
-def _fraction(config: CellConfig) -> float:
-    return float(getattr(config.offload, "fraction", 1.0))
-
-
-def _notes_megatron(config: CellConfig) -> list[str]:
-    own = "Megatron accumulates gradients in fp32; the row `megatron` simulates its distributed optimizer"
-    return _notes(
-        (config.strategy.name not in ("megatron", "ddp"), f"{config.strategy.name}: {own}"),
-        (config.offload.name == "nvme", "offload=nvme: Megatron's optimizer goes to host memory, not to files"),
-        (not isinstance(config.model, Gpt), f"model={config.model_name}: its shape is yours to add"),
-        (bool(config.model.options.get("lora")), "model.lora: pretrain_gpt.py has no adapters; all would be trained"),
-    )
-
-
 # -- accelerate ------------------------------------------------------------------------------------
 
 
@@ -359,8 +290,10 @@ def _notes_accelerate(config: CellConfig, stage: int) -> list[str]:
 __all__ = ["SYSTEMS", "Settings", "settings_of"]
 
 _FUNCTIONS: dict[str, Callable[[CellConfig], Settings]] = {
-    "fsdp2": fsdp2, "deepspeed": deepspeed, "megatron": megatron, "accelerate": accelerate,
-}  # fmt: skip
+    "fsdp2": fsdp2,
+    "deepspeed": deepspeed,
+    "accelerate": accelerate,
+}
 
 SYSTEMS = tuple(_FUNCTIONS)
 """Systems for which settings can be written."""

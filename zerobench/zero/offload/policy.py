@@ -20,7 +20,6 @@ class Offload:
     `gradients`      gradients of the same elements, after their reduction
     `parameters`     shards of stage 3
     `delayed_after`  the step after which updates are one step late (optim/delayed_update.py); None: never
-    `on_time`        the fraction of every gradient that is nevertheless used on time (optim/important.py)
     """
 
     optimizer: bool = True
@@ -28,16 +27,11 @@ class Offload:
     parameters: bool = False
     fraction: float = 1.0
     delayed_after: int | None = None
-    on_time: float = 0.0
 
     def check(self, strategy: str, leaves: Collection[str]) -> None:
         """Raises ValueError for invalid options. `leaves`: states that may leave the device under `strategy`."""
         if not 0 < self.fraction <= 1:
             raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
-        if not 0 <= self.on_time <= 1:
-            raise ValueError(f"offload.on_time: {self.on_time!r} cannot be; use a part of 1")
-        if self.on_time and self.delayed_after is None:
-            raise ValueError("offload.on_time: no update is late; let delayed_after be a number of steps")
         if not (self.optimizer or self.gradients or self.parameters):
             raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
         if self.fraction < 1 and not self.optimizer:

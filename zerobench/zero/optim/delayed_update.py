@@ -10,15 +10,12 @@ because staleness harms early training. Learning rate and other options are thos
 gradients.
 
 Between a step and the next forward the update has not started: a checkpoint has masters, states and pending gradients.
-
-With `on_time` this fraction of each gradient, the important part, is applied in its own step (optim/important.py).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +23,11 @@ import torch
 from torch import optim
 
 from .. import labels
-from ..low_bit import LowBitAdamW
 from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share, shaped_as
 from . import segments as facts
-from .important import others_alone, update_important
-from .segments import ELEMENTWISE, OptimizerSegment
+from .segments import OptimizerSegment
 from .step_by_tiles import stand_in, step_without_update, update_silently
 from .update import Update
 
@@ -58,15 +53,12 @@ class PendingShare(Share):
 
 @dataclass
 class Pending:
-    """An update that is still to be made. `optimizer`: one with the options of its step; `before`: its facts at that
-    time; `is_marked`: NaN gradients mark elements that have already been updated.
-    """
+    """An update that is still to be made. `optimizer`: one with the options of its step; `before`: its facts then."""
 
     tiles: Sequence[Sequence[PendingShare]]
     coefficient: torch.Tensor | float | None
     optimizer: optim.Optimizer
     before: facts.Facts
-    is_marked: bool = False
     thread: threading.Thread | None = None
     error: BaseException | None = None
 
@@ -75,12 +67,9 @@ class Pending:
         try:
             with torch.no_grad():
                 begin()
-                update_silently(self.optimizer, self.tiles, self.coefficient, self._around)
+                update_silently(self.optimizer, self.tiles, self.coefficient)
         except BaseException as error:
             self.error = error
-
-    def _around(self, tile: Sequence[Share]) -> AbstractContextManager[None]:
-        return others_alone(self.optimizer, tile) if self.is_marked else nullcontext()
 
     @property
     def options(self) -> list[dict[str, Any]]:
@@ -90,22 +79,15 @@ class Pending:
 
 class UpdateSchedule:
     """Decides when an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None:
-    never late. `on_time`: the fraction that is never late.
+    never late.
 
     `pending`   the update that is still to be made; None if there is none
     """
 
-    def __init__(self, update: Update, placement: Placement, delayed_after: int | None, on_time: float = 0.0) -> None:
-        kind = type(update.optimizer)
-        if on_time and (kind not in ELEMENTWISE or issubclass(kind, LowBitAdamW)):
-            raise ValueError(
-                f"offload.on_time: {kind.__name__} is not an elementwise torch optimizer, which could update some"
-                " elements before the others; leave on_time out"
-            )
+    def __init__(self, update: Update, placement: Placement, delayed_after: int | None) -> None:
         self._update = update
         self._placement = placement
         self._delayed_after = delayed_after
-        self._on_time = on_time
         self._steps = 0
         self.pending: Pending | None = None
 
@@ -123,9 +105,9 @@ class UpdateSchedule:
         with self._update.running():
             step_without_update(self._update.optimizer, self._put_aside)
         # 3 the parameters follow
-        if finished or self._on_time:
+        if finished:
             self._placement.round_masters()
-        return finished or self._on_time > 0
+        return finished
 
     def launch(self) -> None:
         """Starts the pending update when a training forward starts."""
@@ -177,7 +159,7 @@ class UpdateSchedule:
         self._placement.wait()
 
     def _put_aside(self) -> None:
-        """Makes the current gradients pending, except the important part, which is used now."""
+        """Makes the current gradients pending."""
         assert isinstance(self._placement, HostPlacement)
         self._placement.settle_gradients()
         tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self._update.tiles]
@@ -186,22 +168,16 @@ class UpdateSchedule:
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)
         options = [_options(group) for group in self._update.optimizer.param_groups]
-        if self._on_time:
-            self._begin()
-            with labels.on_tier(labels.HOST):
-                for tile in tiles:
-                    update_important(self._update.optimizer, tile, coefficient, self._on_time)
-        self.pending = self._new_pending(tiles, coefficient, options, self._on_time > 0)
+        self.pending = self._new_pending(tiles, coefficient, options)
 
     def _new_pending(
-        self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]],
-        is_marked: bool,
-    ) -> Pending:  # fmt: skip
+        self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]]
+    ) -> Pending:
         """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
         optimizer = self._update.optimizer
         groups = [{**group, **one} for group, one in zip(optimizer.param_groups, options, strict=True)]
         then = stand_in(optimizer, groups)
-        return Pending(tiles, coefficient, then, facts.read(then), is_marked)
+        return Pending(tiles, coefficient, then, facts.read(then))
 
     # -- writes and checkpoints ----------------------------------------------------------------------------------
 
@@ -233,8 +209,7 @@ class UpdateSchedule:
             return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
         options = [_plain(one) for one in self.pending.options]
-        pending = {"coefficient": coefficient, "options": options, "is_marked": self.pending.is_marked}
-        return {"steps": self._steps, "pending": pending}
+        return {"steps": self._steps, "pending": {"coefficient": coefficient, "options": options}}
 
     def restart(self, steps: int) -> None:
         """Discards the pending update, which belongs to replaced weights. `steps`: taken so far."""
@@ -245,24 +220,20 @@ class UpdateSchedule:
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
         """Makes an update by these gradients pending; if updates are never late, it is made now."""
-        is_marked = bool(described.get("is_marked"))
         if self._delayed_after is None:
-            self._make(gradients, described["coefficient"], is_marked)
+            self._make(gradients, described["coefficient"])
             return
         self._steps = max(self._steps, self._delayed_after)  # a step that was delayed has been taken
         tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self._update.tiles]
         options = [_tuples(one) for one in described["options"]]
-        self.pending = self._new_pending(tiles, described["coefficient"], options, is_marked)
+        self.pending = self._new_pending(tiles, described["coefficient"], options)
 
-    def _make(
-        self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None, is_marked: bool
-    ) -> None:
+    def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
         for segment, gradient in gradients.items():
             segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
             if coefficient is not None:
                 segment.tensor.grad.mul_(coefficient)
-        around = others_alone(self._update.optimizer, list(gradients)) if is_marked else nullcontext()
-        with self._update.running(), around:
+        with self._update.running():
             self._update.optimizer.step()
         for segment in gradients:
             segment.tensor.grad = None

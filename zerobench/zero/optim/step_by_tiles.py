@@ -60,16 +60,13 @@ def update_tiles(
 
 
 def update_silently(
-    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
-    around: Visit = lambda _: nullcontext(),
-) -> None:  # fmt: skip
-    """Runs update_tiles without hooks: in a thread, after the step that they belonged to. `around`: a context for each
-    tile's update, entered when its gradients are in place.
-    """
+    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
+) -> None:
+    """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
     facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
     facts.begin()
     for tile, _ in zip(tiles, _each_ready(tiles, coefficient, lambda _: nullcontext()), strict=True):
-        with groups.of(tile), around(tile):
+        with groups.of(tile):
             raw_step(optimizer)
         facts.end_part()
     facts.end()
