@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind fire table1
+.PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
 .PHONY: gpu-runs link-rates published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
@@ -36,7 +36,7 @@ help:
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
-	@echo "make fire       200 cells under random kills, held against an undisturbed sweep (results/fire/; FIRE=--help)"
+	@echo "make kills      200 cells under random kills, compared with an undisturbed sweep (results/kills/; KILLS=--help)"
 	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
 	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (results/step_costs/)"
@@ -281,11 +281,11 @@ SEED ?= 1
 blind: setup
 	$(VALIDATE) blind --seed $(SEED) $(BLIND)
 
-# A campaign that is stopped is taken up where it was, from build/fire: FIRE="--seed 1 --kinds local,submitit_slurm --every 12"
-FIRE ?=
+# A campaign that is stopped is taken up where it was, from build/kills: KILLS="--seed 3 --every 12"
+KILLS ?=
 
-fire: setup
-	$(VALIDATE) fire $(FIRE)
+kills: setup
+	$(VALIDATE) kills $(KILLS)
 
 # Releases of torch, each in an environment that is made once. VERSIONS="--loops fsdp2"; without a network
 # PIP="--no-index --find-links DIR"; Pythons that are there: TORCH= VERSIONS="--python old/bin/python=before".

@@ -27,7 +27,7 @@ NAMES = {
     "codes": ("quantization_error", "the error of ZeRO++'s quantization, tensor by tensor"),
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),
     "blind": ("blind", "cells drawn by a seed: predictions, then the runs that they predict"),
-    "fire": ("fire.command", "200 cells under random kills, compared with an undisturbed sweep"),
+    "kills": ("kills", "200 cells under random kills, compared with an undisturbed sweep"),
     "step-costs": ("step_costs", "where the time of a step goes, by kind of work and by thread"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 9 minutes"),
     "gpu-runs": ("gpu_runs", "a GPU's peaks and steps beside estimates and predictions made without one"),

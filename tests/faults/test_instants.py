@@ -24,7 +24,7 @@ import pytest
 
 import zerobench
 from tests.cells import cell
-from validation.fire.judge import last_of_each, repeated
+from validation.kills import last_of_each, repeated
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
 from zerobench.host.signals import interrupt_on

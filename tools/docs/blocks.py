@@ -16,7 +16,6 @@ import pandas as pd
 from analysis.largest_model import read, table, table_2
 from analysis.offload import parts_of
 from tools.docs import (
-    blocks_fire,
     blocks_gpu,
     blocks_predicted,
     blocks_published,
@@ -33,6 +32,8 @@ from tools.docs.blocks_systems import MIB, pipes
 from tools.docs.blocks_times import offload_time, step_costs, step_costs_link
 from tools.docs.committed import load
 from tools.docs.recorded import recorded
+from validation.kills import KillsRow
+from validation.store import read as read_rows
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.judging.budget_file import read_budget
 from zerobench.plots.losses import losses
@@ -204,6 +205,16 @@ def low_bit(root: Path) -> str:
     return "\n".join(lines)
 
 
+def kills(root: Path) -> str:
+    """Each recorded campaign of kills."""
+    rows = read_rows(root.parent.parent / "kills/kills.csv", KillsRow)
+    names = [name for name in KillsRow.__annotations__ if name not in ("commit", "date")]
+    lines = [pipes([name.replace("_", " ") for name in names]), "|" + " --: |" * len(names)]
+    lines += [pipes([str(getattr(row, name)) for name in names]) for row in rows]
+    recorded = ", ".join(f"seed {row.seed} on {row.date} (commit `{row.commit[:7]}`)" for row in rows)
+    return "\n".join([*lines, "", f"Recorded: {recorded}."])
+
+
 def largest_model(root: Path) -> str:
     """Returns the largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
     rows = read(root.parent.parent / "largest_model")
@@ -226,6 +237,7 @@ UNDATED = (
     "peer_bytes",
     "peer_volume",
     "codes",
+    "kills",
     "step_costs",
     "step_costs_link",
     "versions",
@@ -233,7 +245,6 @@ UNDATED = (
     *blocks_strategies.BLOCKS,
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
-    *blocks_fire.BLOCKS,
     "largest_model",
     *blocks_published.BLOCKS,
     *blocks_predicted.BLOCKS,
@@ -253,13 +264,13 @@ MADE: dict[str, Callable[[Path], str]] = {
     "low_bit": low_bit,
     "step_costs": step_costs,
     "step_costs_link": step_costs_link,
+    "kills": kills,
     "largest_model": largest_model,
     **blocks_systems.BLOCKS,
     **blocks_stages.BLOCKS,
     **blocks_versions.BLOCKS,
     **blocks_table1.BLOCKS,
     **blocks_validated.BLOCKS,
-    **blocks_fire.BLOCKS,
     **blocks_published.BLOCKS,
     **blocks_predicted.BLOCKS,
     **blocks_gpu.BLOCKS,

@@ -1,4 +1,4 @@
-"""A user's script, the command that is under fire: models that fail by design, beside the harness's own."""
+"""A user's script for `kills`: it registers models that fail by design, and runs the command line."""
 
 from __future__ import annotations
 
