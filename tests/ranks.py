@@ -5,9 +5,12 @@ The ranks come from the product's own launcher. `function` must be importable, a
 
 from __future__ import annotations
 
+import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,23 @@ from zerobench.launch.start_ranks import launch
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+    """Below the ports that the kernel gives to connections: none of them takes it before the test does."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
-def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:
+def wait_until(seen: Callable[[], object], within_s: float = 300) -> None:
+    """Waits for another process or thread. The limit ends a test that fails: no machine is so busy."""
+    deadline = time.monotonic() + within_s
+    while not seen():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 300) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(rank, n, f"{folder}/rendezvous", arguments) for rank in range(n)]
         outcome = launch(partial(_in_group, function), jobs, Path(folder) / "logs", timeout_s)

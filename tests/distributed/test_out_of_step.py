@@ -21,8 +21,8 @@ from zerobench.zero import Zeropp
 from zerobench.zero.comm import hang_watch
 from zerobench.zero.comm.hang_watch import Position, circle, out_of_step
 
-SOON_S = 8.0
-"""For all that a case does, on a machine that is busy; the group's timeout is 100 s."""
+SOON_S, GROUP_S = 30.0, 60.0
+"""For all that a case does, on a machine that is busy, and the group's timeout, after which gloo alone would raise."""
 
 
 class Odd(nn.Module):
@@ -155,11 +155,29 @@ def saves_alone(engine: Any, rank: int) -> None:
 
 
 def leaves(engine: Any, rank: int) -> None:
-    """Closes its connections, as the end of a process does."""
+    """Rank 1 ends once rank 0 is past its step, so that no launch of the step before is left."""
+    store = engine.comm.group.get_group_store()
     if rank == 1:
-        hang_watch.break_connections(engine.comm.group)
-        raise RuntimeError("left")
+        store.wait(["past its step"])
+        end(engine)
+    store.set("past its step", "")
     train(engine, rank)
+
+
+def leaves_before_gathers(engine: Any, rank: int) -> None:
+    """Rank 1 ends after a step whose gathers rank 0, which is slower, has yet to launch."""
+    if rank == 0:
+        engine.optimizer.register_step_post_hook(lambda *_: engine.comm.group.get_group_store().wait(["ended"]))
+    train(engine, rank)
+    if rank == 1:
+        end(engine)
+
+
+def end(engine: Any) -> None:
+    """Closes this rank's connections, as the end of its process does."""
+    hang_watch.break_connections(engine.comm.group)
+    engine.comm.group.get_group_store().set("ended", "")
+    raise RuntimeError("left")
 
 
 def is_slow(engine: Any, rank: int) -> None:
@@ -193,15 +211,15 @@ def hear(rank: int, act: Act, strategy: str, options: dict[str, Any]) -> Heard:
     return "", time.monotonic() - start
 
 
-def hear_all(rank: int, n: int, folder: str, cases: list[Case]) -> list[Heard]:
-    """Each case in a process group of its own, for a fault breaks it."""
-    hang_watch.PATIENCE_S, hang_watch.LOOK_S, hang_watch.ANSWER_S = 0.25, 0.05, 1.0
+def hear_all(rank: int, n: int, folder: str, cases: list[Case], answer_s: float = SOON_S) -> list[Heard]:
+    """Each case in a process group of its own, for a fault breaks it. `answer_s`: for ranks that answer, but late."""
+    hang_watch.PATIENCE_S, hang_watch.LOOK_S, hang_watch.ANSWER_S = 0.25, 0.05, answer_s
     dist.barrier()  # a rank that has connected would close the group on one that is still connecting
     heard = []
     for number, (act, strategy, options) in enumerate(cases):
         dist.destroy_process_group()
         store = dist.FileStore(f"{folder}/{number}", n)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=GROUP_S))
         heard.append(hear(rank, act, strategy, options))
     return heard
 
@@ -288,11 +306,16 @@ def test_groups_of_ranks_and_collectives_of_others_are_watched_too(tmp_path: Pat
 
 
 def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
-    heard, left = run_ranks(2, hear_all, str(tmp_path), [(leaves, "zero2", {})])
-    assert left[0][0] == "left"
-    # rank 0 is in the next forward, which waits for gathers, or has them all and waits for a reduction
-    assert heard[0][0].startswith("rank 1 ended, or did not answer, while rank 0 is waiting in "), heard
-    assert re.search(r"(forward|backward)\(\) at .* for (gather|reduction) \d of bucket \d .* in step 1: ", heard[0][0])
+    cases: list[Case] = [(leaves, "zero2", {}), (leaves_before_gathers, "zero2", {})]
+    heard, left = run_ranks(2, hear_all, str(tmp_path), cases, 1.0)
+    assert [said for said, _ in left] == ["left"] * 2
+    # rank 0 is in the next forward, which waits for gathers, or has them all and waits for a reduction; or at the end
+    # of its step, which launches the gathers
+    for (said, _), where in zip(
+        heard, (r"(forward|backward)\(\) at .* (gather|reduction)", r"step\(\) at .* gather"), strict=True
+    ):
+        words = rf"rank 1 ended, or did not answer, while rank 0 is waiting in {where} \d of bucket \d .* in step 1: "
+        assert re.match(words, said), heard
 
 
 def waits(rank: int, channel: str, **launched: int) -> Position:
