@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.cells import cell
+from tests.ranks import wait_until
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
 from zerobench.commands.follow import Followed
@@ -205,7 +205,9 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
 def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(
     monkeypatch, tmp_path: Path, done: int
 ) -> None:
-    """It had not begun it: a row of its own would be an attempt that never was."""
+    """It had not begun it, though it was seen before it waited: a row would be an attempt that never was."""
+    heard, listen = threading.Event(), DispatchedSweep._listen
+    monkeypatch.setattr(DispatchedSweep, "_listen", lambda sweep, job: (listen(sweep, job), heard.set()))
 
     def end(number: int, folder: JobFolder) -> None:
         if number > 1:
@@ -214,6 +216,9 @@ def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(
         with Reporter(board_in=folder.path) as reporter:
             reporter.expect(folder.launches())
             reporter.start(list(reporter._places)[done])
+            for _ in range(2):  # the first time may have begun before
+                heard.clear()
+                assert heard.wait(120)
             reporter.wait(True)
             shutil.copytree(next(folder.path.glob(".sweep-*")), folder.path / ".sweep-killed")
         raise OSError("the node is gone")
@@ -283,7 +288,7 @@ def test_fail_fast_takes_jobs_from_the_queue_that_wait_there(monkeypatch, tmp_pa
     def end(_: int, folder: JobFolder) -> None:
         (launch,) = folder.launches()
         fails = launch.cell.config.strategy.name == "ddp"
-        assert fails or canceled.wait(20)
+        assert fails or canceled.wait(120)
         if launch.cell.config.strategy.name != "zero1":
             folder.write_rows([row(launch, "crash" if fails else "ok")])
 
@@ -434,7 +439,8 @@ def test_servers_that_end_with_their_thread_outlive_the_job_that_started_them() 
 
     threads = StayingThreads()
     threads.run(start)
-    assert done.wait(20)
+    assert done.wait(120)
+    wait_until(lambda: threads._free)
     (server,) = started
     with pytest.raises(subprocess.TimeoutExpired):
         server.wait(0.5)
@@ -442,8 +448,8 @@ def test_servers_that_end_with_their_thread_outlive_the_job_that_started_them() 
     for _ in range(3):
         again = threading.Event()
         threads.run(again.set)
-        assert again.wait(20)
-        time.sleep(0.05)
+        assert again.wait(120)
+        wait_until(lambda: threads._free)
     assert threading.active_count() == before, "a free thread is used again"
     server.kill()
     server.wait()

@@ -170,6 +170,7 @@ class DispatchedSweep(Sweep):
         for place, seen in enumerate(job.folder.board()):
             job.has_begun |= seen.state not in (WAITING, SKIPPED)
             if seen.state in (WAITING, SKIPPED) or seen.mode == AWAITS:
+                job.started.pop(place, None)  # if it was seen in the moment before it began to wait
                 continue
             if place not in job.started:
                 job.started[place] = time.time() - seen.seconds
