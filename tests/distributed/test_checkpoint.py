@@ -107,7 +107,7 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [one.communicate(timeout=100)[0] for one in ranks]
+    said = [one.communicate(timeout=300)[0] for one in ranks]
     assert [one.returncode for one in ranks] == [7, -signal.SIGKILL]
     assert "good was not written: " in said[0]
     engine = checkpoints.fresh("tied", "adamw", "zero2", shift=1.0)

@@ -357,7 +357,7 @@ def test_a_models_own_script_is_swept_like_the_others(tmp_path: Path) -> None:
     )
     words = "-m model=bigram model.width=4,8 strategy=zero3 measure=quick device=cpu"
     command = [sys.executable, "mine.py", *words.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     runs = zerobench.load(tmp_path / "results/runs").runs
     assert list(runs.model) == ["bigram", "bigram"]

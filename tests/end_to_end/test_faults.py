@@ -15,7 +15,7 @@ import zerobench
 from tests.end_to_end.command import SMALL, heed_ctrl_c
 from tests.end_to_end.command import zerobench as zerobench_here
 
-LONG = ["measure.steps=100000", "launch.timeout_s=100"]
+LONG = ["measure.steps=100000", "launch.timeout_s=600"]
 
 
 def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -37,7 +37,7 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[psutil.Process]:
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=100)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -166,7 +166,7 @@ def test_fresh_processes_raise_no_alarm(tmp_path: Path, capsys: pytest.CaptureFi
     for number in range(5):
         to = file.parent / f"watched{number}"
         words = f"import logits; logits.train({str(to)!r})"
-        subprocess.run([sys.executable, "-c", words], cwd=file.parent, check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", words], cwd=file.parent, check=True, timeout=300)
         if number == 0:
             assert budget(["record", "--file", str(limits), "--runs", str(to)]) == 0
         assert check(limits, to, capsys) == (0, [])

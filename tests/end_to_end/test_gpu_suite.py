@@ -136,7 +136,7 @@ def test_what_is_finished_is_reused(whole: tuple[Path, str], checkout: dict[str,
     out, _ = whole
     before = len(package.load(out).runs)
     again = command(out, "--only", "bus,parity")
-    done = subprocess.run(again, env=checkout, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(again, env=checkout, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert all(cell["reused"] for name in ("parity", "bus") for cell in told(out)[name]["cells"])
     assert list(told(out)) == list(SECTIONS), "the other sections stay"
@@ -150,14 +150,14 @@ def test_a_cut_run_keeps_what_it_has(checkout: dict[str, str], tmp_path: Path) -
         command(out, "--only", "memory"), env=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=heed_ctrl_c,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and sum(path.is_dir() for path in out.glob("runs/memory/ddp-*")) < 1:
         time.sleep(0.05)
     while time.monotonic() < deadline and not (out / "runs.parquet").exists():
         time.sleep(0.05)
     below = psutil.Process(run.pid).children(recursive=True)
     os.kill(run.pid, signal.SIGTERM)
-    printed, errors = run.communicate(timeout=60)
+    printed, errors = run.communicate(timeout=300)
     assert run.returncode == 130, errors
     statuses = [cell["status"] for cell in told(out)["memory"]["cells"]]
     assert statuses[0] == "ok"
@@ -166,5 +166,5 @@ def test_a_cut_run_keeps_what_it_has(checkout: dict[str, str], tmp_path: Path) -
     assert runs.status.iloc[0] == "ok"
     assert "Still to come" in (out / "summary.md").read_text()
     assert "Memory of one rank of N" in printed
-    psutil.wait_procs(below, timeout=10)
+    psutil.wait_procs(below, timeout=60)
     assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

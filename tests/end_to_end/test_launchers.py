@@ -91,12 +91,11 @@ def test_a_killed_job_is_a_row_and_the_next_attempt_another_job(tmp_path: Path, 
     while len(killed) < 2 and process.poll() is None:
         time.sleep(0.1)
         for board in (tmp_path / "results" / JOBS).glob("*/.sweep-*"):
-            job = int(board.name.split("-")[1])
-            if job not in killed:
-                killed.append(job)
-                time.sleep(1)  # its launch is on the board by then
-                os.kill(job, signal.SIGKILL)
-    out, errors = process.communicate(timeout=120)
+            up = read_board(board)
+            if up is not None and up.pid not in killed and up.launches[0].state == "running":
+                killed.append(up.pid)
+                os.kill(up.pid, signal.SIGKILL)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 1, out + errors
     assert len(killed) == 2
     assert "it is run again, as launch.retry has it" in errors

@@ -459,12 +459,12 @@ def test_ranks_end_with_the_session_that_is_killed(toy: pytest.Pytester) -> None
     files = [toy.path / f"rank{rank}" for rank in range(2)]
     session = subprocess.Popen([sys.executable, "-m", "pytest", "-q"], cwd=toy.path, stdout=subprocess.DEVNULL)
     try:
-        assert waited(lambda: all(file.is_file() and file.read_text() for file in files), 120)
+        assert waited(lambda: all(file.is_file() and file.read_text() for file in files), 300)
     finally:
         session.kill()
         session.wait()
     ranks = [int(file.read_text()) for file in files]
-    assert waited(lambda: not any(is_alive(rank) for rank in ranks), 20)
+    assert waited(lambda: not any(is_alive(rank) for rank in ranks), 60)
 
 
 def waited(until: Callable[[], bool], seconds: float) -> bool:

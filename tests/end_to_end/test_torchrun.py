@@ -105,7 +105,7 @@ def test_a_job_by_hand_survives_its_ranks_and_stops_as_one(tmp_path: Path) -> No
     wait_until_gone(first)
     second = [rank for process in job for rank in ranks_of(process, 1)]
     job[1].terminate()
-    said = [process.communicate(timeout=60) for process in job]
+    said = [process.communicate(timeout=300) for process in job]
     assert [process.returncode for process in job] == [130, 130], said
     runs = zerobench.load(tmp_path / "results/runs").runs.sort_values("started")
     assert list(runs.status) == ["crash", "interrupted"]
@@ -121,7 +121,7 @@ def test_followers_end_with_rank_0(tmp_path: Path) -> None:
     job = start_by_hand(tmp_path, 2, "strategy=zero1", *LONG)
     ranks = [rank for process in job for rank in ranks_of(process, 1)]
     job[0].kill()
-    _, errors = job[1].communicate(timeout=60)
+    _, errors = job[1].communicate(timeout=300)
     job[0].communicate()
     assert job[1].returncode == 2
     assert "zerobench: rank 1 of the job: the job's store at 127.0.0.1" in errors

@@ -64,7 +64,7 @@ def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     installs = [line.replace("pip install", f"{here} install --upgrade {more}") for line in (install, offline)]
     (tmp_path / "packages").mkdir()
     for command in (build, *installs):
-        subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=120)
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=300)
     assert (site / "zerobench/conf/config.yaml").is_file()
     assert (site / "zerobench/commands/replay/page/step.html").is_file()
     assert not [name for name in ("validation", "tools", "tests") if (site / name).exists()]
@@ -73,10 +73,10 @@ def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     seen = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert str(site) in seen.stdout
     command = [sys.executable, "-m", "zerobench", "strategy=zero3", "world_size=2", *SMALL]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     draw = [sys.executable, "-c", DRAW]
-    drawn = subprocess.run(draw, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    drawn = subprocess.run(draw, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert drawn.returncode == 0, drawn.stderr
     assert {path.stem for path in tmp_path.glob("*.pdf")} == {*FIGURES}
     assert (site / "share/zerobench/examples/own_strategy.py").is_file()

@@ -50,7 +50,7 @@ def start(worker: object, folder: Path) -> PContext:
 def test_a_rank_that_leaves_with_code_0_is_waited_for(tmp_path: Path) -> None:
     ranks = start(workers.leaves_content, tmp_path)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while is_alive(ranks.pids()[0]):
             assert time.monotonic() < deadline
             assert ranks.wait(0.2, 0.1) is None
@@ -62,7 +62,7 @@ def test_a_rank_that_leaves_with_code_0_is_waited_for(tmp_path: Path) -> None:
 
 def test_the_lowest_failed_rank_is_told_alone_not_the_first_cause(tmp_path: Path) -> None:
     ranks = start(workers.loses_its_peer, tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while any(is_alive(pid) for pid in ranks.pids().values()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -120,7 +120,7 @@ def test_a_connection_to_the_store_holds_up_a_signal_until_its_timeout(monkeypat
 
     port = free_port()
     assert connect(lambda: create_c10d_store(False, "127.0.0.1", port, 2, timeout=6)) > 5
-    assert connect(lambda: JobStore("127.0.0.1", port, "test", patience_s=6)) < 4
+    assert connect(lambda: JobStore("127.0.0.1", port, "test", patience_s=60)) < 30
 
 
 def test_an_agent_that_is_killed_leaves_its_processes(tmp_path: Path) -> None:

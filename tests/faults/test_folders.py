@@ -41,7 +41,7 @@ ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
 def test_ranks_meet_in_a_folder_of_any_name(tmp_path: Path) -> None:
     home = tmp_path / ODD
     row = run_cell(
-        cell("zero3", 2, results_dir=str(home)).changed(launch=Launch(timeout_s=20, threads=1)), lambda _: None
+        cell("zero3", 2, results_dir=str(home)).changed(launch=Launch(timeout_s=100, threads=1)), lambda _: None
     )
     assert (row.status, row.reason) == ("ok", "")
     assert [path.name for path in tmp_path.iterdir()] == [ODD], "nothing lands beside it"
@@ -157,7 +157,7 @@ def test_the_temporary_place_of_a_run_is_the_users_own(temporary: Path, tmp_path
 
 @pytest.fixture
 def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
-    """Folders among the system's temporary files whose leases are not what a lease is; opening one waits 10 s."""
+    """Folders among the system's temporary files whose leases are not what a lease is; opening one may wait forever."""
     paths = [temporary / f"zerobench-tmp-{name}/.lease" for name in ("pipe", "zero", "large", "bytes", "pid", "doubt")]
     for path in paths:
         path.parent.mkdir()
@@ -171,7 +171,7 @@ def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
     for path, content in zip(rest, (b"\xff\xfe", said, b"{"), strict=True):
         path.write_bytes(content)
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a lease was waited for"))
-    signal.alarm(10)
+    signal.alarm(60)
     yield paths
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.faults import workers
+from tests.ranks import wait_until
 from zerobench.launch import fork_server
 from zerobench.launch.rank_main import rank_main
 from zerobench.launch.start_ranks import Failure, end, explain, launch, start
@@ -47,11 +48,11 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
 )
 def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status: str, words: str) -> None:
     begun = time.monotonic()
-    outcome = launch(worker, [0, 1, 2], tmp_path, 60)
+    outcome = launch(worker, [0, 1, 2], tmp_path, 300)
     assert outcome.status == status
     assert words in outcome.reason
     assert "\n" not in outcome.reason
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 200
     assert ranks_alive() == []
 
 
@@ -90,17 +91,25 @@ def test_the_first_cause_is_told_and_not_who_suffered_from_it(
 
 
 def test_a_hang_is_a_timeout_with_stacks_in_the_log(tmp_path: Path) -> None:
-    outcome = launch(workers.hangs, [0, 1], tmp_path, 2)
+    """The time is over when rank 1 hangs and rank 0 has ended, however long that takes on a busy machine."""
+    log, looks = tmp_path / "rank1.log", [False]
+
+    def over() -> str | None:
+        looks.append("about to hang" in log.read_text() and len(ranks_alive()) == 1)
+        return "timeout" if all(looks[-2:]) else None  # the second time: rank 0's result has been read
+
+    outcome = launch(workers.hangs, [0, 1], tmp_path, 300, watch=over)
     assert outcome.status == "timeout"
-    assert outcome.reason == "launch.timeout_s=2 was over and rank 1 still ran; the stacks are in the logs"
-    log = (tmp_path / "rank1.log").read_text()
-    assert "about to hang" in log
-    assert "in hangs" in log
+    assert outcome.reason == "launch.timeout_s=300 was over and rank 1 still ran; the stacks are in the logs"
+    assert "in hangs" in log.read_text()
     assert ranks_alive() == []
 
 
 def test_a_timeout_names_the_rank_that_was_stopped(tmp_path: Path) -> None:
-    outcome = launch(workers.stops, [0, 1], tmp_path, 3)
+    def over() -> str | None:
+        return "timeout" if psutil.STATUS_STOPPED in [rank.status() for rank in ranks_alive()] else None
+
+    outcome = launch(workers.stops, [0, 1], tmp_path, 300, watch=over)
     words = "rank 0, 1 still ran; rank 1 was stopped by a signal (SIGSTOP, for example), and others may have waited"
     assert outcome.status == "timeout"
     assert words in outcome.reason
@@ -132,7 +141,7 @@ def test_a_rank_whose_launch_has_ended_leaves_without_a_word(tmp_path: Path, mon
         arguments = (workers.fine, 0, there, str(tmp_path / "gone/rank0.log"))
         rank = multiprocessing.get_context("fork").Process(target=rank_main, args=arguments)
         rank.start()
-        rank.join(20)
+        rank.join(120)
     assert (rank.exitcode, (tmp_path / "told").read_text()) == (1, "")
     held = multiprocessing.current_process()._config["tempdir"]  # type: ignore[attr-defined]
     assert held is None or Path(held).is_dir(), "a fork removes nothing of the process that it is of"
@@ -152,17 +161,11 @@ def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path, stopped: int) ->
         os.kill(pid, signal.SIGSTOP)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 20
-    while any(is_alive(pid) for pid in [*pids, server]):
-        assert time.monotonic() < deadline, "ranks outlived their parent"
-        time.sleep(0.1)
+    wait_until(lambda: not any(is_alive(pid) for pid in [*pids, server]), 100)
 
 
 def wait_for_pid(path: Path) -> int:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: path.exists() and path.read_text())
     return int(path.read_text())
 
 
@@ -190,7 +193,7 @@ def test_a_killed_commands_temporary_files_go_with_the_next_command(tmp_path_fac
     environment = {**os.environ, "TMPDIR": str(home)}
     for word in (["killed"], []):
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, *word], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", KILLED, *word], env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == (-signal.SIGKILL if word else 0), done.stderr
         (name,) = done.stdout.split()

@@ -106,7 +106,7 @@ def test_the_step_of_the_check_runs(loops: Path, recorded: Path, tmp_path: Path)
     environment = os.environ | around | variables | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     done = subprocess.run(
         ["bash", "-e", "-c", step["run"].replace("budget/", f"{tmp_path}/budget/")],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert f"::error file={HERE.relative_to(ROOT)},line={KEPT}," in done.stdout

@@ -206,7 +206,7 @@ def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentenc
     (tmp_path / "mine.py").write_text(SCRIPT)
     words = ["estimate", "model=mine", "model.needy=false,true", "model.vocabulary=333", "strategy=zero1"]
     command = [sys.executable, "mine.py", *words, "--format", "json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     plain, needy = json.loads(done.stdout)["estimates"]
     assert (plain["psi"], plain["problem"]) == (333 * 64 + 333 * 65, "")

@@ -99,5 +99,5 @@ def test_pdflatex_sets_it(tmp_path: Path) -> None:
     page = rf"\documentclass{{article}}\usepackage{{booktabs,textcomp}}\begin{{document}}{table}\end{{document}}"
     (tmp_path / "page.tex").write_text(page)
     command = ["pdflatex", "-halt-on-error", "-no-shell-escape", "page.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
