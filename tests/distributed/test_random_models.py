@@ -215,6 +215,25 @@ def test_a_simulated_rank_holds_what_is_replayed(simulated) -> None:
     assert {name: found for name, run in simulated.items() if (found := [*off(*run)])} == {}
 
 
+def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) -> None:
+    """Theory plays at most three micro-batches: the first, one like all others, the last."""
+    cells = [
+        cell(
+            strategy, 2, "mlp", backend="simulated", precision=precision, accumulation=count, bucket_bytes=16384,
+            micro_batch=1, sequence=1, measure=Measure(1, 2), strategy={"accumulate": accumulate},
+        )
+        for strategy in STRATEGIES
+        for precision in (schema_training.Fp32(), schema_training.Bf16(), schema_training.Fp16(initial_scale=16.0))
+        for count in (1, 2, 3, 4, 5, 8)
+        for accumulate in (("last", "every") if thorough else ("last",))
+    ]  # fmt: skip
+    assert [one.problems for one in cells if one.problems] == []
+    configs = [one.config for one in cells]
+    runs = zip(configs, account_each(configs, tmp_path), strict=True)
+    wrong = {(c.strategy.name, c.precision.name, c.accumulation): found for c, one in runs if (found := [*off(c, one)])}
+    assert wrong == {}
+
+
 @pytest.mark.thorough
 def test_two_real_ranks_do_as_well(tmp_path) -> None:
     configs = [random_config(seed, STRATEGIES[seed], 2, backend="gloo") for seed in range(REAL)]

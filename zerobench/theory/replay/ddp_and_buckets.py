@@ -51,8 +51,7 @@ def replay_ddp(
     replay.hold("optimizer", "all", kept)
     replay.hold("communication", "flags", flags_bytes(schedule) if strategy.find_unused_parameters else 0)
     replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in trainable(shapes)))
-    for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
-        last = micro == schedule.micro_batches - 1
+    for last in micro_batches(schedule):
         hold_waiting(replay, shapes)
         arrivals = list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]  # autograd hands over the sum of all uses
         for place, i in enumerate(arrivals):
