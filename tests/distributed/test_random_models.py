@@ -20,7 +20,7 @@ from zerobench.config import schema_memory, schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure, Model
 from zerobench.launch.start_ranks import launch
-from zerobench.predict.estimate import formulas_of, simulated_rank, training_shapes
+from zerobench.predict.estimate import formulas_of, simulated_ranks, training_shapes
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies import shape_of
 from zerobench.theory.replay.live_bytes import Replay
@@ -177,7 +177,7 @@ def account_each(configs: list[dict[str, Any]], folder: Path, ranks: int | None 
 @registered()
 def _run_each(job: tuple[list[dict[str, Any]], int | None, str], tell: Any) -> list[RankRecord]:
     configs, rank, folder = job
-    where = [simulated_rank(config) if rank is None else rank for config in configs]
+    where = [simulated_ranks(config)[0] if rank is None else rank for config in configs]
     return [
         run_rank(RankJob(config, "accounted", which, f"{folder}/rendezvous-{number}", folder), tell)
         for number, (config, which) in enumerate(zip(configs, where, strict=True))

@@ -27,9 +27,10 @@ from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
 from zerobench.fake_execution import execute
 from zerobench.host.environment import rank_environment
-from zerobench.predict.estimate import simulated_rank
+from zerobench.predict.estimate import simulated_ranks
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies.spec import fullest_rank
+from zerobench.sweep.cell import _ranks
 from zerobench.theory.shapes import OptimizerShape, ParameterShape
 
 
@@ -139,8 +140,25 @@ def test_the_rank_that_is_executed_has_the_largest_states_and_tells_of_the_fulle
     ranks = [execute(replace(config, rank=rank)) for rank in range(n)]
     states = [one.states_bytes for one in ranks]
     assert len(set(states)) > 1
-    assert states[simulated_rank(config)] == max(states)
+    assert states[simulated_ranks(config)[0]] == max(states)
     assert execute(config).host_bytes == max(one.host_bytes for one in ranks), "another rank may be fullest there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "differ"), [("zero2", True), ("zero3", False)])
+def test_of_ranks_that_own_matrices_the_one_with_the_peak_is_executed(strategy: str, differ: bool) -> None:
+    """The largest states may be on another rank, and theirs are the figures of the states."""
+    more = {"optimizer": schema_training.Muon(), "precision": schema_training.Bf16(), "clip": 1.0}
+    config = cell(strategy, 3, "tiny", accumulation=2, **more).config
+    ranks = [execute(replace(config, rank=rank)) for rank in range(3)]
+    peaks, states = ([getattr(one, name) for one in ranks] for name in ("peak_bytes", "states_bytes"))
+    peak, fullest = peaks.index(max(peaks)), states.index(max(states))
+    assert (peak != fullest) == differ
+    assert simulated_ranks(config)[0] == fullest
+    found = execute(config)
+    assert (found.rank, found.peak_bytes, found.states_bytes) == (peak, max(peaks), max(states))
+    assert sum(found.at_most_states.values()) == max(states)
+    assert _ranks(replace(config, backend="simulated")) == [peak]
 
 
 PRIVATE: list[tuple[ModuleType | type, str]] = [

@@ -4,7 +4,7 @@ cell        any resolved cell; it runs as backend=simulated tensors=fake, with t
 target      the device to simulate: cpu, as this harness runs there (gloo's exchange in pieces, CPU kernels); cuda, as
             it would run on GPUs (NCCL collectives on streams, CUDA's kernels and defaults, memory from the caching
             allocator: fake/as_gpu)
-rank        the one that the cell names, or the one that uses most memory
+rank        the one that the cell names, or the one that has the peak
 execution   that rank's records, as from an accounted pass, or the error message if there are none
 """
 
@@ -30,7 +30,7 @@ from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, Device
 from ..fake.as_gpu.fused_norms import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED
 from ..predict.build import ModelFacts, facts_if_any
-from ..predict.estimate import host_bytes_beyond, simulated_rank
+from ..predict.estimate import host_bytes_beyond, simulated_ranks
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
@@ -122,7 +122,8 @@ class Execution:
 
     `problem`: an error message if the simulation failed, else empty. `seconds`: time that the simulation took.
     `memory`: a GPU's, under its allocator; None for a CPU. `resident_bytes`: peak memory of the simulating process on
-    this machine. `facts`: about the model; None if it cannot be built on the meta device.
+    this machine. `facts`: about the model; None if it cannot be built on the meta device. `others`: the same for other
+    ranks, if only their executions show which has the peak; states and a GPU's memory are the largest of all.
     """
 
     config: CellConfig
@@ -133,16 +134,19 @@ class Execution:
     memory: DeviceMemory | None = None
     resident_bytes: int = 0
     facts: ModelFacts | None = None
+    others: tuple[Execution, ...] = ()
 
     @property
     def allocated_bytes(self) -> int | None:
         """The peak in a GPU's allocator: in blocks of 512 bytes, with cuBLAS workspaces; None for a CPU."""
-        return None if self.memory is None else self.memory.allocated_bytes
+        sizes = [one.memory.allocated_bytes for one in (self, *self.others) if one.memory is not None]
+        return max(sizes, default=None)
 
     @property
     def reserved_bytes(self) -> tuple[int, int] | None:
         """Bytes that a GPU's allocator reserves, by default and with expandable segments, smaller first; CPU: None."""
-        return None if self.memory is None else self.memory.reserved_bytes
+        sizes = [one.memory.reserved_bytes for one in (self, *self.others) if one.memory is not None]
+        return max(sizes, key=lambda size: size[::-1], default=None)
 
     @property
     def peak_bytes(self) -> int:
@@ -152,7 +156,7 @@ class Execution:
     @property
     def states_bytes(self) -> int:
         """The largest sum of states on the device: parameters, gradients, masters, optimizer, communication."""
-        return self._of("states").max_bytes
+        return self._fullest._of("states").max_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -172,7 +176,7 @@ class Execution:
     @property
     def at_most_states(self) -> dict[str, int]:
         """Category of states -> its bytes when their sum is largest; they add up to `states_bytes`."""
-        return {category: self._of(category).at_states_peak_bytes or 0 for category in STATES}
+        return {category: self._fullest._of(category).at_states_peak_bytes or 0 for category in STATES}
 
     @property
     def tensors(self) -> list[TensorRow]:
@@ -200,6 +204,10 @@ class Execution:
     def _step(self) -> dict[str, MemoryRow]:
         return {row.category: row for row in self.known.memory if row.phase == "step" and row.tier == "device"}
 
+    @property
+    def _fullest(self) -> Execution:
+        return max((self, *self.others), key=lambda one: one._of("states").max_bytes)
+
     def _largest_in(self, tier: str) -> int:
         rows = [row for row in self.known.memory if (row.phase, row.tier, row.category) == ("step", tier, "total")]
         return max((row.max_bytes for row in rows), default=0)
@@ -211,13 +219,25 @@ class Execution:
 def execute(
     config: CellConfig, tell: Tell = lambda _: None, target: Target = CPU, operators: bool = False
 ) -> Execution:
-    """Simulates one rank of a resolved cell as on `target`. Any failure becomes an error message in the result. `tell`
-    takes progress. `operators`: whether its events include every compute operator.
+    """Simulates one rank of a resolved cell as on `target`: the one that has the peak. Any failure becomes an error
+    message in the result. `tell` takes progress. `operators`: whether its events include every compute operator, for
+    times; then the rank is the one with the largest states.
     """
     config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
-    facts, begun = facts_if_any(config), time.perf_counter()
-    rank = simulated_rank(config, facts)
-    record, memory, problem = None, None, ""
+    facts, found = facts_if_any(config), list[Execution]()
+    for rank in simulated_ranks(config, facts)[: 1 if operators else None]:
+        found.append(_execute(config, facts, rank, tell, target, operators))
+        if found[-1].problem:
+            return found[-1]
+    peak = max(found, key=lambda one: one.peak_bytes)
+    seconds = sum(one.seconds for one in found)
+    return replace(peak, seconds=seconds, others=tuple(one for one in found if one is not peak))
+
+
+def _execute(
+    config: CellConfig, facts: ModelFacts | None, rank: int, tell: Tell, target: Target, operators: bool
+) -> Execution:  # fmt: skip
+    begun, record, memory, problem = time.perf_counter(), None, None, ""
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
         try:
             with target.stands_in() as allocations:

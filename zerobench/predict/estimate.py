@@ -12,7 +12,7 @@ from ..config.schema import Gpt
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
 from ..theory.replay.link_traffic import Links, predict_links
-from ..theory.replay.states import Prediction, explained, fullest_rank, predict_states
+from ..theory.replay.states import Prediction, explained, fullest_ranks, predict_states
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.strategy import StrategyShape
@@ -92,8 +92,9 @@ def held_bytes(config: CellConfig) -> tuple[int, int] | None:
     return states.states_bytes, states.host_bytes
 
 
-def _schedule_of(config: CellConfig) -> Schedule:
-    return replace(Schedule.sequential(facts_of(config).shapes, config.accumulation), **schedule_options(config))
+def _schedule_of(config: CellConfig, facts: ModelFacts | None = None) -> Schedule:
+    shapes = (facts or facts_of(config)).shapes
+    return replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
 
 
 def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
@@ -131,21 +132,22 @@ def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = N
     return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
 
 
-def simulated_rank(config: CellConfig, facts: ModelFacts | None = None) -> int:
-    """Returns the rank of a simulated world that runs: `rank`, or the one that uses most memory. `facts`: about the
-    model, if known. An error of the model's builder is left to the rank, which raises and reports it.
+def simulated_ranks(config: CellConfig, facts: ModelFacts | None = None) -> list[int]:
+    """Returns the ranks of a simulated world of which one has the peak, the one with the largest states first: `rank`,
+    or those that theory leaves. `facts`: about the model, if known. An error of the model's builder is left to the
+    rank, which raises and reports it.
     """
     if config.rank is not None:
-        return config.rank
+        return [config.rank]
     facts = facts or facts_if_any(config)
     if facts is None:
-        return 0
-    shapes = facts.shapes
-    optimizer, precision = training_shapes(config)
+        return [0]
+    trained = training_shapes(config)
     if not predicts(config.strategy.values()):
-        return spec_of(config.strategy.name).fullest_rank(shapes, config.world_size, optimizer)
+        return [spec_of(config.strategy.name).fullest_rank(facts.shapes, config.world_size, trained[0])]
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
-    return fullest_rank(strategy, shapes, config.groups, optimizer, precision, tiers) * config.tensor_parallel
+    ranks = fullest_ranks(strategy, _schedule_of(config, facts), config.groups, *trained, tiers)
+    return [rank * config.tensor_parallel for rank in ranks]
 
 
 def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:

@@ -20,11 +20,12 @@ from typing import Any
 
 from ..cluster import job, launchers
 from ..config.cell import Cell, CellConfig
+from ..fake_execution import execute
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
 from ..launch.over_cluster import launch, places, why_not
 from ..predict import activations
-from ..predict.estimate import simulated_rank
+from ..predict.estimate import simulated_ranks
 from ..probes import allocator_hook, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
@@ -185,7 +186,10 @@ _own_activation_bytes: dict[str, int] = {}
 
 
 def _ranks(config: CellConfig) -> Sequence[int]:
-    return [simulated_rank(config)] if config.backend == SIMULATED else range(config.world_size)
+    if config.backend != SIMULATED:
+        return range(config.world_size)
+    ranks = simulated_ranks(config)
+    return ranks if len(ranks) == 1 else [execute(config).rank]
 
 
 def moment(since_epoch: float) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..closed_forms import Formula
 from ..groups import GroupShape, slice_of
-from ..shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
+from ..shapes import OptimizerShape, PrecisionShape, Schedule
 from ..strategy import StrategyShape, buffers_of, settle
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import InSlots, Replay
@@ -65,7 +65,7 @@ def predict_states(
     if any(shape.matrix for shape in schedule.shapes) and strategy.theory.optimizer:
         owners = [rank] if rank is not None else range(groups.shard_ranks)
         if len(owners) > MOST_OWNERS:
-            owners = [fullest_rank(strategy, schedule.shapes, groups, optimizer, precision, tiers)]
+            owners = fullest_ranks(strategy, schedule, groups, optimizer, precision, tiers)
     else:
         owners = [0]
     played = [_play(strategy, schedule, optimizer, precision, groups, tiers, rank, owner) for owner in owners]
@@ -108,28 +108,29 @@ def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[s
     }
 
 
-# -- the fullest rank ------------------------------------------------------------------------------
+# -- the fullest ranks -----------------------------------------------------------------------------
 
 
-def fullest_rank(
-    strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
+def fullest_ranks(
+    strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
-) -> int:  # fmt: skip
-    """Returns the rank whose optimizer keeps most bytes on the device; ties go to the one that keeps most in another
-    tier, then to the lowest. Without partitioning all ranks are equal.
+) -> list[int]:  # fmt: skip
+    """Returns the ranks that can have the peak, the one with the largest states first.
+
+    Owned matrices make ranks differ at every instant, so that any can have it. Otherwise it is the rank whose optimizer
+    keeps most bytes on the device; ties go to the one that keeps most in another tier, then to the lowest.
     """
-    n = groups.shard_ranks
+    n, shapes = groups.shard_ranks, schedule.shapes
     if n <= MOST_OWNERS and strategy.theory.optimizer and any(shape.matrix for shape in shapes):
         # a rank that owns less may receive more of another rank's elements in the same bucket
-        schedule = Schedule.sequential(shapes)
         played = [_play(strategy, schedule, optimizer, precision, groups, tiers, None, owner) for owner in range(n)]
-        return max(range(n), key=lambda owner: (played[owner].states_bytes, -owner))
+        return sorted(range(n), key=lambda owner: -played[owner].states_bytes)
     laid_out = buffers_of(settle(strategy, shapes, n), shapes, n)
     buffers = Counter(one.pattern for _, one in laid_out if shapes[one.spans[0].parameter].trainable)
     shards = [(Shards([one], n, optimizer, precision, tiers), count) for one, count in buffers.items()]
     kept = [_kept_bytes(shards, rank_slice) for rank_slice in range(n)] if shards else [(0, 0)]
     most = max(kept)
-    return min(rank for rank in range(groups.world_size) if kept[slice_of(rank, groups) % len(kept)] == most)
+    return [min(rank for rank in range(groups.world_size) if kept[slice_of(rank, groups) % len(kept)] == most)]
 
 
 def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:
