@@ -84,6 +84,16 @@ def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
     assert found.states_bytes == estimate(replace(config, device="cuda")).states_bytes
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_whole_gradients_that_fsdp2_accumulates_in_fp32_are_gradients(ranks: int) -> None:
+    """4ψ at any N, and in bf16 the gradients of one block and those of the root, which come before the blocks'."""
+    more = {"precision": schema_training.Bf16(wire_dtype="fp32"), "strategy": {"accumulate": "last"}}
+    found = execute(cell("fsdp2", ranks, model="untied", accumulation=3, **more).config, target=CUDA)
+    psi, block, head_and_norm = 111_024, 28_272, 12_384
+    assert most(found, "gradients") == 4 * psi + 2 * (block + head_and_norm)
+
+
 def test_the_host_compares_no_masters_on_a_gpu_also_if_the_rank_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     follow, asked = placement.ShardRange.follow_parameters, []
 

@@ -130,6 +130,21 @@ def test_recomputation_makes_activations_and_backward_makes_temporaries(ledger: 
     assert stretch(ledger, work) == {"activations": 1200, "temporary": 800}
 
 
+@pytest.mark.parametrize(("phase", "more"), [("backward", {"gradients": 6000}), ("update", {"temporary": 4000})])
+def test_a_cast_of_a_gradient_is_one_in_backward_where_it_accumulates(
+    ledger: Ledger, phase: str, more: dict[str, int]
+) -> None:
+    ledger.enter_phase(phase)
+
+    def work() -> None:
+        with torch.no_grad():
+            gradient = torch.empty(1000, dtype=torch.bfloat16)
+            labels.label(gradient, labels.GRADIENTS, "a")
+            gradient.float()
+
+    assert stretch(ledger, work) == {"gradients": 2000} | more
+
+
 def test_the_allocator_agrees_on_a_training_step() -> None:
     """torch.profiler's allocator events are an independent witness: what a step adds at most, to the byte.
 

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 FLEETING = (labels.ACTIVATIONS, "temporary")
 """Categories of storages that should not exist at the beginning or end of a step."""
 
-COPIES = {torch.ops.aten.clone.default}
-"""Operators whose result has the category of their first argument."""
+CLONE, CAST = torch.ops.aten.clone.default, torch.ops.aten._to_copy.default
+"""Operators whose result may have the category of their first argument."""
 
 
 class Ledger(GraphMode, labels.Observer):
@@ -109,20 +109,24 @@ class Ledger(GraphMode, labels.Observer):
         if within_model:  # what ranks of one model send each other stays what it is
             self._keep_category(args)
             self._keep_category(out)
-        if func in COPIES and self.phase != "forward" and not self._in_optimizer:
-            self._follow_copy(args[0], out)
+        if func in (CLONE, CAST) and not self._in_optimizer:
+            self._follow_copy(func, args[0], out)
         return out
 
     def _enter_optimizer(self, within: bool) -> None:
         """Records that the optimizer's step runs: its copies are temporaries."""
         self._in_optimizer = within
 
-    def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+    def _follow_copy(self, func: Any, source: torch.Tensor, copy: torch.Tensor) -> None:
         """Gives a copy of a state the state's category, unless a label says otherwise: for example a strategy's clone
-        of gradients.
+        of gradients. A cast is such a copy only of a gradient in backward, as in FSDP2, which accumulates whole
+        gradients in the dtype of the reduction; other casts compute.
         """
+        copied: Sequence[str] = STATES if func is CLONE and self.phase != "forward" else ()
+        if func is CAST and self.phase == "backward":
+            copied = (labels.GRADIENTS,)
         origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
-        if origin is not None and made is not None and origin.category in STATES and not made.labeled:
+        if origin is not None and made is not None and origin.category in copied and not made.labeled:
             made.category, made.name = origin.category, f"copy of {origin.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
