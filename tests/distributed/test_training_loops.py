@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
@@ -126,6 +128,35 @@ def sums_in_fp32(rank: int, n: int, strategy: str) -> None:
     assert (narrow - one).norm() > 1e-3 * one.norm()
 
 
+def two_losses(rank: int, n: int, strategy: str, kept: bool) -> None:
+    """Two backwards a step sum two means; if the first was `kept` by no_sync, the mean is of the sum, as DDP's then."""
+
+    def mean(gradients: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+        return [gradient / n for gradient in gradients]
+
+    plain = zoo.build("lists")
+    optimizer, engine = adamw(plain.parameters()), engine_of(strategy, zoo.build("lists"))
+    for step in range(0, 6, 2):
+        first, second = (
+            torch.autograd.grad(plain(*zoo.tokens(rank, n, step + one)), plain.parameters()) for one in (0, 1)
+        )
+        if kept:
+            found = mean(tuple(a + b for a, b in zip(first, second, strict=True)))
+        else:
+            found = [a + b for a, b in zip(mean(first), mean(second), strict=True)]
+        for parameter, gradient in zip(plain.parameters(), found, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        with engine.no_sync() if kept else nullcontext():
+            engine.backward(engine(*zoo.tokens(rank, n, step)))
+        engine.backward(engine(*zoo.tokens(rank, n, step + 1)))
+        engine.step()
+    trained = engine.full_state_dict()
+    assert all(torch.equal(trained[name], value) for name, value in plain.state_dict().items())
+
+
 def clips(rank: int, n: int, strategy: str) -> None:
     """A second clip clips what the first has left; one without gradients, or with a backward to follow, is no trap."""
 
@@ -243,6 +274,8 @@ def loops(rank: int, n: int, strategies: list[str]) -> None:
         clips(rank, n, strategy)
         norms_that_are_not_finite(rank, n, strategy)
         failed_backward(rank, n, strategy)
+        for kept in (False, True) if n == 2 else ():  # a sum of two has one order
+            two_losses(rank, n, strategy, kept)
     if n > 1:
         outside(rank, n)
 
