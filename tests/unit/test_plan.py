@@ -12,7 +12,7 @@ import pytest
 
 from analysis import largest_model
 from tests.cells import cell
-from zerobench.commands.plan import command, fastest
+from zerobench.commands.plan import command, fastest, search
 from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
 from zerobench.commands.plan.fastest import TriedBatch, TriedRow, sizes_of, whole_used
@@ -26,10 +26,8 @@ from zerobench.commands.plan.search import (
     layers_axis,
     micro_batch_axis,
     run_searches,
-    search_row,
     shapes,
     walk,
-    with_least,
 )
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
@@ -222,13 +220,16 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     start = compose_cells([*words, "precision=bf16", "data=synthetic", "micro_batch=1"])[0]
     executed: list[str] = []
 
-    def run(configs: list) -> list[Execution]:  # type: ignore[type-arg]
+    def run(configs: list, tell: Any = lambda *_: None) -> list[Execution]:  # type: ignore[type-arg]
         executed.extend(config.cell_id for config in configs)
-        return [execute(config) for config in configs]
+        done = [execute(config) for config in configs]
+        for number, one in enumerate(done):
+            tell(number, one)
+        return done
 
     capacity = Capacity(MIB // 4, reserve=0.0)
-    one, again = (search_row(Candidate("zero3", "none", "none"), start, layers_axis(), capacity) for _ in range(2))
-    found, same = run_searches([one, again], run)
+    candidate, twin = (Candidate("zero3", "none", name) for name in ("none", "twin"))
+    found, same = run_searches({candidate: start, twin: start}, layers_axis(), capacity, run)
     assert found.best is not None
     assert found.beyond is not None
     assert found.best.value + 1 == found.beyond.value
@@ -237,11 +238,54 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert len(executed) == len(set(executed)) == len(found.probes)
     assert same.best is not None
     tiny = Capacity(1024, reserve=0.0)
-    (pruned,) = run_searches([search_row(found.candidate, start, layers_axis(), tiny)], run)
-    assert "states alone" in pruned.problem
-    assert len(executed) == len(found.probes)
-    (least,) = with_least([pruned], {found.candidate: start}, layers_axis(), run)
+    told: list[PlanRow | None] = []
+    (least,) = run_searches({candidate: start}, layers_axis(), tiny, run, lambda *news: told.append(news[-1]))
+    assert "states alone" in told[0].problem  # type: ignore[union-attr]
+    assert len(executed) == len(found.probes) + 1, "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits([least], tiny)
+
+
+def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe reads: lines go to standard error before the round of all candidates is over."""
+    goal, names, capacity = GOALS["least_traffic"], ("ddp", "zero1", "zero3"), Capacity(100 * MIB)
+    monkeypatch.setattr(search, "_used", lambda cell, _: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB))
+
+    def run(configs: list, tell: Any) -> list[Execution]:  # type: ignore[type-arg]
+        for number, config in enumerate(configs[:2]):
+            tell(number, Execution(config, 0, 0.0, None))
+        assert "zero1: fits, 2.00 ψ a step between GPUs, 1.0 MiB at its peak; 1 to go" in capfd.readouterr().err
+        raise KeyboardInterrupt
+
+    cells = {Candidate(name, "none", "none"): cell(name, 2) for name in names}
+    with command.progress(goal) as tell:
+        rows = run_searches(cells, goal.axis(2), capacity, run, tell)
+    command._print(rows, capacity, goal, [], "cuda", None)
+    said = capfd.readouterr().out
+    assert "not simulated: zero3: the plan was interrupted" in said
+    assert [row.best is not None for row in rows] == [False, True, False]
+    assert not any(line.strip().startswith("zero3") for line in said.splitlines()), "its row would say that it fits not"
+    assert "Take" not in said
+    assert recommended(rows, goal) is None
+
+
+def test_an_interrupted_search_of_the_fastest_keeps_its_complete_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes after the pilots; only the row without another micro-batch to try is complete."""
+    done, still = (TriedRow(Candidate(name, "none", "none"), cell(name, 8), (1,)) for name in ("zero1", "zero3"))
+
+    class Search:
+        row = staticmethod(lambda one, _: done if one.strategy == "zero1" else still)
+        timed = staticmethod(lambda row: row.best and SimpleNamespace(tokens_per_s=1.0, row=row))
+
+        def pilots(self, _: object) -> None:
+            done.probes[1] = TriedBatch(done.cell, used(MIB), 0.5, None)  # type: ignore[arg-type]
+            raise KeyboardInterrupt
+
+    found = fastest.find({row.candidate: row.cell for row in (done, still)}, Search())  # type: ignore[arg-type]
+    assert found.interrupted
+    assert [row.problem for row in found.rows] == ["", search.INTERRUPTED]
+    assert [one.row for one in found.timed] == [done]  # type: ignore[attr-defined]
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:

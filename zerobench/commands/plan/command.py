@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from ...config.cell import Cell, CellConfig
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ...config.cell import Cell
 from ...config.schema import Gpt
-from ...fake_execution import Execution, Limits, Target, execute_all
-from ...host.terminal import stdout_console
+from ...fake_execution import Limits, Target, execute_all
+from ...host.terminal import progress_console, stdout_console
 from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
@@ -27,6 +30,7 @@ from .fastest import as_json as fastest_as_json
 from .fastest import sentence as fastest_sentence
 from .fastest import table_of as fastest_table
 from .recommend import (
+    CUT_SHORT,
     FASTEST,
     FIRST_TO_GO,
     GOALS,
@@ -36,13 +40,15 @@ from .recommend import (
     Goal,
     as_json,
     commands_of,
+    found_words,
+    is_interrupted,
     notes_of,
     nothing_fits,
     recommended,
     sentence,
     table_of,
 )
-from .search import PlanRow, family_axis, progress, run_searches, search_row, with_least
+from .search import PlanRow, Tell, family_axis, run_searches
 from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -79,7 +85,8 @@ The peak covers training steps only: a model that is built whole before it is pa
 
 @verb
 def plan(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0 something fits, 1 nothing fits, 2 invalid command."""
+    """Runs the verb. Returns the exit code: 0 something fits, 1 nothing fits, 2 invalid command,
+    130 interrupted."""
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
     goal = GOALS[chosen.goal]
@@ -92,10 +99,8 @@ def plan(arguments: list[str]) -> int:
     if goal.name == FASTEST:
         return _fastest(cells, chosen, capacity, batch, partial(execute, operators=True))
     axis = family_axis() if chosen.family else goal.axis(chosen.gpus)
-    with progress() as tell:
-        rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
-        if not any(row.probes for row in rows):
-            rows = with_least(rows, cells, axis, execute)
+    with progress(goal) as tell:
+        rows = run_searches(cells, axis, capacity, execute, tell)
     best = recommended(rows, goal)
     found = settings_of(chosen.settings, best.best.cell.config) if chosen.settings and best and best.best else None
     if chosen.format == "json":
@@ -106,7 +111,25 @@ def plan(arguments: list[str]) -> int:
         _print(rows, capacity, goal, words, chosen.device, chosen.columns)
     if found is not None:
         _tell_settings(found, chosen)
-    return int(best is None)
+    return 130 if is_interrupted(rows) else int(best is None)
+
+
+@contextmanager
+def progress(goal: Goal) -> Iterator[Tell]:
+    """Reports a candidate whose search has ended as a line on standard error and, on a terminal, counts the rest."""
+    console = progress_console()
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:  # fmt: skip
+        task = bar.add_task("theory's bounds first", total=None)
+
+        def tell(executed: int, open_: int, row: PlanRow | None) -> None:
+            bar.update(task, description=f"{executed} cells simulated, {open_} rows still searched")
+            if row is not None:
+                say(bar.console, f"{row.candidate.name}: {found_words(row, goal)}; {open_} to go")
+
+        yield tell
 
 
 def _fastest(
@@ -115,28 +138,21 @@ def _fastest(
     """Prints the fastest candidate that fits. Returns the exit code."""
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)
     given = frozenset(word.partition("=")[0] for word in chosen.overrides)
-    with progress() as tell:
-        executed = 0
-
-        def counted(configs: list[CellConfig]) -> list[Execution]:
-            nonlocal executed
-            tell(executed, len(configs), "")
-            executed += len(configs)
-            return run(configs)
-
-        found = find(cells, FastestSearch(costs, capacity, batch, given, counted))
-    none = "" if found.timed else nothing_fits(found.rows, capacity)
+    with progress(GOALS[FASTEST]) as tell:
+        found = find(cells, FastestSearch(costs, capacity, batch, given, run, tell))
+    none = CUT_SHORT if found.interrupted else "" if found.timed else nothing_fits(found.rows, capacity)
+    code = 130 if found.interrupted else int(not found.timed)
     if chosen.format == "json":
-        told = fastest_as_json(found, costs) if found.timed else {"recommended": None, "sentence": none}
-        print(json.dumps({"torch": version("torch"), "source_hash": source_hash("")} | told, indent=1))
-        return int(not found.timed)
+        told = {"torch": version("torch"), "source_hash": source_hash("")} | fastest_as_json(found, costs, none)
+        print(json.dumps(told, indent=1))
+        return code
     console = stdout_console()
     if found.timed:
         console.print(fastest_table(found.timed))
     for line in (*notes_of(found.rows), *found.notes):
         say(console, line)
     say(console, none or fastest_sentence(found, costs))
-    return int(not found.timed)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

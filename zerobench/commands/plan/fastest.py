@@ -32,7 +32,7 @@ from ...timing.interval import StepInterval, interval_of
 from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
 from ..predict import show_time
 from .candidates import Candidate, Capacity, Used, used_of
-from .search import ExecutedCell, PlanRow, pruned_by_states, states_of, with_micro_batch
+from .search import INTERRUPTED, ExecutedCell, PlanRow, Tell, pruned_by_states, states_of, with_micro_batch
 
 WIDEST = 64
 """Largest micro-batch that is tried."""
@@ -59,8 +59,8 @@ MORE_GPUS = (4, 16)
 
 SHOWN = 10
 
-RunCells = Callable[[list[Any]], list[Execution]]
-"""Executes configs with their operators."""
+RunCells = Callable[..., list[Execution]]
+"""Executes configs with their operators and, as each is done, passes its place and its execution to `tell`."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,11 @@ class TriedRow:
     probes: dict[int, TriedBatch] = field(default_factory=dict)
 
     @property
+    def is_open(self) -> bool:
+        """True if another micro-batch is to be executed."""
+        return (size := self.wanted()) is not None and size not in self.probes
+
+    @property
     def best(self) -> TriedBatch | None:
         """The largest micro-batch that was executed and fits."""
         fitting = [size for size, probe in self.probes.items() if probe.load <= 1]
@@ -175,6 +180,7 @@ class FastestSearch:
     batch: int | None
     given: frozenset[str]
     run: RunCells
+    tell: Tell
 
     def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
         """Returns the search of a row, which is over if its states alone do not fit."""
@@ -185,26 +191,40 @@ class FastestSearch:
             return TriedRow(candidate, cell, sizes, pruned.problem, pruned.bound_bytes)
         return TriedRow(candidate, cell, sizes, problem)
 
-    def execute(self, work: Sequence[tuple[TriedRow, int]]) -> None:
-        """Executes rows, each with a micro-batch."""
+    def execute(self, work: Sequence[tuple[TriedRow, int]], done: Callable[[], None] = lambda: None) -> None:
+        """Executes rows, each with a micro-batch; calls `done` after each."""
         cells = [self._sized(row.cell, size) for row, size in work]
-        for (row, size), cell, (one, mine) in zip(work, cells, self._executed(cells), strict=True):
-            schedule = schedule_of(one, mine)
-            if schedule.problem:
-                row.problem = schedule.problem
-                continue
-            used = whole_used(one, [_used(cell, each) for each in mine])
-            row.probes[size] = TriedBatch(cell, used, self.capacity.load(used), schedule)
 
-    def _executed(self, cells: Sequence[Cell]) -> list[tuple[Reduced, list[Execution]]]:
-        """Executes cells with few blocks, all in one call."""
+        def take(place: int, one: Reduced, mine: list[Execution]) -> None:
+            (row, size), cell, schedule = work[place], cells[place], schedule_of(one, mine)
+            row.problem = schedule.problem
+            if not schedule.problem:
+                used = whole_used(one, [_used(cell, each) for each in mine])
+                row.probes[size] = TriedBatch(cell, used, self.capacity.load(used), schedule)
+            done()
+
+        self._executed(cells, take)
+
+    def _executed(self, cells: Sequence[Cell], take: Callable[[int, Reduced, list[Execution]], None]) -> None:
+        """Executes cells with few blocks, all in one call, and passes each to `take` with its place once it is done."""
         small = [reduced(cell.config) for cell in cells]
-        found = iter(self.run([config for one in small for config in one.configs]))
-        return [(one, [next(found) for _ in one.configs]) for one in small]
+        places = [(place, n) for place, one in enumerate(small) for n in range(len(one.configs))]
+        found: list[dict[int, Execution]] = [{} for _ in small]
+
+        def tell(number: int, news: object) -> None:
+            place, n = places[number]
+            if isinstance(news, Execution):
+                found[place][n] = news
+                if len(found[place]) == len(small[place].configs):
+                    take(place, small[place], [found[place][n] for n in sorted(found[place])])
+
+        self.run([config for one in small for config in one.configs], tell=tell)
 
     def schedules(self, cells: Sequence[Cell]) -> list[StepSchedule]:
         """Executes cells, and returns their schedules."""
-        return [schedule_of(one, mine) for one, mine in self._executed(cells)]
+        found: dict[int, StepSchedule] = {}
+        self._executed(cells, lambda place, one, mine: found.update({place: schedule_of(one, mine)}))
+        return [found[place] for place in range(len(cells))]
 
     def _sized(self, cell: Cell, size: int) -> Cell:
         """Returns the cell with a micro-batch, and with as many of them as the batch takes."""
@@ -215,8 +235,16 @@ class FastestSearch:
 
     def all_sizes(self, rows: Sequence[TriedRow]) -> None:
         """Executes rows until each has the largest micro-batch that fits."""
-        while due := [(row, size) for row in rows if (size := row.wanted()) is not None and size not in row.probes]:
-            self.execute(due)
+        due = list(rows)
+
+        def tell_ended() -> None:
+            for row in [row for row in due if not row.is_open]:
+                due.remove(row)
+                self.tell(sum(len(one.probes) for one in rows), len(due), row.as_plan())
+
+        tell_ended()
+        while due:
+            self.execute([(row, row.wanted() or 0) for row in due], tell_ended)
 
     def pilots(self, rows: Sequence[TriedRow]) -> None:
         """Executes one row of each activation policy twice, and tells the others its line."""
@@ -297,21 +325,38 @@ def whole_used(cell: Reduced, used: Sequence[Used]) -> Used:
 @dataclass(frozen=True)
 class FastestFound:
     """What was found, the fastest first. `notes`: rows that were not simulated, and why. `more_gpus`: a sentence on the
-    number of GPUs at which another strategy is ahead.
+    number of GPUs at which another strategy is ahead. `interrupted`: by the user; `timed` has the rows that were done.
     """
 
     rows: list[PlanRow]
     timed: list[Timed]
     notes: list[str]
-    more_gpus: str
+    more_gpus: str = ""
+    interrupted: bool = False
 
 
 def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
     """Searches the rows, then variants of the leading strategies; the first is executed whole."""
-    rows = [search.row(one, cell) for one, cell in cells.items()]
-    search.pilots(rows)
-    search.all_sizes(rows)
-    more, notes = list[TriedRow](), list[str]()
+    rows, notes = list[TriedRow](), list[str]()
+    try:
+        rows.extend(search.row(one, cell) for one, cell in cells.items())
+        search.pilots(rows)
+        search.all_sizes(rows)
+        more = _variants(search, rows, notes)
+        rows += more
+        search.all_sizes(more)
+        timed = _verified(_ranked(search, rows), search)
+        return FastestFound([row.as_plan() for row in rows], timed, notes, turn_of_gpus(timed, search))
+    except KeyboardInterrupt:
+        timed = _ranked(search, [row for row in rows if not row.is_open])
+        for row in rows:
+            row.problem = INTERRUPTED if row.is_open else row.problem
+        return FastestFound([row.as_plan() for row in rows], timed, notes, interrupted=True)
+
+
+def _variants(search: FastestSearch, rows: Sequence[TriedRow], notes: list[str]) -> list[TriedRow]:
+    """Returns rows for the variants of the leading strategies; notes why a strategy has none."""
+    more = list[TriedRow]()
     for one in _leaders(_ranked(search, rows)):
         free = step_time(one.schedule, FreeCosts(search.costs)).step_s
         part = 1 - free / one.time.step_s
@@ -322,9 +367,7 @@ def find(cells: dict[Candidate, Cell], search: FastestSearch) -> FastestFound:
         more += [search.row(candidate, cell) for candidate, cell in search.variants(one)]
     for row in more:  # begins with the leader's micro-batch; half of it if that does not fit
         row.sizes, row.slope = tuple(size for size in row.sizes if size <= row.cell.config.micro_batch)[-2:], 0.0
-    search.all_sizes(more)
-    timed = _verified(_ranked(search, [*rows, *more]), search)
-    return FastestFound([row.as_plan() for row in (*rows, *more)], timed, notes, turn_of_gpus(timed, search))
+    return more
 
 
 def _ranked(search: FastestSearch, rows: Sequence[TriedRow]) -> list[Timed]:
@@ -501,8 +544,8 @@ def _edge(best_at: Callable[[float], Timed], first: Timed, near: float, far: flo
     return far
 
 
-def as_json(answer: FastestFound, costs: GpuCosts) -> dict[str, Any]:
-    """Returns the plan as plain values: seconds, bytes, tokens per second and GPU."""
+def as_json(answer: FastestFound, costs: GpuCosts, none: str) -> dict[str, Any]:
+    """Returns the plan as plain values: seconds, bytes, tokens per second and GPU. `none`: why none is recommended."""
     found = answer.timed
     return {
         "cluster": asdict(costs.cluster),
@@ -514,5 +557,5 @@ def as_json(answer: FastestFound, costs: GpuCosts) -> dict[str, Any]:
              "exposed_s": one.time.exposed_s, "host_s": one.time.host_s, "binds": one.time.binds}
             for one in found
         ],
-        "recommended": found[0].candidate.name, "sentence": sentence(answer, costs),
+        "recommended": None if none else found[0].candidate.name, "sentence": none or sentence(answer, costs),
     }  # fmt: skip

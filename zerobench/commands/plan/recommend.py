@@ -17,7 +17,7 @@ from ...config.cell import CellConfig
 from ...config.schema import Gpt
 from ...sizes import show_bytes
 from .candidates import STRATEGIES, Capacity, Used, name_of
-from .search import ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
+from .search import INTERRUPTED, ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
 """Strategies of zerobench's engine; a plan that recommends another one says so."""
@@ -30,6 +30,8 @@ FASTEST = "fastest"
 """Goal of the shortest step on a described cluster (fastest.py)."""
 
 LEAST_TRAFFIC = "least_traffic"
+
+CUT_SHORT = f"{INTERRUPTED}: the table has the rows that were complete, and none is recommended"
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,26 @@ def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
 
 
 def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
-    """Returns the cheapest of the rows that are about the best by the goal; None if none fits."""
+    """Returns the cheapest of the rows that are about the best by the goal; None if none fits, or not all are known."""
     fitting = [row for row in rows if row.best is not None]
-    if not fitting:
+    if not fitting or is_interrupted(rows):
         return None
     values = {id(row): goal.value(row.best) for row in fitting if row.best is not None}
     furthest = max(values.values())
     least = furthest / LARGER if furthest > 0 else furthest
     return min((row for row in fitting if values[id(row)] >= least), key=cost)
+
+
+def is_interrupted(rows: Sequence[PlanRow]) -> bool:
+    """Returns True if the user interrupted the search of a row."""
+    return any(row.problem == INTERRUPTED for row in rows)
+
+
+def found_words(row: PlanRow, goal: Goal) -> str:
+    """Returns the end of a row's search in words: what fits, or why nothing does."""
+    if row.best is not None:
+        return f"fits, {goal.words(row.best)}, {show_bytes(row.best.used.peak_bytes)} at its peak"
+    return f"does not fit, {show_bytes(row.beyond.used.peak_bytes)} at its peak" if row.beyond else row.problem
 
 
 def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
@@ -163,8 +177,8 @@ HELPS = {
 
 
 def table_of(rows: Sequence[PlanRow], capacity: Capacity, goal: Goal) -> tuple[list[str], list[list[str]]]:
-    """Returns header and lines of the table, without empty columns."""
-    lines = [_line(row, capacity, goal) for row in rows]
+    """Returns header and lines of the table, without empty columns and interrupted rows."""
+    lines = [_line(row, capacity, goal) for row in rows if row.problem != INTERRUPTED]
     kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
     return [HEADER[n] for n in kept], [[line[n] for n in kept] for line in lines]
 
@@ -196,7 +210,9 @@ def notes_of(rows: Sequence[PlanRow]) -> list[str]:
 
 
 def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
-    """The error message if nothing fits: the smallest device that would do, what binds, what would help."""
+    """Returns why nothing is recommended; if nothing fits, the smallest device that would do and what would help."""
+    if is_interrupted(rows):
+        return CUT_SHORT
     tried = [probe for row in rows for probe in row.probes]
     if not tried:
         reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))

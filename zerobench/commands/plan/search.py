@@ -20,18 +20,13 @@ trillion-parameter model (ZeRO-Infinity, arXiv 2104.07857, table 1).
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from ...config.cell import Cell, CellConfig
+from ...config.cell import Cell
 from ...config.schema import Gpt
 from ...fake_execution import Execution
-from ...host.terminal import progress_console
 from ...predict.estimate import Estimate, estimate
 from .candidates import Candidate, Capacity, Used, used_of
 
@@ -315,53 +310,71 @@ def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRo
 # -- all searches, side by side --------------------------------------------------------------------
 
 
-Execute = Callable[[list[CellConfig]], list[Execution]]
-Tell = Callable[[int, int, str], None]
-"""Takes the number of simulated cells, the number of open searches, and the name of the last cell."""
+Execute = Callable[..., list[Execution]]
+"""Simulates configs and, as each is done, passes its place and its execution to `tell` (fake_execution/many.py)."""
+
+Tell = Callable[[int, int, "PlanRow | None"], None]
+"""Takes the number of simulated cells, the number of open searches, and a row whose search has ended."""
+
+INTERRUPTED = "the plan was interrupted"
 
 
-def run_searches(searches: list[Search], execute: Execute, tell: Tell = lambda *_: None) -> list[PlanRow]:
-    """Returns the rows of the searches, in their order."""
+def run_searches(
+    cells: dict[Candidate, Cell], axis: PlanAxis, capacity: Capacity, execute: Execute, tell: Tell = lambda *_: None
+) -> list[PlanRow]:
+    """Returns a row per candidate, in their order. If the user interrupts, rows of open searches say so."""
     known: dict[str, Used | str] = {}
-    rows: dict[int, PlanRow] = {}
-    wanted: dict[int, Cell] = {}
-    for number, search in enumerate(searches):
-        _advance(number, search, None, wanted, rows)
-    while wanted:
-        new = {cell.cell_id: cell for cell in wanted.values() if cell.cell_id not in known}
-        for cell, execution in zip(new.values(), execute([cell.config for cell in new.values()]), strict=True):
-            known[cell.cell_id] = _used(cell, execution)
-        tell(len(known), len(wanted), "")
-        for number, cell in list(wanted.items()):
-            del wanted[number]
-            _advance(number, searches[number], known[cell.cell_id], wanted, rows)
-    return [rows[number] for number in range(len(searches))]
+    rows: dict[Candidate, PlanRow] = {}
+    wanted: dict[Candidate, tuple[Search, Cell]] = {}
+
+    def advance(one: Candidate, search: Search, answer: Used | str | None) -> None:
+        try:
+            cell = next(search) if answer is None else search.send(answer)
+            while cell.cell_id in known:
+                cell = search.send(known[cell.cell_id])
+            wanted[one] = search, cell
+        except StopIteration as stop:
+            rows[one] = stop.value
+        tell(len(known), len(cells) - len(rows), rows.get(one))
+
+    try:
+        for one, cell in cells.items():
+            advance(one, search_row(one, cell, axis, capacity), None)
+        while wanted:
+            new = list({cell.cell_id: cell for _, cell in wanted.values()}.values())
+
+            def heard(number: int, news: object, new: Sequence[Cell] = new) -> None:
+                if isinstance(news, Execution):
+                    used = known[new[number].cell_id] = _used(new[number], news)
+                    for one, (search, cell) in list(wanted.items()):
+                        if cell.cell_id == new[number].cell_id:
+                            del wanted[one]
+                            advance(one, search, used)
+
+            execute([cell.config for cell in new], tell=heard)
+        if not any(row.probes for row in rows.values()):
+            rows |= _with_least(rows, cells, axis, execute)
+    except KeyboardInterrupt:
+        pass
+    return [rows.get(one, PlanRow(one, problem=INTERRUPTED)) for one in cells]
 
 
-def with_least(rows: list[PlanRow], cells: dict[Candidate, Cell], axis: PlanAxis, execute: Execute) -> list[PlanRow]:
-    """Returns the rows after simulating the one with the least states at its emptiest value, so that a plan whose rows
-    theory has all pruned can still name a device that would do.
+def _with_least(
+    rows: dict[Candidate, PlanRow], cells: dict[Candidate, Cell], axis: PlanAxis, execute: Execute
+) -> dict[Candidate, PlanRow]:
+    """Returns the row with the least states, simulated at its emptiest value, so that a plan whose rows theory has all
+    pruned can still name a device that would do.
     """
-    pruned = [row for row in rows if row.bound_bytes is not None]
+    pruned = [row for row in rows.values() if row.bound_bytes is not None]
     if not pruned:
-        return rows
+        return {}
     least = min(pruned, key=lambda row: row.bound_bytes or 0)
     cell = axis.changed(cells[least.candidate], axis.values[0])
     used = _used(cell, execute([cell.config])[0])
     if isinstance(used, str):
-        return [replace(row, problem=used, bound_bytes=None) if row is least else row for row in rows]
+        return {least.candidate: replace(least, problem=used, bound_bytes=None)}
     probe = ExecutedCell(axis.values[0], cell, used)
-    return [replace(row, problem="", beyond=probe, probes=(probe,)) if row is least else row for row in rows]
-
-
-def _advance(
-    number: int, search: Search, answer: Used | str | None, wanted: dict[int, Cell], rows: dict[int, PlanRow]
-) -> None:
-    """Advances a search to the next cell that it needs, or to its row."""
-    try:
-        wanted[number] = next(search) if answer is None else search.send(answer)
-    except StopIteration as stop:
-        rows[number] = stop.value
+    return {least.candidate: replace(least, problem="", beyond=probe, probes=(probe,))}
 
 
 def _used(cell: Cell, execution: Execution) -> Used | str:
@@ -369,19 +382,3 @@ def _used(cell: Cell, execution: Execution) -> Used | str:
         return execution.problem
     predicted = states_of(cell)
     return used_of(execution, *((predicted.psi, predicted.frozen) if predicted is not None else (0,)))
-
-
-@contextmanager
-def progress() -> Iterator[Tell]:
-    """Shows the progress of the searches on a terminal."""
-    console = progress_console()
-    with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:  # fmt: skip
-        task = bar.add_task("theory's bounds first", total=None)
-
-        def tell(executed: int, open_: int, name: str) -> None:
-            bar.update(task, description=f"{executed} cells simulated, {open_} rows still searched {name}".rstrip())
-
-        yield tell
