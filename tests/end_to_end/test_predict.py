@@ -28,6 +28,20 @@ def test_a_prediction_says_step_interval_and_what_it_rests_on(capsys: pytest.Cap
     assert zero3["communication_s"] > ddp["communication_s"]
 
 
+def test_a_prediction_prints_what_it_predicts_and_parts_that_add_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FSDP2's copies on other streams are no part of the step's compute; without a sequence it is one of training."""
+    assert predict(["--cluster", "h100-3200", *MODEL, "strategy=zero1,fsdp2", "micro_batch=2"]) == 0
+    setting = "gpt, N = 8, micro-batch 2, sequence 1024, bf16, adamw/fused, batch 16 over all ranks; on h100-3200:"
+    assert capsys.readouterr().out.startswith(setting)
+    assert predict(["--cluster", "h100-3200", *MODEL, "strategy=fsdp2", "sequence=128", "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["model"], row["batch"], row["sequence"], row["precision"]) == ("gpt", 32, 128, "bf16")
+    exposed = sum(row[f"exposed_{phase}_s"] for phase in ("forward", "backward", "update"))
+    assert row["compute_s"] + exposed + row["host_s"] == pytest.approx(row["step_s"], rel=1e-3)
+
+
 def test_a_slower_network_makes_a_slower_step(capsys: pytest.CaptureFixture[str]) -> None:
     steps = []
     for rate in ("1000", "10"):

@@ -86,6 +86,12 @@ def test_a_stream_waits_for_the_event_that_another_recorded() -> None:
     assert lay_out([order[0], *order[3:]], Units()).step_s == 5, "without the wait it starts at once"
 
 
+def test_compute_is_that_of_the_models_stream() -> None:
+    """A copy on another stream runs beside the model: 39.6 ms of compute in a step of 33.7 ms was FSDP2's."""
+    made = lay_out([work(3, stream=2), launch(0, 1, 2), work(2), wait(0)], Units())
+    assert (made.compute_s, made.exposed_s, made.step_s) == (2, 2, 4)
+
+
 def test_compute_beside_a_collective_is_slower() -> None:
     made = lay_out([launch(0, 6, 1), work(4), wait(0)], Units(contention=1.5))
     assert made.step_s == 6

@@ -29,11 +29,16 @@ from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
 from ..timing.interval import StepInterval, interval_of
 from ..timing.prediction import PHASES, Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
-from .estimate.command import Question, ask
+from .estimate.command import DEFAULTS, Question, ask
+from .estimate.row import model_of
+from .estimate.show import shared_words, training_words
 from .export.perfetto import process
 from .text_blocks import say
 
 FORMATS = ("table", "json", "csv")
+
+SEQUENCE = "1024"
+"""The default sequence on a cluster, in tokens: one that people train with."""
 
 DESCRIPTION = """\
 How long does a step take on that cluster, and what binds? Executes the schedule of each strategy on fake tensors, the
@@ -42,7 +47,8 @@ engine's own code, and lays it out in time with measured rates of the device and
 
 EXAMPLES = f"""\
 KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help KEY` explains each. Left out:
-strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic
+strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic; with --cluster also sequence=1024, since models are
+trained on sequences of a thousand tokens and more (a sweep's default is 128)
 
   zerobench predict --cluster h100-3200 model=gpt2_1_5b precision=bf16 sequence=1024 micro_batch=8
   zerobench predict --cluster a100-80gb-1600 model=zero_7_5b world_size=64 precision=bf16 activation=checkpoint
@@ -53,9 +59,10 @@ strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic
 Clusters: {", ".join(hardware.names("cluster"))}
 They are described in zerobench/hardware/clusters.yaml, with the source of each figure.
 
-How to read it: exposed is the time in which the model waits for collectives; host the time in which the device waits
-for Python. The interval held 90 % of the published runs that were left out; "not validated" means that no run of that
-kind was among them.
+How to read it: compute, exposed and host add up to the step on a cluster. compute is the time of the model's stream;
+copies on other streams, as FSDP2 makes them, run beside it. exposed is the time in which the model waits for
+collectives; host the time in which the device waits for Python. The interval held 90 % of the published runs that were
+left out; "not validated" means that no run of that kind was among them.
 Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was wrong, 130 interrupted.
 """
 
@@ -63,7 +70,7 @@ Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was w
 @dataclass(frozen=True)
 class PredictionRow:
     """A cell's predicted step. Times in seconds; exposed: waiting for collectives, by phase. `problem`: why there is no
-    prediction, an error message; `validated`: the basis of the interval."""
+    prediction, an error message; `validated`: the basis of the interval. `batch`: of a step over all ranks."""
 
     name: str
     cluster: str
@@ -86,6 +93,11 @@ class PredictionRow:
     binds: str = ""
     validated: str = ""
     problem: str = ""
+    model: str = ""
+    batch: int | None = None
+    precision: str = ""
+    optimizer: str = ""
+    systems: str = ""
 
 
 @verb
@@ -205,7 +217,8 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
     where, costs = _where(chosen)
     words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
     own = [f"world_size={costs.ranks}"] if isinstance(costs, CpuCosts) else []
-    question = ask([*own, *words], "cpu" if own else "cuda")
+    defaults = DEFAULTS if own else DEFAULTS | {"sequence": SEQUENCE}
+    question = ask([*own, *words], "cpu" if own else "cuda", defaults=defaults)
     names = name_strategies([cell.config for cell in question.cells])
     sound = {cell.cell_id: reduced(cell.config) for cell in question.cells if not cell.problems}
     schedules = execute_schedules(list(sound.values()), question, chosen.jobs, chosen.timeout)
@@ -241,7 +254,8 @@ def execute_schedules(
 def _row_of(name: str, cluster: str, config: Any) -> PredictionRow:
     return PredictionRow(
         name, cluster, config.strategy.name, config.world_size, config.micro_batch, config.accumulation,
-        config.sequence,
+        config.sequence, model=model_of(config), batch=config.batch, precision=config.precision.label,
+        optimizer=config.optimizer_label, systems=config.systems_label,
     )  # fmt: skip
 
 
@@ -298,6 +312,9 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
     console = stdout_console()
     there = [row for row in rows if row.step_s is not None]
     if there:
+        first = there[0]
+        setting = {"model": first.model} | training_words(first) | {"batch": f"batch {first.batch} over all ranks"}
+        say(console, f"{shared_words(there, setting)}; on {first.cluster}:")
         console.print(Grid(HEADER, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
     for words in dict.fromkeys(row.validated for row in there):
         say(console, f"interval: {words}")

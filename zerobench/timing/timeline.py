@@ -60,7 +60,9 @@ class PhaseTime:
 
 @dataclass
 class Timeline:
-    """A step in time. `at`: when each event starts. `marks`: the totals at the start of each micro-batch's forward."""
+    """A step in time. `at`: when each event starts. `marks`: the totals at the start of each micro-batch's forward.
+    `compute_s`: on the model's stream; with exposed and host time it adds up to the step.
+    """
 
     step_s: float = 0.0
     phases: dict[str, PhaseTime] = field(default_factory=lambda: defaultdict(PhaseTime))
@@ -164,7 +166,8 @@ class _Layout:
         self._streams[stream] = end
         if self._costs.blocking:
             self._host = end
-        self._made.compute_s += end - begin
+        if stream == 0 or self._costs.blocking:  # copies on FSDP2's other streams run beside the model
+            self._made.compute_s += end - begin
         self._begun = begin
 
     def _launch(self, event: EventRow) -> None:

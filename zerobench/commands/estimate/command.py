@@ -51,7 +51,9 @@ class Question:
     target: Target
 
 
-def ask(words: Sequence[str], device: str | None = None, attention: str | None = None) -> Question:
+def ask(
+    words: Sequence[str], device: str | None = None, attention: str | None = None, defaults: dict[str, str] = DEFAULTS
+) -> Question:
     """Returns the cells of a command line. Raises RefusedError, or ValueError if it is wrong."""
     said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     for key in ("backend", "tensors"):
@@ -61,7 +63,7 @@ def ask(words: Sequence[str], device: str | None = None, attention: str | None =
         raise ValueError("search.memory_limit: a search runs cells; zerobench plan searches over estimates")
     device = device or said.get("device") or DEVICE
     target = Target("cpu" if device == "auto" else device, attention)
-    own = {} if "experiment" in said else {key: value for key, value in DEFAULTS.items() if key not in said}
+    own = {} if "experiment" in said else {key: value for key, value in defaults.items() if key not in said}
     keys = [f"{key}={value}" for key, value in (own | PLACED).items()]
     kept = [word for word in words if not word.startswith("device=")]
     cells = compose_cells(["-m", *keys, *kept])

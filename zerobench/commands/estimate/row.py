@@ -132,7 +132,7 @@ def rows_of(cells: Sequence[Cell], names: Sequence[str], found: dict[str, Execut
 def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, most: int) -> EstimateRow:
     config = execution.config if execution is not None else cell.config
     setting: dict[str, Any] = {
-        "name": name, "strategy": config.strategy.name, "model": _model_of(config), "world_size": config.world_size,
+        "name": name, "strategy": config.strategy.name, "model": model_of(config), "world_size": config.world_size,
         "micro_batch": config.micro_batch, "accumulation": config.accumulation, "sequence": config.sequence,
         "precision": config.precision.label, "optimizer": config.optimizer_label, "systems": config.systems_label,
         "device": target.kind, "attention": target.attention, "config": config.as_dict(),
@@ -156,5 +156,6 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
     )  # fmt: skip
 
 
-def _model_of(config: CellConfig) -> str:
+def model_of(config: CellConfig) -> str:
+    """Returns the model's name, with its architecture if transformers builds it."""
     return config.model_name if config.huggingface is None else f"{config.model_name} {config.huggingface.architecture}"

@@ -60,17 +60,30 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
 def heading(rows: Sequence[EstimateRow]) -> str:
     """Returns the settings that all cells share; the others are in the cells' names."""
     first = rows[0]
-    said = {
+    model = {
         "model": first.model, "psi": f"{first.psi:,} parameters" * bool(first.psi),
         "frozen": f"{first.frozen or 0:,} frozen ones" * bool(first.frozen),
-        "world_size": f"N = {first.world_size}",
-        "micro_batch": f"micro-batch {first.micro_batch}", "sequence": f"sequence {first.sequence}",
-        "accumulation": f"{first.accumulation} micro-batches per step" * (first.accumulation != 1),
-        "precision": first.precision, "optimizer": first.optimizer, "systems": first.systems,
-        "device": f"for {first.device}", "attention": f"{first.attention} attention" * (first.attention is not None),
     }  # fmt: skip
-    same = [words for key, words in said.items() if words and len({getattr(row, key) for row in rows}) == 1]
-    return ", ".join(same) + "; the rank with the most:"
+    more = {
+        "device": f"for {first.device}",
+        "attention": f"{first.attention} attention" * (first.attention is not None),
+    }
+    return shared_words(rows, model | training_words(first) | more) + "; the rank with the most:"
+
+
+def training_words(row: Any) -> dict[str, str]:
+    """Returns field -> setting of the training of an estimate or a prediction, in words."""
+    return {
+        "world_size": f"N = {row.world_size}",
+        "micro_batch": f"micro-batch {row.micro_batch}", "sequence": f"sequence {row.sequence}",
+        "accumulation": f"{row.accumulation} micro-batches per step" * (row.accumulation != 1),
+        "precision": row.precision, "optimizer": row.optimizer, "systems": row.systems,
+    }  # fmt: skip
+
+
+def shared_words(rows: Sequence[object], words: dict[str, str]) -> str:
+    """Returns the words of the fields that are the same in all rows."""
+    return ", ".join(said for key, said in words.items() if said and len({getattr(row, key) for row in rows}) == 1)
 
 
 def verdict(row: EstimateRow, memory: int) -> str:

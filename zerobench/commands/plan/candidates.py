@@ -38,7 +38,7 @@ AXES = ("strategy", "offload", "activation")
 SAME = ("backend=simulated", "tensors=fake", "device=cpu", "draw_on=cpu")
 """A cell is simulated without values, on no device."""
 
-DEFAULTS = {"precision": "bf16", "data": "synthetic", "micro_batch": "1"}
+DEFAULTS = {"precision": "bf16", "data": "synthetic", "micro_batch": "1", "sequence": "1024"}
 """Key -> its default here; the defaults of `zerobench` itself are for training on a CPU."""
 
 

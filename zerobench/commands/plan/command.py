@@ -76,7 +76,7 @@ update on the host is known:
 Each candidate is a cell whose code, the engine's own, is simulated on fake tensors, which have sizes and no values.
 Candidates whose states alone are too large by the formulas are skipped. For each other one the search ends with two
 simulations: the largest value that fits and the first that does not. KEY=VALUE as for a sweep; defaults here:
-precision=bf16 data=synthetic micro_batch=1.
+precision=bf16 data=synthetic micro_batch=1 sequence=1024.
 strategy=, offload= and activation= take several values, comma-separated, and restrict the candidates.
 The peak covers training steps only: a model that is built whole before it is partitioned needs more at the start
 (strategy.construct=meta avoids that).
