@@ -159,12 +159,16 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     text = as_table(rows, 2**31)
     assert "gpt, 7 parameters, N = 8, micro-batch 4, sequence 128" in text
     assert all(words in text for words in ("2 × 1.00 GiB", "-2.00 GiB", "deepspeed_zero3: strategy="))
-    assert (
-        verdict(rows[0], 2**31) == "zero3: 2.00 GiB is 2.00 GiB too small; the largest part of its peak: loss, 3.00 GiB"
-    )
-    tight = replace(rows[0], allocated_bytes=2**32, reserved_low_bytes=2**32, reserved_high_bytes=2**33)
-    assert "6.00 GiB is tight: 4.00 GiB are allocated" in verdict(tight, 6 * 2**30)
-    assert verdict(tight, 2**34) == ""
+    tail = "too much; the largest part of its peak: loss, 3.00 GiB"
+    assert verdict(rows[0], 2**31) == f"zero3: does not fit 2.00 GiB: its peak is 4.00 GiB, 2.00 GiB {tail}"
+    assert verdict(rows[0], 2**32) == ""
+    more = replace(rows[0], allocated_bytes=2**32, reserved_low_bytes=5 * 2**30, reserved_high_bytes=2**33)
+    said = verdict(more, 6 * 2**30)
+    assert said.startswith("zero3: does not fit 6.00 GiB: its allocator reserves up to 8.00 GiB, 2.00 GiB too much;")
+    assert "at least 5.00 GiB, as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in said
+    assert "at least" not in verdict(more, 4 * 2**30)
+    assert verdict(more, 2**33) == ""
+    assert "-2.00 GiB" in as_table([more], 6 * 2**30), "what is left counts what the allocator reserves"
     first, second = csv.DictReader(as_csv(rows, None).splitlines())
     assert [int(first[f"{key}_bytes"]) for key in ("peak", "loss", "largest")] == [2**32, 3 * 2**30, 2**30]
     assert (second["peak_bytes"], second["problem"]) == ("", "strategy=deepspeed_zero3: needs deepspeed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,21 @@ def test_a_plan_of_bytes_alone_says_how_to_ask_for_the_fastest(capsys: pytest.Ca
     for goal, said in (("least_traffic", True), ("largest_batch", False)):
         command._print(rows, Capacity(100), GOALS[goal], [], "cuda", None)
         assert ("--goal fastest --cluster NAME" in capsys.readouterr().out) is said
+
+
+def test_what_must_fit_is_what_the_allocator_reserves(capsys: pytest.CaptureFixture[str]) -> None:
+    """37.5B under ZeRO-3 "fit" 80 GiB by its peak of 73.4 GiB, though the allocator reserves up to 87.4 GiB."""
+    capacity, on_gpu = Capacity(100 * MIB), replace(used(80 * MIB), reserved_bytes=95 * MIB)
+    assert capacity.fits(used(80 * MIB)), "a CPU's peak"
+    assert not capacity.fits(on_gpu)
+    assert capacity.smallest_device(on_gpu) == math.ceil(95 * MIB / 0.92)
+    beyond = PlanRow(Candidate("zero3", "none", "none"), beyond=ExecutedCell(1, cell("zero3", 2), on_gpu))
+    said = nothing_fits([replace(beyond, probes=(beyond.beyond,))], capacity)  # type: ignore[arg-type]
+    assert "the least is zero3 with 95.0 MiB reserved, so the smallest device that would do has 103.3 MiB" in said
+    fits = replace(beyond, best=ExecutedCell(1, cell("zero3", 2), replace(on_gpu, reserved_bytes=90 * MIB)))
+    assert "leaves 2.0 MiB free" in sentence([fits], GOALS["least_traffic"], capacity.usable_bytes)
+    command._print([fits, beyond], capacity, GOALS["least_traffic"], [], "cuda", None)
+    assert "a row fits if what the allocator reserves is at most 92.0 MiB of 100.0 MiB" in capsys.readouterr().out
 
 
 def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() -> None:
@@ -345,7 +361,7 @@ def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str])
 def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_it(tmp_path: Path) -> None:
     """Plans made by hand: one without a neighbor, whose states are too large, and one of the paper's world."""
     probe = {"psi": 2_400_000_000, "shape": "54 x 1920", "gpus": 8, "peak_bytes": 36 * 2**30, "host_bytes": 0,
-             "binds": "optimizer"}  # fmt: skip
+             "reserved_bytes": 37 * 2**30, "binds": "optimizer"}  # fmt: skip
     same = {"device_bytes": 40 * 2**30, "usable_bytes": 37 * 2**30}
     row = {"strategy": "ddp", "offload": "none", "best": probe, "beyond": None}
     hosted = row | {"strategy": "zero3", "offload": "cpu", "best": probe | {"host_bytes": 2**30}, "beyond": probe}

@@ -119,8 +119,8 @@ class EstimateRow:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Bytes that no device can do without: what its allocator has given out at the peak."""
-        return self.allocated_bytes or self.peak_bytes
+        """Bytes that must fit the device: the most that its allocator reserves; for a CPU the peak."""
+        return self.reserved_high_bytes or self.peak_bytes
 
 
 def rows_of(cells: Sequence[Cell], names: Sequence[str], found: dict[str, Execution], target: Target,

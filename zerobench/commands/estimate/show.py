@@ -87,22 +87,20 @@ def shared_words(rows: Sequence[object], words: dict[str, str]) -> str:
 
 
 def verdict(row: EstimateRow, memory: int) -> str:
-    """Returns a message if the device is too small for a cell, with the shortfall and the largest part, or if the cell
-    is a tight fit; empty otherwise.
-    """
+    """Returns a message if a cell does not fit a device, with the shortfall and the largest part; empty if it fits."""
+    if _left(row, memory) >= 0:
+        return ""
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
-    if _left(row, memory) < 0:
-        return (
-            f"{row.name}: {show_bytes(memory)} is {show_bytes(-_left(row, memory))} too small;"
-            f" the largest part of its peak: {part}, {show_bytes(row.parts_bytes[part])}"
-        )
-    if (row.reserved_high_bytes or 0) > memory:
-        return (
-            f"{row.name}: {show_bytes(memory)} is tight: {show_bytes(row.allocated_bytes)} are allocated, but the"
-            f" allocator reserves up to {show_bytes(row.reserved_high_bytes)}, and has to free and retry; with"
-            f" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {show_bytes(row.reserved_low_bytes)}"
-        )
-    return ""
+    needs = "its allocator reserves up to" if row.reserved_high_bytes else "its peak is"
+    fewer = ""
+    if (row.reserved_low_bytes or memory + 1) <= memory:
+        way = "as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        fewer = f"; at least {show_bytes(row.reserved_low_bytes)}, {way}"
+    return (
+        f"{row.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(row.needed_bytes)},"
+        f" {show_bytes(-_left(row, memory))} too much{fewer};"
+        f" the largest part of its peak: {part}, {show_bytes(row.parts_bytes[part])}"
+    )
 
 
 def _left(row: EstimateRow, memory: int) -> int:

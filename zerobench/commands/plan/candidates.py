@@ -3,9 +3,10 @@
 candidate  a strategy, a tier for its states, an activation policy. A user's own `strategy=`, `offload=` and
            `activation=` select from the table; every other key applies to all cells
 capacity   bytes of the device, and of host memory and disk, per GPU; None: unlimited
-usable     the device minus a fraction for memory that the peak does not include: CUDA's context, libraries, memory that
-           the allocator reserves beyond its allocations
-load       the largest of the ratios used / usable: 1 is full
+usable     the device minus a fraction for memory that no allocator of torch's counts: CUDA's context, libraries, NCCL
+held       what must fit: the bytes that a GPU's caching allocator reserves, by default or with expandable segments,
+           whichever is more; its peak of allocated bytes is less. On a CPU, which has no such allocator, the peak
+load       the largest of the ratios held / usable: 1 is full
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...config.cell import Cell
 from ...config.compose import RefusedError, compose_cells
 from ...fake_execution import Execution
 from ...records import TensorRow
+from ...sizes import show_bytes
 from ...strategies import built_in
 
 STRATEGIES = ("ddp", "zero1", "zero2", "megatron", "zero_redundancy", "fsdp2_no_reshard", "zero3", "fsdp2")
@@ -136,7 +138,7 @@ def compose(rows: list[Candidate], words: list[str]) -> dict[Candidate, Cell]:
 MEMORIES = ("device", "host", "nvme")
 
 RESERVE = 0.08
-"""Fraction of the device that is kept from tensors by default; the GPU suite leaves as much."""
+"""Fraction of the device that is kept from the allocator by default; the GPU suite leaves as much."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Capacity:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes that tensors on the device may take."""
+        """Bytes that the device's allocator may take."""
         return int(self.device_bytes * (1 - self.reserve))
 
     def limit_of(self, tier: str) -> float:
@@ -173,7 +175,7 @@ class Capacity:
 
     def smallest_device(self, used: Used) -> int:
         """Returns the bytes of the smallest device on which the same would fit."""
-        return math.ceil(used.peak_bytes / (1 - self.reserve))
+        return math.ceil(used.held_bytes / (1 - self.reserve))
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,19 @@ class Used:
         """Parameters of the model, trained or not."""
         return self.psi + self.frozen
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that must fit the device."""
+        return self.reserved_bytes or self.peak_bytes
+
+    @property
+    def held_words(self) -> str:
+        """These bytes as text: "9.66 GiB reserved"."""
+        return f"{show_bytes(self.held_bytes)} {'reserved' if self.reserved_bytes else 'at its peak'}"
+
     def bytes_in(self, tier: str) -> int:
-        """Returns the peak of a tier."""
-        return {"device": self.peak_bytes, "host": self.host_bytes, "nvme": self.file_bytes}[tier]
+        """Returns the bytes that must fit a tier."""
+        return {"device": self.held_bytes, "host": self.host_bytes, "nvme": self.file_bytes}[tier]
 
     @property
     def binding(self) -> str:

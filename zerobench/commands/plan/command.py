@@ -21,7 +21,7 @@ from ...host.terminal import progress_console, stdout_console
 from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
-from ...sizes import parse_bytes, printable, show_bytes, show_count
+from ...sizes import parse_bytes, printable, show_count
 from ..predict import costs_of
 from ..text_blocks import say
 from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
@@ -45,6 +45,7 @@ from .recommend import (
     notes_of,
     nothing_fits,
     recommended,
+    rule_of,
     sentence,
     table_of,
 )
@@ -149,7 +150,7 @@ def _fastest(
     console = stdout_console()
     if found.timed:
         console.print(fastest_table(found.timed))
-    for line in (*notes_of(found.rows), *found.notes):
+    for line in (rule_of(capacity, chosen.device), *notes_of(found.rows), *found.notes):
         say(console, line)
     say(console, none or fastest_sentence(found, costs))
     return code
@@ -164,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=int, required=True, metavar="N", help="number of GPUs, one data-parallel rank each")
     add("--goal", choices=GOALS, default=next(iter(GOALS)), help="quantity to optimize (default: %(default)s)")
     add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
-        help="part kept for the CUDA context, libraries and fragmentation (default: %(default)s)")  # fmt: skip
+        help="part kept for the CUDA context and libraries (default: %(default)s)")  # fmt: skip
     add("--cluster", metavar="NAME", help="goal fastest: a cluster of zerobench predict")
     add(
         "--node-gbit-s",
@@ -251,8 +252,7 @@ def _print(
     console.print(Grid(*table_of(rows, capacity, goal), WORDS, FIRST_TO_GO, columns))
     executed = sum(len(row.probes) for row in rows)
     lines = [
-        f"{show_bytes(capacity.usable_bytes)} usable of {show_bytes(capacity.device_bytes)} "
-        f"({capacity.reserve:.0%} reserved); {show_count(executed, 'cell')} simulated",
+        f"{rule_of(capacity, device)}; {show_count(executed, 'cell')} simulated",
         *notes_of(rows),
     ]
     best = recommended(rows, goal)

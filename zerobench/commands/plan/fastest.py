@@ -429,7 +429,7 @@ class FreeCosts:
 # -- the answer ------------------------------------------------------------------------------------
 
 
-HEADER = ["", "micro-batch", "peak", "step", "90 % interval", "tokens/s/GPU", "exposed", "host", "binds"]
+HEADER = ["", "micro-batch", "peak", "reserved", "step", "90 % interval", "tokens/s/GPU", "exposed", "host", "binds"]
 
 
 def table_of(found: Sequence[Timed]) -> Grid:
@@ -442,7 +442,8 @@ def _line(one: Timed) -> list[str]:
     batch = f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1)
     low, high = (show_time(time.step_s * factor) for factor in (one.interval.low, one.interval.high))
     return [
-        one.candidate.name, batch, show_bytes(one.used.peak_bytes), show_time(time.step_s), f"{low} – {high}",
+        one.candidate.name, batch, show_bytes(one.used.peak_bytes), show_bytes(one.used.reserved_bytes),
+        show_time(time.step_s), f"{low} – {high}",
         f"{one.tokens_per_s:,.0f}", show_time(time.exposed_s), show_time(time.host_s), time.binds,
     ]  # fmt: skip
 
@@ -552,6 +553,7 @@ def as_json(answer: FastestFound, costs: GpuCosts, none: str) -> dict[str, Any]:
         "rows": [
             {"name": one.candidate.name, "micro_batch": one.cell.config.micro_batch,
              "accumulation": one.cell.config.accumulation, "peak_bytes": one.used.peak_bytes,
+             "reserved_bytes": one.used.reserved_bytes,
              "step_s": one.time.step_s, "low_s": one.time.step_s * one.interval.low,
              "high_s": one.time.step_s * one.interval.high, "tokens_per_s_gpu": one.tokens_per_s,
              "exposed_s": one.time.exposed_s, "host_s": one.time.host_s, "binds": one.time.binds}

@@ -106,6 +106,13 @@ def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
     return min((row for row in fitting if values[id(row)] >= least), key=cost)
 
 
+def rule_of(capacity: Capacity, device: str) -> str:
+    """Returns the rule by which a row fits."""
+    what = "what the allocator reserves" if device == "cuda" else "its peak"
+    usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
+    return f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
+
+
 def is_interrupted(rows: Sequence[PlanRow]) -> bool:
     """Returns True if the user interrupted the search of a row."""
     return any(row.problem == INTERRUPTED for row in rows)
@@ -114,8 +121,8 @@ def is_interrupted(rows: Sequence[PlanRow]) -> bool:
 def found_words(row: PlanRow, goal: Goal) -> str:
     """Returns the end of a row's search in words: what fits, or why nothing does."""
     if row.best is not None:
-        return f"fits, {goal.words(row.best)}, {show_bytes(row.best.used.peak_bytes)} at its peak"
-    return f"does not fit, {show_bytes(row.beyond.used.peak_bytes)} at its peak" if row.beyond else row.problem
+        return f"fits, {goal.words(row.best)}, {row.best.used.held_words}"
+    return f"does not fit, {row.beyond.used.held_words}" if row.beyond else row.problem
 
 
 def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
@@ -124,7 +131,7 @@ def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
     assert row is not None
     assert row.best is not None
     whose = "" if row.candidate.strategy in OURS else " (PyTorch's own, not a strategy of zerobench)"
-    free = show_bytes(usable_bytes - row.best.used.peak_bytes)
+    free = show_bytes(usable_bytes - row.best.used.held_bytes)
     said = f"Take {row.candidate.name}{whose}: it {goal.why} ({goal.words(row.best)}) and leaves {free} free"
     return f"{said}; {_others(rows, row, goal)}."
 
@@ -153,11 +160,11 @@ def _place(row: PlanRow) -> int:
 # -- the plan in words -----------------------------------------------------------------------------
 
 
-HEADER = ["strategy", "fits", "peak", "free", "reserved", "host", "files", "ψ moved", "binds", "largest tensor"]
+HEADER = ["strategy", "fits", "peak", "reserved", "free", "host", "files", "ψ moved", "binds", "largest tensor"]
 SOMETIMES = ("reserved", "host", "files")
 """Columns that are shown only if any row has such bytes."""
 
-FIRST_TO_GO = ("largest tensor", "reserved", "host", "files", "free", "ψ moved")
+FIRST_TO_GO = ("largest tensor", "peak", "host", "files", "free", "ψ moved")
 WORDS = ("strategy", "fits", "binds", "largest tensor")
 
 NAME_WIDTH = 44
@@ -192,7 +199,7 @@ def _line(row: PlanRow, capacity: Capacity, goal: Goal) -> list[str]:
     part = used.at_peak[binding] / (sum(used.at_peak.values()) or 1)
     largest = f"{show_bytes(used.largest.bytes)} {name_of(used.largest)[:NAME_WIDTH]}" if used.largest else "–"
     fits = goal.short(shown) if row.best else "no"
-    sizes = [used.peak_bytes, capacity.usable_bytes - used.peak_bytes, used.reserved_bytes]
+    sizes = [used.peak_bytes, used.reserved_bytes, capacity.usable_bytes - used.held_bytes]
     sizes += [used.host_bytes or None, used.file_bytes or None]
     return [
         row.candidate.name, "≥ " * (row.at_end and fits != "yes") + fits, *map(show_bytes, sizes),
@@ -217,7 +224,7 @@ def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
     if not tried:
         reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))
         return f"no cell could be simulated: {reasons}"
-    least = min(tried, key=lambda probe: (capacity.load(probe.used), probe.used.peak_bytes))
+    least = min(tried, key=lambda probe: (capacity.load(probe.used), probe.used.held_bytes))
     used, tier = least.used, capacity.fullest(least.used)
     row = next(row for row in rows if least in row.probes)
     if tier != "device":
@@ -226,7 +233,7 @@ def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
     needed = show_bytes(capacity.smallest_device(used))
     return (
         f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with "
-        f"{show_bytes(used.peak_bytes)} at its peak, so the smallest device that would do has {needed}; "
+        f"{used.held_words}, so the smallest device that would do has {needed}; "
         f"what binds most is {used.binding} ({show_bytes(used.at_peak[used.binding])}; the largest tensor has "
         f"{show_bytes(used.largest.bytes if used.largest else None)}: {name_of(used.largest)}), and what would help is "
         f"{HELPS[used.binding]}"
