@@ -133,7 +133,7 @@ def _word(part: Any) -> str:
 @dataclass(frozen=True)
 class Batching:
     """The source of a run's batches. `options`: of a user's builder; `path`, `vocabulary`: of built-in data.
-    `micro_batch`: sequences, or samples, of one rank; `dtype`: of floating-point tensors.
+    `micro_batch`: samples of one rank; `dtype`: of floating-point tensors.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from numbers import Real
 
 SIZES = {
@@ -45,6 +46,27 @@ def show_ms(seconds: float | None) -> str:
 def show_count(count: int, noun: str) -> str:
     """Formats a count with its noun: "1 run", "2 runs"."""
     return f"{count} {noun}" + "s" * (count != 1)
+
+
+def show_samples(count: int, sequence: int) -> str:
+    """Formats a batch: "8 sequences of 128 tokens"; "8 samples" if they have no length, which is a sequence of 1."""
+    return show_count(count, "sample") if sequence == 1 else f"{show_count(count, 'sequence')} of {sequence} tokens"
+
+
+def show_length(sequence: int) -> str:
+    """Formats the end of a title that names a batch: " × 128"; nothing if samples have no length."""
+    return "" if sequence == 1 else f" × {sequence}"
+
+
+def counted(sequences: Iterable[int]) -> str:
+    """Returns the noun for the `tokens_per_s` of cells with these values of `sequence`: tokens, samples, or both."""
+    nouns = {"samples" if sequence == 1 else "tokens" for sequence in sequences}
+    return " or ".join(sorted(nouns, reverse=True)) or "tokens"
+
+
+def show_rate(rate: float, sequence: int) -> str:
+    """Formats a `tokens_per_s`: "2,909 tokens/s", "425 samples/s"."""
+    return f"{rate:,.0f} {counted([sequence])}/s"
 
 
 def escape_control(text: str) -> str:

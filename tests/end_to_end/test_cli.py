@@ -76,7 +76,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["lr=1e-3"], "lr: no such key; did you mean optimizer.lr?"),
         (["stage=3"], "did you mean strategy, as in strategy=zero3?"),
         (["zero_stage=3"], "did you mean strategy, as in strategy=zero3?"),
-        (["batch_size=4"], "did you mean micro_batch (sequences per rank in one forward) or batch"),
+        (["batch_size=4"], "did you mean micro_batch (samples per rank in one forward) or batch"),
         (["model.architecture=gpt2"], "did you mean huggingface.architecture, with model=huggingface?"),
         (["steps=3"], "did you mean measure.steps or"),
         (["model.hidden_size=3"], "did you mean model.hidden?"),

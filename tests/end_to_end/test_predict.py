@@ -108,7 +108,7 @@ def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"ddp", "zero3"} <= names
     assert names - {"ddp", "zero3"} <= {f"zero3 strategy.prefetch={number}" for number in (0, 2, 4)}
     for row in told["rows"]:
-        assert row["micro_batch"] * row["accumulation"] * 8 == 48, "6 sequences per rank: 4 do not divide them"
+        assert row["micro_batch"] * row["accumulation"] * 8 == 48, "6 samples per rank: 4 do not divide them"
     rates = [row["tokens_per_s_gpu"] for row in told["rows"]]
     assert rates == sorted(rates, reverse=True)
     assert told["sentence"].startswith(f"Take {told['recommended']} with micro_batch=")
@@ -119,7 +119,7 @@ def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         ([], "--cluster: is what --goal fastest needs"),
-        (["--cluster", "h100-3200", "batch=44"], "batch=44: sequences of a step over all GPUs, a multiple of --gpus 8"),
+        (["--cluster", "h100-3200", "batch=44"], "batch=44: samples of a step over all GPUs, a multiple of --gpus 8"),
         (["--cluster", "h100-3200", "batch=48", "accumulation=2"], "accumulation: follows from batch="),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_batch_is_divided_by_ranks_and_micro_batches() -> None:
     assert not divided.problems
     assert divided.cell_id == cell("zero2", 2, micro_batch=4, accumulation=3).cell_id
     assert cell("zero2", 2, batch=7).problems == (
-        "batch=7: world_size=2 must divide it: every rank must get as many sequences",
+        "batch=7: world_size=2 must divide it: every rank must get as many samples",
     )
     (problem,) = cell("zero2", 2, batch=8, accumulation=3).problems
     assert problem.startswith("batch=8: world_size=2 times accumulation=3 must divide it")

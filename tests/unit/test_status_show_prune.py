@@ -21,7 +21,7 @@ from zerobench.commands.folder_contents import look
 from zerobench.commands.prune import Doomed, remove
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.results.folders import claim_folder, write_run
-from zerobench.results.printed_table import print_failures
+from zerobench.results.printed_table import print_failures, print_results
 from zerobench.results.tables import collect, load
 from zerobench.sweep.cell import _blank_row
 
@@ -142,8 +142,47 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
     assert "inputs x" not in shown, "rank 0's tensors"
     assert "backward reduce_scatter 3 2.0 KiB 1000 B 1.000" in lines, "per step: there are two"
     assert any("volume 2.000 ψ, predicted 2.000 ψ, residual 0 ψ" in line for line in lines)
-    assert any("step 250.0 ms, too few steps for an interval; 1024 tokens/s" in line for line in lines)
+    assert any("step 250.0 ms, too few steps for an interval; 1,024 tokens/s" in line for line in lines)
     assert any("5.5000 at the first step, 2.2500 at the last; the losses of all passes agree" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sequence", "noun", "batch"), [(32, "tokens", " × 32"), (1, "samples", "")])
+def test_data_without_a_length_are_counted_in_samples_by_every_verb(
+    sequence: int, noun: str, batch: str, tmp_path: Path, capsys
+) -> None:
+    where, other = tmp_path / "runs", {"tokens": "samples", "samples": "tokens"}[noun]
+    first, *_ = (make(where, name, sequence=sequence) for name in ("ddp", "zero2"))
+    out = {form: str(tmp_path / form) for form in ("page.html", "figures", "table.tex")}
+    said = []
+    for words in (
+        ["show", str(first)],
+        ["report", str(where), "--out", out["page.html"]],
+        ["export", str(where), "--format", "latex", "--out", out["table.tex"]],
+        ["plot", "pareto", str(where), "--out", out["figures"], "--format", "svg"],
+        ["plot", "throughput", str(where), "--out", out["figures"], "--format", "svg"],
+    ):
+        assert cli.run(words) == 0
+        said.append(capsys.readouterr().out)
+    said += [path.read_text() for name in out.values() for path in sorted([*Path(name).glob("*.svg"), Path(name)])
+             if path.is_file()]  # fmt: skip
+    results = load(where)
+    print_results(results.runs.to_dict("records"))
+    said += [capsys.readouterr().out, repr(results), repr(results.run(first.name))]
+    everything = "\n".join(said)
+    assert [f"{noun}/s" in text or f"{noun} / s" in text for text in said].count(True) >= 7
+    assert f"{other}/s" not in everything
+    assert f"{other} / s" not in everything
+    assert f"batch {results.runs.batch[0]}{batch}" in everything
+    assert "of 1 tokens" not in everything
+
+
+def test_cells_with_and_without_a_length_share_no_column_of_rates(tmp_path: Path, capsys) -> None:
+    make(tmp_path, "ddp", sequence=1)
+    make(tmp_path, "zero2", tokens_per_s=512.0)
+    print_results(load(tmp_path).runs.to_dict("records"), ("tokens/s", "samples/s"))
+    shown = [line.split()[-3:] for line in capsys.readouterr().out.splitlines() if "tiny" in line]
+    assert shown == [["b=8", "–", "1024"], ["b=8", "512", "–"]]
 
 
 def test_a_witness_that_tells_of_the_whole_step_alone_leaves_the_phases_empty() -> None:

@@ -8,7 +8,7 @@ from ..judging.comparison import ROUGH_NOISE, Change, Compared, Comparison, Meas
 from ..judging.lines import Lines, MovedLine, moved_lines
 from ..judging.paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
 from ..results.grid import Grid
-from ..sizes import show_bytes
+from ..sizes import counted, show_bytes
 from .text_blocks import Part, Passage
 
 MINIMUM_EFFECT = 3.0
@@ -132,9 +132,10 @@ def _times(pair: Compared) -> list[Part]:
     header = ["times", "A ms", "B ms", "ratio B/A", "95 % interval", "least effect", "verdict"]
     step = pair.effects[0]
     ours, theirs = (side.row["tokens_per_s"] for side in (pair.a, pair.b))
+    rates = f"{counted([pair.a.row['sequence']])}/s {ours:.0f} → {theirs:.0f} ({percent(theirs / ours - 1)})"
     return [
         Grid(header, [_effect(effect) for effect in pair.effects]),
-        f"tokens/s {ours:.0f} → {theirs:.0f} ({percent(theirs / ours - 1)}): {step.verdict}",
+        f"{rates}: {step.verdict}",
         _launches(pair),
         *(f"noise floor: of {floor.title}" for floor in pair.floors),
         *([] if pair.floors else [NO_FLOOR]),

@@ -25,6 +25,7 @@ from ..host.terminal import progress_bar, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
 from ..results.options import Parser, add_columns, verb
+from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
 from ..timing.interval import StepInterval, interval_of
@@ -315,7 +316,10 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
         first = there[0]
         setting = {"model": first.model} | training_words(first) | {"batch": f"batch {first.batch} over all ranks"}
         say(console, f"{shared_words(there, setting)}; on {first.cluster}:")
-        console.print(Grid(HEADER, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
+        noun = counted(row.sequence for row in there)
+        header = [name.replace("tokens", noun) for name in HEADER]
+        columns = columns and [name.replace("tokens", noun) for name in columns]
+        console.print(Grid(header, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
     for words in dict.fromkeys(row.validated for row in there):
         say(console, f"interval: {words}")
     for row in rows:

@@ -100,11 +100,11 @@ def _resolve_batch(draft: Config, problems: list[str]) -> None:
         shared = f" over tensor_parallel={draft.tensor_parallel}" * (draft.tensor_parallel > 1)
         of = f"world_size={draft.world_size or 1}{shared}"
         of += f" times accumulation={draft.accumulation}" * (parts > ranks)
-        problems.append(f"batch={batch}: {of} must divide it: every rank must get as many sequences")
+        problems.append(f"batch={batch}: {of} must divide it: every rank must get as many samples")
     micro = micro if micro is not None else batch // parts if batch is not None else 4
     draft.micro_batch, draft.batch = micro, batch if batch is not None else micro * parts
     if micro < 1:
-        problems.append(f"micro_batch={micro}: every rank needs at least 1 sequence")
+        problems.append(f"micro_batch={micro}: every rank needs at least 1 sample")
 
 
 def _check_search(draft: Config, problems: list[str]) -> None:
@@ -114,7 +114,7 @@ def _check_search(draft: Config, problems: list[str]) -> None:
     except ValueError as error:
         problems.append(f"search.memory_limit: {error}")
     if draft.batch is None:
-        problems.append("search.memory_limit: give batch, the sequences a step that all combinations have in common")
+        problems.append("search.memory_limit: give batch, the samples of a step that all combinations have in common")
     if draft.micro_batch is not None or draft.accumulation != 1:
         problems.append("search.memory_limit: the search chooses micro_batch and accumulation; leave them out")
     if not search.checkpointing:

@@ -338,7 +338,7 @@ class Config(Section):
         words=("real", "fake"), omitted=True,
     )("real")  # fmt: skip
     micro_batch: int | None = Key(
-        "size of a micro-batch, per rank in one forward; null: follows from batch, else 4", unit="sequences",
+        "size of a micro-batch, per rank in one forward; null: follows from batch, else 4", unit="samples",
         rule="at least 1",
         deepspeed="`train_micro_batch_size_per_gpu`", transformers="`per_device_train_batch_size`",
     )(None)  # fmt: skip
@@ -348,7 +348,7 @@ class Config(Section):
         transformers="`gradient_accumulation_steps`",
     )(1)  # fmt: skip
     batch: int | None = Key(
-        "batch of a step over all ranks, instead of micro_batch", unit="sequences",
+        "batch of a step over all ranks, instead of micro_batch", unit="samples",
         rule="a multiple of `world_size` · `accumulation`", deepspeed="`train_batch_size`",
     )(None)  # fmt: skip
     sequence: int = Key("length of a sequence", unit="tokens", limits=(1, 1e9))(128)

@@ -23,7 +23,7 @@ OTHER_VERBS = {"list": "status", "ls": "status", "diff": "compare", "clean": "pr
 
 _DTYPE = "precision, as in precision=bf16"
 _STAGE = "strategy, as in strategy=zero3"
-_BATCH = "micro_batch (sequences per rank in one forward) or batch (sequences of a step over all ranks)"
+_BATCH = "micro_batch (samples per rank in one forward) or batch (samples of a step over all ranks)"
 _BLOCKS = "activation=checkpoint"
 
 OTHER_WORDS: dict[str, str] = {

@@ -21,6 +21,7 @@ from ..host.environment import SIMULATED
 from ..results.selection import latest
 from ..results.summary import SETTING, summarize
 from ..results.tables import Results
+from ..sizes import show_length
 
 MOST_PANELS = 12
 
@@ -114,11 +115,9 @@ def on_cores(panels: Sequence[pd.DataFrame]) -> str:
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
     """Title of a panel, shared by its cells: the model, the keys `of`, and the keys in which panels differ."""
     first, psi = cells.iloc[0], cells["psi"].dropna()
-    shown = {"world_size": "N = {}", "batch": "batch {} ×", "micro_batch": "micro-batch {} ×"}
+    shown = {"world_size": "N = {}", "batch": "batch {}", "micro_batch": "micro-batch {}"}
     parts = [shown[key].format(cells[key].dropna().iloc[0]) for key in of]
-    words = ", ".join([model_of(first.model, first["shape"]), *parts]) + (
-        f" {first.sequence}" if parts else f", sequence {first.sequence}"
-    )
+    words = ", ".join([model_of(first.model, first["shape"]), *parts]) + show_length(first.sequence)
     where = "simulated" if "simulated" in set(cells["backend"].dropna()) else first.device
     words += f", {where}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]

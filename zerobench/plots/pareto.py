@@ -28,6 +28,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from ..results.tables import Results
+from ..sizes import counted
 from .marks import unit_of
 from .page import key, sheet
 from .panels import MOST_PANELS, completed, families, on_cores, title, with_times
@@ -50,7 +51,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     for axes, cells in places:
         ok = cells[cells["status"] == "ok"]
         unit = _points(axes, ok)
-        axes.set_ylabel("tokens/s, all ranks together")
+        axes.set_ylabel(f"{counted(cells['sequence'])}/s, all ranks together")
         more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS)
         axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *_without_a_place(cells)]))
         axes.set_title(title(cells, settings), loc="left")

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..results.tables import Results
+from ..sizes import counted
 from ..strategies import reference
 from .marks import curves, entries, unit_of
 from .page import key, sheet
@@ -55,8 +56,9 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
         lost.axhline(0, color="black", lw=0.8)
         for axes in (rate, lost):
             _shade_shared_cores(axes, cells)
-        rate.set_ylabel("tokens/s, all ranks together")
-        lost.set_ylabel("loss of tokens/s (%)")
+        noun = counted(cells["sequence"])
+        rate.set_ylabel(f"{noun}/s, all ranks together")
+        lost.set_ylabel(f"loss of {noun}/s (%)")
         peak.set_ylabel(f"peak, largest rank ({name})")
         for axes in (rate, peak):
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])

@@ -29,8 +29,8 @@ SUFFIXES = {
 """Suffix of a numeric column's name -> its unit; the longest matching suffix wins."""
 
 UNITS = {
-    "world_size": "ranks", "group_size": "ranks", "ranks_per_gpu": "ranks", "micro_batch": "sequences",
-    "batch": "sequences", "accumulation": "micro-batches", "sequence": "tokens", "threads": "threads",
+    "world_size": "ranks", "group_size": "ranks", "ranks_per_gpu": "ranks", "micro_batch": "samples",
+    "batch": "samples", "accumulation": "micro-batches", "sequence": "tokens", "threads": "threads",
     "cores": "cores", "psi": "parameters", "alloc_retries": "times", "skipped_steps": "steps", "calls": "operations",
     "allocations": "allocations", "lasting": "allocations", "tried": "combinations", "overlap": "fraction",
     "mfu": "fraction", "hfu": "fraction", "loss": "loss", "loss_first": "loss", "loss_last": "loss",

@@ -46,11 +46,11 @@ class RunSetting:
     optimizer: str
     """Its name and implementation, and the norm at which gradients are clipped, if they are."""
     micro_batch: int
-    """Sequences on one rank in one forward."""
+    """Samples on one rank in one forward: sequences, images."""
     accumulation: int
     """Micro-batches per step."""
     batch: int
-    """Sequences per step over all ranks: micro_batch · accumulation · world_size."""
+    """Samples per step over all ranks: micro_batch · accumulation · world_size."""
     sequence: int
     """Tokens in a sequence; 1 if samples have no length."""
     seed: int
@@ -421,7 +421,7 @@ class SearchRow:
     world_size: int
     """Ranks N."""
     batch: int
-    """Sequences per step over all ranks, which every combination has."""
+    """Samples per step over all ranks, which every combination has."""
     sequence: int
     """Tokens in a sequence."""
     device: str

@@ -14,7 +14,7 @@ from ..config.flat import base_name, name_cells
 from ..host.environment import SIMULATED
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow, SearchRow
-from ..sizes import printable, show_bytes
+from ..sizes import counted, printable, show_bytes
 from .frames import frame_of
 from .grid import Grid
 from .summary import SETTING, busy_words, is_busy, summarize
@@ -68,16 +68,23 @@ def _any(row: Row, *keys: str) -> bool:
     return any(pd.notna(row[key]) and row[key] > 0 for key in keys)
 
 
-def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> SweepColumn:
-    """Builds a column of numbers, rounded for the ranking as well; a dash if a number is missing."""
+def _figure(
+    key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1, of: str = ""
+) -> SweepColumn:
+    """Builds a column of numbers, rounded for the ranking as well; a dash if a number is missing. `of`: tokens or
+    samples, for cells that count these.
+    """
 
-    def show(row: Row) -> str:
-        return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
+    def there(row: Row) -> bool:
+        return of in ("", counted([row["sequence"]]))
 
     def value(row: Row) -> float:
-        return float("nan") if pd.isna(row[key]) else round(row[key] * scale, digits)
+        return float("nan") if pd.isna(row[key]) or not there(row) else round(row[key] * scale, digits)
 
-    return SweepColumn(show, value, best, times=key in ("step_s", "tokens_per_s"))
+    def show(row: Row) -> str:
+        return "–" if pd.isna(value(row)) else f"{value(row):.{digits}f}"
+
+    return SweepColumn(show, value, best, there, times=key in ("step_s", "tokens_per_s"))
 
 
 def _interval(row: Row) -> str:
@@ -125,7 +132,8 @@ COLUMNS: dict[str, SweepColumn] = {
     "quantized": SweepColumn(_coded, there=lambda row: _any(row, *CODED)),
     "step ms": _figure("step_s", min, digits=1, scale=1000),
     "95 % interval": SweepColumn(_interval),
-    "tokens/s": _figure("tokens_per_s", max, digits=0),
+    "tokens/s": _figure("tokens_per_s", max, digits=0, of="tokens"),
+    "samples/s": _figure("tokens_per_s", max, digits=0, of="samples"),
     "last loss": SweepColumn(_loss),
     "trains": SweepColumn(_trains, there=lambda row: row["training"] in ("equal", "close", "differs")),
 }
@@ -134,8 +142,8 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 """Searches that agree in these columns compete for the best strategy."""
 
 FIRST_TO_GO = (
-    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantized", "up MiB", "down MiB",
-    "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ", "states MiB",
+    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "samples/s", "quantized", "up MiB",
+    "down MiB", "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ", "states MiB",
 )  # fmt: skip
 """Columns that a narrow terminal drops, in order. A cell that trains differently gets a line."""
 
@@ -261,7 +269,8 @@ def print_searches(found: list[SearchRow]) -> None:
         ]
         rows.append([*start, *_show_found(search, mark), str(search.tried)])
     console = stdout_console()
-    header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
+    rate = f"{counted(search.sequence for search in found)}/s"
+    header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", rate, "95 % interval", "tried"]
     console.print(Grid(header, rows, left=3))
     if not is_quiet() and any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")

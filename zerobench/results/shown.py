@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..host.terminal import Output
 from ..records import CATEGORIES
-from ..sizes import printable, show_bytes, show_count, show_ms
+from ..sizes import counted, printable, show_bytes, show_count, show_ms
 from .frames import records_of
 from .grid import Grid
 from .markup import Bar, BarPart, figure
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_CELLS = 20
 """Most rows that are shown."""
 
-LAST_TO_GO = ("volume ψ", "states MiB", "tokens/s")
+LAST_TO_GO = ("volume ψ", "states MiB", "tokens/s", "samples/s")
 """Columns that an even narrower terminal drops, after those in FIRST_TO_GO."""
 
 
@@ -95,7 +95,7 @@ def figures_of(run: Run) -> list[tuple[str, str, str]]:
         ("states", _bytes(row["states_bytes"]), _predicted(_bytes(row["predicted_states_bytes"]))),
         ("volume", _psi(row["volume_psi"]), _predicted(_psi(row["predicted_volume_psi"]))),
         ("step", "" if pd.isna(row["step_s"]) else show_ms(row["step_s"]), interval),
-        ("tokens/s", "" if pd.isna(row["tokens_per_s"]) else f"{row['tokens_per_s']:.0f}", ""),
+        (f"{counted([row['sequence']])}/s", "" if pd.isna(row["tokens_per_s"]) else f"{row['tokens_per_s']:.0f}", ""),
         ("last loss", "" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}", str(row["training_words"] or "")),
     ]
     return [one for one in rows if one[1] and one[1] != "0 B"]

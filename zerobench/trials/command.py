@@ -27,7 +27,7 @@ from ..host.terminal import is_quiet
 from ..results import rescue
 from ..results.printed_table import SweepColumn, print_results
 from ..results.tables import SEARCHES
-from ..sizes import parse_bytes, printable, show_bytes
+from ..sizes import counted, parse_bytes, printable, show_bytes
 from ..sweep.command import check_folders, print_ending
 from ..sweep.parity import DIFFERS
 from ..sweep.parity_check import ParityCheck
@@ -112,7 +112,8 @@ def _shown(proposed: Proposed, place: int, trial: Trial) -> str:
     if objective.unit == "bytes":
         return show_bytes(value)
     figure = f"{value:.6g}"
-    return f"{figure} {objective.unit}" if objective.unit not in ("", "loss") else figure
+    unit = objective.unit.replace("tokens", counted([trial.cell.config.sequence]))
+    return f"{figure} {unit}" if unit not in ("", "loss") else figure
 
 
 def _print_best(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial]) -> None:

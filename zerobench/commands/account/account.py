@@ -21,7 +21,7 @@ from ...probes import snapshot
 from ...results.grid import Grid
 from ...results.printed_table import name_of
 from ...results.tables import Results
-from ...sizes import show_bytes, show_count
+from ...sizes import show_bytes, show_count, show_rate, show_samples
 from ..folder_contents import code_of
 from ..text_blocks import Passage, print_parts, say
 from .memory import formulas_of, numbers_in, passages_of_memory, passages_of_tiers
@@ -74,7 +74,7 @@ def setting_of(row: Row) -> Iterator[tuple[str, str]]:
     yield "model", _words(config.section("model")) + psi
     yield "ranks", f"{row['world_size']} on {row['device']} over {row['backend']}, threads a rank: {row['threads']}"
     parts = f"{row['micro_batch']} a micro-batch × {row['accumulation']} × {row['world_size']} ranks"
-    yield "batch", f"{row['batch']} sequences of {row['sequence']} tokens a step: {parts}"
+    yield "batch", f"{show_samples(row['batch'], row['sequence'])} a step: {parts}"
     clip = "" if config.clip is None else f", clipped at {config.clip:g} (norm {config.clip_norm})"
     how = f"{row['precision']}, {_words(config.section('optimizer'))}{clip}"
     yield "training", f"{how}; data {row['data']}, seed {row['seed']}"
@@ -194,7 +194,7 @@ def _time_lines(row: Row) -> Iterator[str]:
     else:
         interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
     parts = ", ".join(f"{name} {row[f'{name}_s'] * 1000:.1f} ms" for name in ("forward", "backward", "update"))
-    yield f"step {row['step_s'] * 1000:.1f} ms, {interval}; {row['tokens_per_s']:.0f} tokens/s"
+    yield f"step {row['step_s'] * 1000:.1f} ms, {interval}; {show_rate(row['tokens_per_s'], row['sequence'])}"
     yield parts
     if not pd.isna(row["model_flops"]):
         words = f"{row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank"

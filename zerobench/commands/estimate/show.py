@@ -75,7 +75,7 @@ def training_words(row: Any) -> dict[str, str]:
     """Returns field -> setting of the training of an estimate or a prediction, in words."""
     return {
         "world_size": f"N = {row.world_size}",
-        "micro_batch": f"micro-batch {row.micro_batch}", "sequence": f"sequence {row.sequence}",
+        "micro_batch": f"micro-batch {row.micro_batch}", "sequence": f"sequence {row.sequence}" * (row.sequence != 1),
         "accumulation": f"{row.accumulation} micro-batches per step" * (row.accumulation != 1),
         "precision": row.precision, "optimizer": row.optimizer, "systems": row.systems,
     }  # fmt: skip

@@ -24,7 +24,7 @@ from ...results import selection, tables
 from ...results.grid import Grid
 from ...results.printed_table import CODED, ONE_MEMORY, shares_memory
 from ...results.summary import summarize
-from ...sizes import escape_control, printable
+from ...sizes import counted, escape_control, printable
 
 SHORT = (
     "cell", "repeat", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
@@ -155,7 +155,8 @@ def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
     frame, wanted = select(results, table, columns, latest=False, short=False)
     if table == "runs" and columns is None:
         wanted = [name for name in USUAL if name == "cell" or _says_something(frame[name])]
-    scales = {name: scale_of(name, frame[name]) for name in wanted}
+    noun = counted(frame.get("sequence", ()))
+    scales = {name: scale_of(name, frame[name], noun) for name in wanted}
     lines = [_source(frame), rf"\begin{{tabular}}{{{''.join(_side(frame[name]) for name in wanted)}}}", r"\toprule"]
     lines += [_row([scales[name].name for name in wanted])]
     if any(scale.unit for scale in scales.values()):
@@ -171,9 +172,11 @@ def escaped(text: object) -> str:
     return "".join(SIGNS.get(sign, sign if sign.isascii() else "?") for sign in printable(text))
 
 
-def scale_of(name: str, values: pd.Series) -> Scale:
-    """Returns the scale in which the largest value of a column reads well."""
+def scale_of(name: str, values: pd.Series, noun: str = "tokens") -> Scale:
+    """Returns the scale in which the largest value of a column reads well. `noun`: see `counted`."""
     words, unit = escaped(_words(name)), unit_of(name)
+    if name.startswith("tokens_per_s"):
+        words, unit = words.replace("tokens", noun), unit.replace("tokens", noun)
     if not _is_numeric(values) or unit in SAYS_NOTHING:
         return Scale(words, "")
     if unit in STEPS:

@@ -25,7 +25,7 @@ from ...config.keys import problems_of
 from ...config.schema_memory import CHOICES
 from ...fake_execution import Execution
 from ...results.grid import Grid
-from ...sizes import show_bytes
+from ...sizes import counted, show_bytes
 from ...strategies import built_in
 from ...timing.costs import GpuCosts, Transfer
 from ...timing.interval import StepInterval, interval_of
@@ -91,18 +91,18 @@ def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
     if not batches:
         return list(words), None
     if not batches[-1].isdecimal() or int(batches[-1]) % gpus or not int(batches[-1]):
-        raise ValueError(f"batch={batches[-1]}: sequences of a step over all GPUs, a multiple of --gpus {gpus}")
+        raise ValueError(f"batch={batches[-1]}: samples of a step over all GPUs, a multiple of --gpus {gpus}")
     return [word for word in words if not word.startswith("batch=")], int(batches[-1])
 
 
 # -- a row's micro-batch ---------------------------------------------------------------------------
 
 
-def sizes_of(sequences: int | None) -> tuple[int, ...]:
-    """Returns the micro-batches to try: powers of two, or what divides the sequences of a rank's part of a step."""
-    if sequences is None:
+def sizes_of(samples: int | None) -> tuple[int, ...]:
+    """Returns the micro-batches to try: powers of two, or what divides the samples of a rank's part of a step."""
+    if samples is None:
         return tuple(2**power for power in range(WIDEST.bit_length()))
-    return tuple(size for size in range(1, WIDEST + 1) if sequences % size == 0)
+    return tuple(size for size in range(1, WIDEST + 1) if samples % size == 0)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class TriedRow:
 
 @dataclass(frozen=True)
 class FastestSearch:
-    """A search on a cluster. `batch`: sequences of a step over all GPUs, or None; `given`: keys that the user set."""
+    """A search on a cluster. `batch`: samples of a step over all GPUs, or None; `given`: keys that the user set."""
 
     costs: GpuCosts
     capacity: Capacity
@@ -434,7 +434,8 @@ HEADER = ["", "micro-batch", "peak", "reserved", "step", "90 % interval", "token
 
 def table_of(found: Sequence[Timed]) -> Grid:
     """Returns the table of the fastest."""
-    return Grid(HEADER, [_line(one) for one in found[:SHOWN]], ("", "binds"))
+    header = [name.replace("tokens", counted(one.cell.config.sequence for one in found)) for name in HEADER]
+    return Grid(header, [_line(one) for one in found[:SHOWN]], ("", "binds"))
 
 
 def _line(one: Timed) -> list[str]:
@@ -453,7 +454,7 @@ def sentence(answer: FastestFound, costs: GpuCosts) -> str:
     found = answer.timed
     first = found[0]
     said = f"Take {first.candidate.name} with micro_batch={first.cell.config.micro_batch}: {first.tokens_per_s:,.0f}"
-    said += f" tokens/s per GPU, its step bound by {first.time.binds}"
+    said += f" {counted([first.cell.config.sequence])}/s per GPU, its step bound by {first.time.binds}"
     if len(found) > 1:
         second = next((one for one in found if one.candidate.strategy != first.candidate.strategy), found[1])
         behind = first.tokens_per_s / second.tokens_per_s - 1

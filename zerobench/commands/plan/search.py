@@ -57,10 +57,10 @@ def with_layers(cell: Cell, layers: int) -> Cell:
     return cell.changed(model=replace(cell.config.model, layers=layers))
 
 
-def with_micro_batch(cell: Cell, sequences: int) -> Cell:
-    """Returns the cell with `sequences` sequences per rank and micro-batch."""
+def with_micro_batch(cell: Cell, samples: int) -> Cell:
+    """Returns the cell with `samples` samples per rank and micro-batch."""
     config = cell.config
-    return cell.changed(micro_batch=sequences, batch=sequences * config.accumulation * config.data_ranks)
+    return cell.changed(micro_batch=samples, batch=samples * config.accumulation * config.data_ranks)
 
 
 def with_gpus(cell: Cell, ranks: int) -> Cell:
@@ -77,7 +77,7 @@ def layers_axis() -> PlanAxis:
 
 
 def micro_batch_axis() -> PlanAxis:
-    """Returns the axis of sequences per rank."""
+    """Returns the axis of samples per rank."""
     return PlanAxis("micro_batch", range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
 
 

@@ -32,6 +32,7 @@ from ...records.event_row import COMPUTE, ORDER
 from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results
+from ...sizes import show_samples
 from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json, to_json
@@ -180,7 +181,7 @@ def setting_words(panels: Sequence[Panel]) -> str:
     """Formats the setting of a page."""
     row = panels[0].row
     psi = f"ψ = {row['psi']:,} parameters, " if row.get("psi") else ""
-    batch = f"{row['micro_batch']} sequences of {row['sequence']} tokens per rank and micro-batch"
+    batch = f"{show_samples(row['micro_batch'], row['sequence'])} per rank and micro-batch"
     return f"{row['model']}, {psi}{row['optimizer']}, {row['precision']}, {batch}, {row['device']}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...records import CATEGORIES, COLLECTIVES
 from ...results.markup import Bar, BarPart, Html, bars, h, legend
-from ...sizes import show_bytes, show_ms
+from ...sizes import show_bytes, show_ms, show_rate
 from .settings import Row, Setting
 
 MOST = 24
@@ -95,7 +95,8 @@ def _time(label: str, row: Row) -> Bar:
     interval = f"95 % interval {reach[0] * 1000:.1f}–{reach[1] * 1000:.1f} ms" if reach else "too few for an interval"
     parts = [(name, row[f"{name}_s"]) for name in PHASES if row[f"{name}_s"] is not None]
     lines = [label, f"step {show_ms(step)}", interval,
-             *(f"{name} {show_ms(s)}" for name, s in parts), f"{row['tokens_per_s']:,.0f} tokens/s"]  # fmt: skip
+             *(f"{name} {show_ms(s)}" for name, s in parts),
+             show_rate(row["tokens_per_s"], row["sequence"])]  # fmt: skip
     below = [BarPart(name, s, f"{label}\n{name} {show_ms(s)}, the median of its own") for name, s in parts]
     return Bar(
         label, show_ms(step), "\n".join(lines), [BarPart("step", step, "\n".join(lines[:3]))], below, reach=reach

@@ -23,7 +23,7 @@ from ...results.grid import Grid
 from ...results.markup import Html, details, h, join, listing, parts
 from ...results.printed_table import COLUMNS
 from ...results.tables import Results, of_run, run_folders
-from ...sizes import show_bytes
+from ...sizes import counted, show_bytes
 from ..account.account import passages_of, setting_of
 
 Row = dict[str, Any]
@@ -169,7 +169,7 @@ EXACT = {
     "formula": "floor_states_bytes", "predicted": "predicted_states_bytes", "down MiB": "down_bytes",
     "up MiB": "up_bytes", "volume ψ": "volume_psi", "predicted ψ": "predicted_volume_psi",
     "between nodes MiB": "between_nodes_bytes", "step ms": "step_s", "95 % interval": "step_s_low",
-    "tokens/s": "tokens_per_s", "last loss": "loss_last", "trains": "training",
+    "tokens/s": "tokens_per_s", "samples/s": "tokens_per_s", "last loss": "loss_last", "trains": "training",
 }  # fmt: skip
 """Column of a sweep's table -> the column of a run with the exact value by which it is sorted."""
 
@@ -199,10 +199,11 @@ def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> lis
     found += [_of_sweep(name, rows) for name, one in COLUMNS.items() if any(map(one.there, ok))]
     found += _swept(results, {one.name for one in found})
     meant = {column.name: column for column in columns_of("runs")}
+    rate = f"{counted(row['sequence'] for row in rows)} /"
     for key, column in meant.items():
         values = [_plain(row[key]) for row in rows]
         if key not in (*LONG, "status") and any(value is not None for value in values):
-            unit = f" ({column.unit})" if column.unit else ""
+            unit = f" ({column.unit})".replace("tokens /", rate) if column.unit else ""
             texts = [_shown(value, column.unit) for value in values]
             found.append(PageColumn(key, column.meaning + unit, column.kind in ("int", "float"), False, texts, values))
     return found
@@ -212,7 +213,7 @@ def _of_sweep(name: str, rows: list[Row]) -> PageColumn:
     key, one = EXACT.get(name), COLUMNS[name]
     texts = [one.show(row) if row["status"] == "ok" else "–" for row in rows]
     ends = zip(rows, texts, strict=True)
-    values = [None if row["status"] != "ok" else _plain(row[key]) if key else text for row, text in ends]
+    values = [None if text == "–" else _plain(row[key]) if key else text for row, text in ends]
     meaning = next((column.meaning for column in columns_of("runs") if column.name == key), name)
     return PageColumn(name, meaning, name != "trains", True, texts, values)
 

@@ -20,7 +20,7 @@ from ...judging.paired import FASTER, NOISE, SLOWER, Effect
 from ...results.grid import Grid
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
-from ...sizes import show_bytes, show_count, show_ms
+from ...sizes import show_bytes, show_count, show_length, show_ms, show_rate
 from ...strategies import find
 from ..compare import Judge
 from ..comparison_text import interval, percent
@@ -89,7 +89,7 @@ def _told(key: str, value: object) -> str:
 
 
 def _title(row: Row) -> str:
-    return f"{row['model']}, N = {row['world_size']}, batch {row['batch']} × {row['sequence']}"
+    return f"{row['model']}, N = {row['world_size']}, batch {row['batch']}{show_length(row['sequence'])}"
 
 
 NONE = "–"
@@ -191,7 +191,7 @@ def _fastest(setting: Setting, judge: Judge) -> str:
     first = setting.cells[places[0]]
     row = first.row
     words = f"{_names(setting, places)}: {show_ms(row['step_s'])} a step{_interval(row)}, "
-    words += f"{row['tokens_per_s']:,.0f} tokens/s"
+    words += show_rate(row["tokens_per_s"], row["sequence"])
     groups: dict[str, list[int]] = {}
     for place in timed:
         if place not in places:
