@@ -171,8 +171,8 @@ def test_a_marker_holds_a_loop_and_names_what_breaks_it(toy: pytest.Pytester) ->
     result.stdout.fnmatch_lines(
         [
             "test_step: peak_bytes, growth_bytes: 2 of 4 limits broken (plain, one rank on cpu)",
-            f"  peak_bytes is * above its ceiling of {9 * PSI:,} B *",
-            '    written as peak="<= 9 psi"; at the peak most is temporary: *',
+            f"  peak_bytes is * above its ceiling of {9 * PSI:,} B *; temporary * KiB",
+            '    written as peak="<= 9 psi"',
             f"    toy.py:{line} in train: 390.6 KiB (*",
             "  growth_bytes is 2,048 B (2.0 KiB): 2,048 B (2.0 KiB) above its ceiling of 0 B",
             "    written as leaks=0; of the growth most is temporary: 2,048 B (2.0 KiB)",

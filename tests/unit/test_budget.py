@@ -17,7 +17,17 @@ from zerobench.config.compose import compose_cells
 from zerobench.config.identity import work_id
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
-from zerobench.judging.judge import OF_KERNELS, RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.judging.judge import (
+    MAXIMA,
+    OF_KERNELS,
+    RECORDED,
+    Finding,
+    Limit,
+    judge_cell,
+    parse_limit,
+    recorded,
+    show_limit,
+)
 from zerobench.judging.recording import Wanted, record_cell
 from zerobench.judging.reports import Verdicts, write_junit, write_markdown
 from zerobench.sizes import parse_bytes, show_bytes
@@ -152,11 +162,37 @@ def test_a_sentence_has_cell_metric_category_value_and_limit() -> None:
     assert "all_gather moved most: 1 ψ before, 2 ψ now" in volume.sentence
 
 
-def test_a_ceiling_by_hand_names_the_largest_tensor() -> None:
-    limits = {"states_bytes": Limit(MIB, "<=")}
-    (found,) = judge_cell("c", limits, row(states_bytes=2 * MIB), "token_embedding (gradients, 5 B)")
-    assert "above its ceiling of 1,048,576 B (1.0 MiB)" in found.sentence
-    assert "the largest tensor at the peak is token_embedding" in found.sentence
+PSI = 2**18
+PLAIN = {"max_parameters_bytes": 4 * PSI, "max_gradients_bytes": 4 * PSI, "max_optimizer_bytes": 8 * PSI + 60}
+SHARDED = {"precision": "bf16", "world_size": 4, "max_parameters_bytes": 2 * PSI, "max_gradients_bytes": PSI // 2,
+           "max_master_bytes": PSI, "max_optimizer_bytes": 2 * PSI}  # fmt: skip
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (PLAIN | {"max_gradients_bytes": 4 * PSI + 1000 * KIB}, "; gradients 1000.0 KiB above 4ψ"),
+        (PLAIN | {"max_gradients_bytes": 8 * PSI}, "; gradients 1.0 MiB above 4ψ"),
+        (PLAIN | {"max_communication_bytes": 512 * KIB}, "; communication 512.0 KiB"),
+        (PLAIN | {"max_optimizer_bytes": 12 * PSI}, "; parameters 4ψ, gradients 4ψ, optimizer 12ψ"),
+        (SHARDED | {"max_gradients_bytes": PSI // 2 + 300 * KIB}, "; gradients 300.0 KiB above 0.5ψ"),
+        (SHARDED | {"max_gradients_bytes": 2 * PSI}, "; parameters 2ψ, gradients 2ψ, master 1ψ, optimizer 2ψ"),
+    ],
+)
+def test_a_ceiling_by_hand_names_what_exceeds_it(own: dict[str, Any], words: str) -> None:
+    own = row(**dict.fromkeys(MAXIMA, 0) | {"psi": PSI, "precision": "fp32", "world_size": 1} | own)
+    held = sum(own[name] for name in MAXIMA)
+    (found,) = judge_cell("c", {"states_bytes": Limit(held - 250 * KIB, "<=")}, own | {"states_bytes": held})
+    assert f"above its ceiling of {held - 250 * KIB:,} B" in found.sentence
+    assert found.sentence.endswith(words)
+
+
+def test_states_are_explained_by_states_alone() -> None:
+    limits = exact(row())
+    worse = row(states_bytes=10 * MIB, max_communication_bytes=MIB, max_activations_bytes=9 * MIB)
+    (found,) = (one for one in judge_cell("c", limits, worse) if one.metric == "states_bytes")
+    assert "; communication moved most" in found.sentence
 
 
 def test_a_limit_that_is_far_away_has_no_percentage() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -27,6 +28,7 @@ from zerobench.judging.lines import (
     shortened,
     unfold,
 )
+from zerobench.probes.intervals import rows_by_line
 
 MIB = 2**20
 
@@ -137,6 +139,27 @@ def test_modules_that_moved_alike_are_one_line() -> None:
     assert (moved.before, moved.after, moved.place.file, moved.place.line) == (4 * MIB, 12 * MIB, "model.py", 32)
 
 
+def test_of_parameters_those_that_grew_are_named() -> None:
+    """No line made them within the watch, and no module."""
+
+    def parameters(wide: int) -> LineTable:
+        storages = [
+            (size, SimpleNamespace(module="", source="", name=name, shown_shape=""), "parameters")
+            for name, size in [("emb.weight", 512_000), ("head.weight", 512_000)]
+            + [(f"blocks.{n}.{part}", size) for n in range(3) for part, size in
+               (("up.weight", 512 * wide), ("up.bias", 4 * wide), ("down.weight", 512 * wide), ("down.bias", 512))]
+        ]  # fmt: skip
+        rows = [{"run_id": "a"} | vars(one) for one in rows_by_line(0, "peak", storages)]
+        return lines_of(pd.DataFrame(rows))["peak"]
+
+    before, after = parameters(256), parameters(320)
+    short = parse_lines(plain({"peak": before}))["peak"]
+    assert len(plain({"peak": before})["peak"]) == 6, "blocks are folded"
+    for was in (before, short):
+        (moved,) = moved_lines(was, after)
+        assert moved.words == "no line of Python: +192.8 KiB (blocks.0–2.down.weight and blocks.0–2.up.weight)"
+
+
 def test_a_line_outside_of_a_short_table_is_named_as_its_rest() -> None:
     before = table(line(1, 9 * MIB, "a"), rest=5 * MIB, rest_most=3 * MIB)
     after = table(line(1, 9 * MIB, "a"), line(2, 2 * MIB, "b", function="f"), line(3, MIB * 4, "c", function="g"))
@@ -179,7 +202,7 @@ def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:
         "growth": table(line(40, 64, category="inputs")),
     }
     row = {"status": "ok", "peak_bytes": 24 * MIB, "max_activations_bytes": 24 * MIB, "growth_bytes": 64}
-    found = {f.metric: f for f in judge_cell("c", limits, {**row, "lines": after}, "", read["c"].lines)}
+    found = {f.metric: f for f in judge_cell("c", limits, {**row, "lines": after}, read["c"].lines)}
     assert found["peak_bytes"].sentence.endswith(
         "; activations moved most: 12,582,912 B (12.0 MiB) before, 25,165,824 B (24.0 MiB) now"
         "; model.py:31 in Block.forward: +12.0 MiB (blocks.3, logits)"
@@ -189,7 +212,7 @@ def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:
         "; inputs moved most; model.py:40 in Block.forward: +64 B (blocks.3)"
     )
     assert len(found) == 3
-    for one in judge_cell("old", limits, {**row, "lines": after}, "", read["old"].lines):
+    for one in judge_cell("old", limits, {**row, "lines": after}, read["old"].lines):
         assert one.places == ()
         assert "model.py" not in one.sentence
 
@@ -199,8 +222,10 @@ def test_a_ceiling_names_what_grew_since_or_what_is_largest() -> None:
     after = {"peak": table(line(30, 20 * MIB), line(31, 4 * MIB))}
     row = {"status": "ok", "peak_bytes": 24 * MIB, "lines": after}
     (found,) = judge_cell("c", limits, row)
-    assert "most is of model.py:30 in Block.forward: 20.0 MiB (blocks.3); model.py:31" in found.sentence
-    (found,) = judge_cell("c", limits, row, "", {"peak": table(line(30, 20 * MIB))})
+    assert found.sentence.endswith(
+        "; model.py:30 in Block.forward: 20.0 MiB (blocks.3); model.py:31 in Block.forward: 4.0 MiB (blocks.3)"
+    )
+    (found,) = judge_cell("c", limits, row, {"peak": table(line(30, 20 * MIB))})
     assert [(place.line, place.sentence[-22:]) for place in found.places] == [(31, "ward: +4.0 MiB (blocks.3)"[-22:])]
 
 

@@ -276,7 +276,7 @@ def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: l
             matched += [id(row), id(other)]
             limits = held_elsewhere(budgeted.limits) if away else budgeted.limits
             if other is None:
-                found.findings += judge_cell(name, limits, row, row["largest"] if row else "", budgeted.lines)
+                found.findings += judge_cell(name, limits, row, budgeted.lines)
             else:
                 found.findings.append(_other_work(file, environment, name, budgeted, other))
             found.judged += [(name, metric) for metric in limits]
@@ -387,19 +387,15 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
 
 
 def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
-    """Returns a row per cell, with its name, work and environment, a description of the largest tensor at its peak, and
-    its lines of code. `results`: the tables of these runs.
+    """Returns a row per cell, with its name, work, environment and lines of code. `results`: the tables of these
+    runs.
     """
-    tensors, launches, lines = results.tensors, latest(runs), LinesOfRuns(results.lines)
+    launches, lines = latest(runs), LinesOfRuns(results.lines)
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
-        mine = tensors[tensors["run_id"] == row["run_id"]].sort_values("bytes", ascending=False)
         row |= {"name": name, "work": work_id(config)}
         row["environment"] = environment_of(row["device_class"], row["torch_version"])
-        top = next(mine.itertuples(), None)
-        name = (top.name or top.module or f"made in {top.phase}") if top else ""
-        row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
         row["launched"] = _launched(row, results.runs)
         row["lines"] = lines.of(launches[launches["cell_id"] == row["cell_id"]]["run_id"])
     return rows

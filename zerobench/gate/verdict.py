@@ -16,8 +16,8 @@ from typing import Any
 import pandas as pd
 
 from ..judging import github, lines
-from ..judging.judge import Finding, Limit, judge_cell, show_value
-from ..records import CATEGORIES, COLLECTIVES, STATES
+from ..judging.judge import Finding, Limit, beyond_psi, judge_cell, show_value
+from ..records import COLLECTIVES
 from ..results.tables import Results
 from ..watching.watch import STOPPED
 from .limits import GateError, HandLimit, Request, Sizes
@@ -110,10 +110,10 @@ class _Sections:
         limits = tuple(limits)
         sizes = Sizes(int(self.row["psi"] or 0), one.unit)
         for limit in limits:
-            for finding in judge_cell(one.name, {limit.metric: limit.of(sizes)}, self.row):
+            parsed = limit.of(sizes)
+            for finding in judge_cell(one.name, {limit.metric: parsed}, self.row):
                 if finding.kind != "improvement" or not limit.bound:
-                    about = "; ".join(filter(None, [f"written as {limit.written}", self._most(limit.metric)]))
-                    self._tell(finding, [about], {})
+                    self._tell(finding, [f"written as {limit.written}", *self._most_grown(limit.metric)], {}, parsed)
         return len(limits)
 
     def hold_recorded(self, name: str, budget: Any, verdict: GateVerdict) -> int:
@@ -122,41 +122,40 @@ class _Sections:
             if finding.kind == "improvement":
                 verdict.notes.append(finding.sentence)
             else:
-                about = [self._most(finding.metric)] if finding.metric == "growth_bytes" else []
-                self._tell(finding, about, budget.lines, budget.limits.get(finding.metric))
+                limit = budget.limits[finding.metric]
+                self._tell(finding, self._most_grown(finding.metric), budget.lines, limit)
         return len(budget.limits)
 
-    def _tell(self, finding: Finding, about: list[str], before: lines.Lines, limit: Limit | None = None) -> None:
+    def _tell(self, finding: Finding, about: list[str], before: lines.Lines, limit: Limit) -> None:
         sentence = finding.sentence.removeprefix(f"{finding.cell}: ")
         places = self._places(finding.metric, before, limit)
-        details = [*about, *(place.sentence for place in places), *self._traffic(finding.metric)]
+        details = [
+            *["; ".join(about)] * bool(about),
+            *(place.sentence for place in places),
+            *self._traffic(finding.metric),
+        ]
         self.findings.append(replace(finding, places=tuple(places)))
         self.texts.append("\n".join([f"  {sentence}", *(f"    {line}" for line in details)]))
 
-    def _most(self, metric: str) -> str:
-        """Names the category with the largest share of a metric in bytes; empty for a metric of one category."""
-        if metric == "growth_bytes":
-            sizes = Counter[str]()
-            for one in _net(self.now.get("growth")).lines:
-                sizes[one.category] += one.bytes
-            where = "of the growth"
-        elif metric in ("peak_bytes", "states_bytes"):
-            parts = CATEGORIES if metric == "peak_bytes" else STATES
-            sizes = Counter({part: int(self.row[f"peak_{part}_bytes"] or 0) for part in parts})
-            where = "at the peak"
-        else:
-            return ""
-        largest = max(sizes, key=lambda part: sizes[part], default="")
-        return f"{where} most is {largest}: {show_value('peak_bytes', sizes[largest])}" if largest else ""
+    def _most_grown(self, metric: str) -> list[str]:
+        """Names the category that has grown most; for growth alone."""
+        sizes = Counter[str]()
+        for one in _net(self.now.get("growth")).lines if metric == "growth_bytes" else ():
+            sizes[one.category] += one.bytes
+        largest = sizes.most_common(1)
+        return [f"of the growth most is {name}: {show_value('peak_bytes', size)}" for name, size in largest]
 
-    def _places(self, metric: str, before: lines.Lines, limit: Limit | None) -> list[lines.Place]:
-        """Returns the lines of code that changed since the record, or else those with the most bytes."""
-        if limit is not None and before:
-            by = float(self.row[metric]) - limit.value
-            moved = lines.lines_behind(metric, by, before, self.now, MOST_LINES)
-            if moved:
-                return [one.place for one in moved]
-        return lines.largest_lines(metric, self.now | {"growth": _net(self.now.get("growth"))}, MOST_LINES)
+    def _places(self, metric: str, before: lines.Lines, limit: Limit) -> list[lines.Place]:
+        """Returns the lines of code that changed since the record, or else those with the most bytes of what exceeds
+        the limit.
+        """
+        if pd.isna(self.row[metric]):
+            return []
+        by = float(self.row[metric]) - limit.value
+        if moved := lines.lines_behind(metric, by, before, self.now, MOST_LINES):
+            return [one.place for one in moved]
+        beyond = beyond_psi(metric, by, self.row)
+        return lines.largest_lines(metric, self.now | {"growth": _net(self.now.get("growth"))}, beyond, MOST_LINES)
 
     def _traffic(self, metric: str) -> list[str]:
         """Returns the collectives of a step that make up a metric of traffic, the largest first."""

@@ -20,9 +20,9 @@ from typing import Any
 import pandas as pd
 
 from ..config.cell import CellConfig
-from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS
+from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS, STATES
 from ..sizes import parse_bytes, show_bytes
-from .lines import Lines, Place, categories_of, largest_lines, lines_behind
+from .lines import SHARE, Lines, Place, categories_of, largest_lines, lines_behind
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
@@ -173,10 +173,10 @@ def show_value(metric: str, value: float) -> str:
 
 
 def judge_cell(
-    cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "", lines: Lines | None = None
+    cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, lines: Lines | None = None
 ) -> list[Finding]:
     """Returns the findings of one cell. `row`: its summarized row, with its `lines` if known; None if there is none;
-    `largest`: see `what_moved`; `lines`: recorded with the limits.
+    `lines`: recorded with the limits.
     """
     if row is None:
         return [Finding("missing", cell, "", f"{cell}: the budget has it, the runs do not")]
@@ -193,8 +193,8 @@ def judge_cell(
             continue
         verdict = limit.judge(metric, float(value))
         if verdict != "ok":
-            moved, places = _by_line(metric, limit, float(value), lines or {}, row.get("lines") or {})
-            moved = what_moved(metric, limits, row, largest) + moved
+            moved, places = _by_line(metric, limit, row, lines or {})
+            moved = what_moved(metric, limits, row) + moved
             if float(value) < 0 and metric in IMPOSSIBLE:
                 moved = f"; {IMPOSSIBLE[metric]}"
             sentence = _explain(cell, metric, limit, float(value), moved)
@@ -202,21 +202,22 @@ def judge_cell(
     return findings
 
 
-def _by_line(metric: str, limit: Limit, value: float, before: Lines, now: Lines) -> tuple[str, tuple[Place, ...]]:
+def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> tuple[str, tuple[Place, ...]]:
     """Returns the end of a message on the lines that changed a metric, and their places; for a manual limit that they
-    do not explain, the lines with the most bytes.
+    do not explain, the lines with the most bytes of what exceeds it.
     """
-    by = value - limit.value
+    above, now = float(row[metric]) - limit.value, row.get("lines") or {}
+    by = above
     where = categories_of(metric)
     if limit.bound and where and where[0] in before and where[0] in now:
-        by = max(now[where[0]].bytes - before[where[0]].bytes, 0) if by > 0 else 0
+        by = max(now[where[0]].bytes - before[where[0]].bytes, 0) if above > 0 else 0
     moved = lines_behind(metric, by, before, now)
     places = [one.place for one in moved]
     if places or not limit.bound:
         category = f"; {moved[0].category} moved most" if moved and metric == "growth_bytes" else ""
         return category + "".join(f"; {place.sentence}" for place in places), tuple(places)
-    places = largest_lines(metric, now)
-    return (f"; most is of {'; '.join(place.sentence for place in places)}" if places else ""), tuple(places)
+    places = largest_lines(metric, now, beyond_psi(metric, above, row))
+    return "".join(f"; {place.sentence}" for place in places), tuple(places)
 
 
 def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> str:
@@ -230,14 +231,16 @@ def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> 
     return f"{cell}: {metric} is {show_value(metric, value)}: {by}{share} {where} {budget}{moved}"
 
 
-def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], largest: str = "") -> str:
-    """Names the category, or the collective, that deviates most from the budget, as the end of a message.
-
-    `largest` names the largest tensor at the peak, for metrics in bytes.
+def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> str:
+    """Names the category, or the collective, that deviates most from the budget, as the end of a message; of a limit
+    without parts, the categories that exceed it.
     """
     part = most_moved(metric, limits, row)
     if part is None:
-        return f"; the largest tensor at the peak is {largest}" if largest and _parts(metric) is MAXIMA else ""
+        if not limits[metric].bound and len(limits) > 1:
+            return ""
+        beyond = beyond_psi(metric, float(row[metric]) - limits[metric].value, row)
+        return f"; {', '.join(beyond.values())}" if beyond else ""
     was, now = show_value(part, limits[part].value), show_value(part, row[part])
     return f"; {part_name(part)} moved most: {was} before, {now} now"
 
@@ -252,9 +255,38 @@ def most_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> st
     return max(alike, key=lambda p: abs(alike[p]), default=None)
 
 
+ONCE = ("parameters", "gradients")
+"""Categories that a rank needs once: whole, or its share. Optimizers and masters may have several tensors of ψ."""
+
+
+def beyond_psi(metric: str, by: float, row: dict[str, Any]) -> dict[str, str]:
+    """Returns category -> "gradients 1000.0 KiB above 4ψ", for the categories that may explain that a metric is `by`
+    bytes above its limit, the largest first. If no category is considerably above a multiple of ψ, or of a rank's
+    share of it, in elements of the model's dtype, all categories of states have their multiples: "gradients 8ψ".
+    """
+    where = categories_of(metric)
+    if not by > 0 or metric == "growth_bytes" or where is None or pd.isna(row.get("psi")) or not row["psi"]:
+        return {}
+    element, at = 4 if str(row.get("precision")).startswith("fp32") else 2, "peak" if "peak" in metric else "max"
+    ranks = row.get("world_size") or 1
+    found: dict[str, tuple[float, float]] = {}
+    for name in where[1]:
+        size = 0 if pd.isna(known := row.get(f"{at}_{name}_bytes")) else float(known)
+        shares = size * ranks // (element * row["psi"]) if name in STATES and name != "communication" else 0
+        shares = shares if name not in ONCE else ranks if shares >= ranks else min(shares, 1)
+        found[name] = size - shares * element * row["psi"] / ranks, shares * element / ranks
+    rest = sorted((name for name in found if found[name][0] >= SHARE * by), key=lambda name: -found[name][0])
+    if len(found) == 1 and not any(multiple for _, multiple in found.values()):
+        return {}
+    if not rest:
+        return {name: f"{name} {multiple:g}ψ" for name, (_, multiple) in found.items() if multiple}
+    above = {name: f" above {found[name][1]:g}ψ" if found[name][1] else "" for name in rest}
+    return {name: f"{name} {show_bytes(found[name][0])}{above[name]}" for name in rest}
+
+
 def _parts(metric: str) -> tuple[str, ...]:
     if metric in ("peak_bytes", "states_bytes"):
-        return MAXIMA
+        return MAXIMA if metric == "peak_bytes" else tuple(f"max_{category}_bytes" for category in STATES)
     return PARTS if metric in ("volume_psi", "wire_bytes", "payload_bytes") else ()
 
 

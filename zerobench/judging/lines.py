@@ -2,7 +2,8 @@
 
 line     storages of one category that one line of code made in one module, on one rank
 table    the lines alive at the peak, or those that have grown over the measured steps
-folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a deep model's table is short
+folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a deep model's table is short;
+         without a module labels are folded, "blocks.0–4.mlp_in.weight"
 rest     the sum of the lines that a short table does not list
 
 The number of a line changes with every edit above it, so lines are matched by category, module, function and label, and
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,11 @@ class Line:
     bytes: int
     storages: int
     name: str = ""
+
+    @property
+    def path(self) -> str:
+        """The module, or the label of storages that no module made, such as a parameter's name."""
+        return self.module or self.name
 
     @property
     def function(self) -> tuple[str, str, str]:
@@ -122,13 +128,13 @@ def shortened(table: LineTable, most: int = MOST) -> LineTable:
 
 
 def fold(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Merges lines whose modules differ only in one number, as do their labels if they begin with the same path."""
+    """Merges lines whose paths differ only in one number, as do their labels if they begin with the same path."""
     folded, depth = list(lines), 0
-    while depth <= max((one.module.count(".") for one in folded), default=-1):
+    while depth <= max((one.path.count(".") for one in folded), default=-1):
         groups: dict[tuple[Any, ...], dict[int, Line]] = {}
         doubles = []
         for one in folded:
-            number = _number_at(one.module, depth)
+            number = _number_at(one.path, depth)
             key = (one.category, one.source, one.bytes, one.storages, *_named(one, depth, None if number < 0 else "*"))
             if groups.setdefault(key, {}).setdefault(number, one) is not one:
                 doubles.append(one)
@@ -137,17 +143,17 @@ def fold(lines: Sequence[Line]) -> tuple[Line, ...]:
     return _ordered(folded)
 
 
-def _number_at(module: str, depth: int) -> int:
-    """Returns the number at this depth of a module's path; -1 if that part is not a number."""
-    part = [*module.split("."), *[""] * depth][depth]
+def _number_at(path: str, depth: int) -> int:
+    """Returns the number at this depth of a path; -1 if that part is not a number."""
+    part = [*path.split("."), *[""] * depth][depth]
     return int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
 
 
 def _named(one: Line, depth: int, part: str | None) -> tuple[str, str]:
     """Returns module and label with this part replaced at this depth, in the label if it begins like the module."""
     module, name = one.module.split("."), one.name.split(".")
-    alike = name[: depth + 1] == module[: depth + 1]
-    for words in (module, *([name] if alike else [])):
+    alike = not one.module or name[: depth + 1] == module[: depth + 1]
+    for words in [module] * bool(one.module) + [name] * alike:
         if part is not None:
             words[depth] = part
     return ".".join(module), ".".join(name)
@@ -176,7 +182,7 @@ def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
 def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
     """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or with too many modules."""
     found = list(lines)
-    for depth in range(max((one.module.count(".") for one in found), default=-1) + 1):
+    for depth in range(max((one.path.count(".") for one in found), default=-1) + 1):
         rows: list[Line] = []
         for one in found:
             rows += _unfold_one(one, depth, most)
@@ -187,16 +193,16 @@ def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
 
 
 def _unfold_one(one: Line, depth: int, most: int) -> list[Line]:
-    parts = one.module.split(".")
+    parts = one.path.split(".")
     found = _RANGE.fullmatch(parts[depth]) if depth < len(parts) else None
     if found is None:
         return [one]
     first, last = int(found[1]), int(found[2])
     count = last - first + 1
     if not 1 <= count <= most:
-        raise ValueError(f"{one.module:.80} is no range of modules, as blocks.0–4 is")
+        raise ValueError(f"{one.path:.80} is no range of modules, as blocks.0–4 is")
     if one.bytes % count or one.storages % count:
-        raise ValueError(f"{one.module:.80} is {count} modules, which do not divide {one.bytes} bytes equally")
+        raise ValueError(f"{one.path:.80} is {count} modules, which do not divide {one.bytes} bytes equally")
     each = replace(one, bytes=one.bytes // count, storages=one.storages // count)
     names = [_named(one, depth, str(number)) for number in range(first, last + 1)]
     return [replace(each, module=module, name=name) for module, name in names]
@@ -273,12 +279,13 @@ class Place:
 
 @dataclass(frozen=True)
 class MovedLine:
-    """A line whose bytes differ, `before` and `after`, summed over the `modules` in which they do. `source`: the line
-    as it is now, or as it was if it is gone. `is_rest`: stands for the lines that a short table does not list.
+    """A line whose bytes differ, `before` and `after`, summed over the paths at which they do. `paths`: those with a
+    considerable part of the difference. `source`: the line as it is now, or as it was if it is gone. `is_rest`: stands
+    for the lines that a short table does not list.
     """
 
     category: str
-    modules: tuple[str, ...]
+    paths: tuple[str, ...]
     source: str
     before: int
     after: int
@@ -292,10 +299,10 @@ class MovedLine:
 
     @property
     def about(self) -> str:
-        """Modules and label, or else the category; for the rest its largest line."""
+        """Paths and label, or else the category; for the rest its largest line."""
         if self.is_rest:
             return f"the largest: {self.source}" if self.source else ""
-        return ", ".join(part for part in (folded_names(self.modules), self.name) if part) or self.category
+        return ", ".join(part for part in (folded_names(self.paths), self.name) if part) or self.category
 
     @property
     def line(self) -> str:
@@ -402,22 +409,21 @@ def _apart_from_rest(lines: list[Line], other: LineTable) -> tuple[list[Line], l
 
 
 def _by_line(pairs: list[tuple[Line | None, Line | None]]) -> list[MovedLine]:
-    """Merges pairs of the same line over the modules in which it changed."""
-    found: dict[tuple[Any, ...], MovedLine] = {}
+    """Merges pairs of the same line over the paths at which it changed."""
+    found: dict[tuple[str, str, str, bool, bool], list[tuple[str, int, int]]] = {}
     for one, other in pairs:
         now = other or one
-        was, bytes_now = (side.bytes if side else 0 for side in (one, other))
-        if now is None or was == bytes_now:
-            continue
-        key = (now.category, now.source, now.name, bytes_now > was, other is None)
-        so_far = found.get(key, MovedLine(now.category, (), now.source, 0, 0, now.name))
-        found[key] = replace(
-            so_far,
-            modules=(*so_far.modules, now.module),
-            before=so_far.before + was,
-            after=so_far.after + bytes_now,
-        )
-    return list(found.values())
+        before, after = (side.bytes if side else 0 for side in (one, other))
+        if now is not None and before != after:
+            key = (now.category, now.source, now.name if now.module else "", after > before, other is None)
+            found.setdefault(key, []).append((now.path, before, after))
+    moved = []
+    for (category, source, name, *_), mine in found.items():
+        least = SHARE * max(abs(after - before) for _, before, after in mine)
+        paths = tuple(path for path, before, after in mine if abs(after - before) >= least)
+        sums = (sum(before for _, before, _ in mine), sum(after for *_, after in mine))
+        moved.append(MovedLine(category, paths, source, *sums, name))
+    return moved
 
 
 # -- of a metric ---------------------------------------------------------------------------------------
@@ -448,11 +454,12 @@ def lines_behind(metric: str, by: float, before: Lines, after: Lines, most: int 
     return [one for one in alike if abs(one.difference) >= SHARE * abs(by)][:most]
 
 
-def largest_lines(metric: str, lines: Lines, most: int = 3) -> list[Place]:
-    """Returns the lines with the most bytes of a metric, for a limit without an earlier measurement."""
+def largest_lines(metric: str, lines: Lines, categories: Collection[str] = (), most: int = 3) -> list[Place]:
+    """Returns the lines with the most bytes of a metric, or of these of its categories, for a limit without an earlier
+    measurement.
+    """
     where = categories_of(metric)
     if where is None or where[0] not in lines:
         return []
-    nothing = LineTable()
-    moved = [one for one in moved_lines(nothing, lines[where[0]]) if one.category in where[1]]
+    moved = [one for one in moved_lines(LineTable(), lines[where[0]]) if one.category in (categories or where[1])]
     return [replace(one.place, sentence=one.words.replace(": +", ": ", 1)) for one in moved[:most]]

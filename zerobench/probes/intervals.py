@@ -300,12 +300,16 @@ def extremes_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryR
 
 
 def rows_by_line(rank: int, at: str, storages: Iterable[tuple[int, StorageRecord, str]]) -> Iterator[LineRow]:
-    """Yields a row per line of code, module and category, the largest first; `storages`: size, storage, category."""
-    groups: dict[tuple[str, str, str], list[tuple[int, StorageRecord]]] = {}
+    """Yields a row per line of code, module and category, the largest first; `storages`: size, storage, category.
+
+    Storages that no module made have a row per label: parameters would otherwise be one row, with the first one's name.
+    """
+    groups: dict[tuple[str, str, str, str], list[tuple[int, StorageRecord]]] = {}
     for size, stored, category in storages:
-        groups.setdefault((category, stored.module, stored.source), []).append((size, stored))
+        key = (category, stored.module, stored.source, "" if stored.module else stored.name)
+        groups.setdefault(key, []).append((size, stored))
     sums = {key: sum(size for size, _ in mine) for key, mine in groups.items()}
     for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
         if sums[key]:
             largest = max(groups[key], key=lambda one: abs(one[0]))[1]
-            yield LineRow(rank, at, *key, sums[key], len(groups[key]), largest.name, largest.shown_shape)
+            yield LineRow(rank, at, *key[:3], sums[key], len(groups[key]), largest.name, largest.shown_shape)

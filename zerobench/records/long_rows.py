@@ -146,7 +146,8 @@ class TensorRow:
 
 @dataclass
 class LineRow:
-    """Storages on the device that one line of code made, in one module and category, on one rank.
+    """Storages on the device that one line of code made, in one module and category, on one rank; without a module,
+    those of one label.
 
     All rows "peak" of a rank add up to its peak, "growth" to its growth_bytes, "states" (of a world of fake tensors
     alone) to its states_bytes.
