@@ -26,6 +26,7 @@ from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
 from .modules import meta_init
 from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
+from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
@@ -72,6 +73,7 @@ __all__ = [
 ]
 
 
+@in_normal_mode
 def initialize(
     model: nn.Module,
     optimizer: optim.Optimizer,

@@ -32,7 +32,7 @@ from .comm.desync import Stamp
 from .gradients.access import GradientFace
 from .gradients.flow import GradientFlow
 from .modules import meta_init
-from .modules.wrapping import Hook
+from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.owned import owners_of
@@ -157,6 +157,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
 
+    @in_normal_mode
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; applies loss scaling, if any.
 
@@ -177,6 +178,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.gradients.end_backward()
         self.after_backward()
 
+    @in_normal_mode
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """One update. Consumes the gradients. Raises RuntimeError for gradients that were never reduced.
 

@@ -16,6 +16,12 @@ def before_load(engine: Strategy, steps: int = 0) -> None:
     engine.placement.wait()
 
 
+def put(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies `values` to `place`. A buffer that was made in inference mode can be written to only there."""
+    with torch.inference_mode(place.is_inference()), torch.no_grad():
+        place.copy_(values)
+
+
 def after_load(engine: Strategy) -> None:
     """Refreshes the parameter shards, and from them the parameters of all ranks, after masters were overwritten."""
     with torch.no_grad():

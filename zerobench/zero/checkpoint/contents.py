@@ -25,6 +25,7 @@ from .. import labels
 from ..low_bit import block_of
 from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
+from .around_load import put
 from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
 from .operations import Flat
 from .safetensors import DTYPES
@@ -135,9 +136,8 @@ class Targets:
     def finish(self) -> None:
         """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters."""
         engine, optimizer = self.engine, self.engine.optimizer
-        with torch.no_grad():
-            for tensor, values in self._late:
-                tensor.copy_(values())
+        for tensor, values in self._late:
+            put(tensor, values())
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         for segment, state in zip(engine.segments, self._states, strict=True):
             group = group_of.get(id(segment.tensor), {})

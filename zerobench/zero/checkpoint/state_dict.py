@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
-from .around_load import after_load, before_load
+from .around_load import after_load, before_load, put
 from .consensus import SaveHandle
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 class StateFace:
     """The methods of `Strategy` that save, load and convert its state."""
 
+    @in_normal_mode
     def full_state_dict(self: Any, rank0_only: bool = False) -> dict[str, Any]:
         """Returns the plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
 
@@ -30,6 +32,7 @@ class StateFace:
         """
         return full_state_dict(self, rank0_only)
 
+    @in_normal_mode
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage
         only.
@@ -38,6 +41,7 @@ class StateFace:
         with self.placement.in_memory(write_back=False):
             return state_dict(self)
 
+    @in_normal_mode
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
         with self.placement.in_memory(write_back=True):
@@ -86,6 +90,7 @@ class StateFace:
         with self.placement.in_memory(write_back=False):
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 
+    @in_normal_mode
     def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
         """Loads a checkpoint that `save` wrote at any stage and N, and returns its `user_state`; collective.
 
@@ -108,6 +113,7 @@ class StateFace:
         """
         return self._load_weights(path, strict)[0]
 
+    @in_normal_mode
     def _load_weights(self: Any, path: str | PathLike[str], strict: bool) -> Any:
         with self.placement.in_memory(write_back=True):
             return _checkpoints().load_weights(self, path, strict)
@@ -205,9 +211,8 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
         if name not in given or given[name].shape != tensor.shape:
             raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
     before_load(engine)
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(given[name])
+    for name, tensor in own.items():
+        put(tensor, given[name])
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
     extra = saved.get("extra", {})
     engine._load_extra_state(extra)

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from .around_load import put
 from .index import INDEX, File, FileOffset, write_index
 from .safetensors import buffer_of, bytes_of, layout, sync
 
@@ -169,7 +170,7 @@ class FolderReader(StorageReader):
                     file.seek(place.offset + item.storage_offsets[0] * dtype.itemsize)
                     if file.readinto(buffer_of(buffer)) != buffer.numel() * dtype.itemsize:
                         raise ValueError(f"{self.path / name}: it ends before {item.storage_index.fqn} does")
-                    planner.resolve_tensor(item).copy_(buffer)
+                    put(planner.resolve_tensor(item), buffer)
         done: Future[None] = Future()
         done.set_result(None)
         return done

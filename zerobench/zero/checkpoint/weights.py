@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from .. import labels
 from ..layout import MemoryOrder
 from ..precision import flat_of
-from .around_load import before_load
+from .around_load import before_load, put
 from .consensus import ranks_of
 from .contents import sharded_frozen, whole_frozen
 from .index import INDEX, check_files, read_index
@@ -272,7 +272,7 @@ def _read(engine: Strategy, chosen: dict[torch.Tensor, StoredTensor]) -> None:
     for buffer in engine.module.buffers():
         if buffer in chosen and buffer.numel():
             row_major = MemoryOrder.from_dims(buffer.shape, range(buffer.dim()))
-            buffer.copy_(chosen[buffer].part(row_major, 0, buffer.numel()).view(buffer.shape))
+            put(buffer, chosen[buffer].part(row_major, 0, buffer.numel()).view(buffer.shape))
 
 
 def _places(engine: Strategy) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, torch.Tensor]]:

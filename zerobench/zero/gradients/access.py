@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ..layout import MemoryOrder
+from ..modules.wrapping import in_normal_mode
 from ..precision import norm_over_ranks, sum_of_powers
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class GradientSegment:
 class GradientFace:
     """The part of an engine's interface for its gradients."""
 
+    @in_normal_mode
     def clip_grad_norm_(
         self: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
@@ -109,6 +111,7 @@ class GradientFace:
         _begin(self, "gradient_segments")
         return _segments(self)
 
+    @in_normal_mode
     def full_gradient(self: Any, name: str) -> torch.Tensor | None:
         """Returns a parameter's whole gradient, on every rank, as the optimizer will get it; collective.
 
@@ -149,6 +152,7 @@ class GradientFace:
         holders: int = self.comm.ranks // self.comm.size
         return holders
 
+    @in_normal_mode
     def gradient_norms(self: Any, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
         """Returns the norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.
 

@@ -76,6 +76,11 @@ def _check_submodule(name: str, module: nn.Module) -> None:
 def _check_parameter(name: str, parameter: nn.Parameter, moves_frozen: bool) -> None:
     if parameter.dtype not in (torch.float32, torch.float64, *HALF):
         raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits")
+    if parameter.is_inference():
+        raise ValueError(
+            f"{name}: it was made, or converted, inside torch.inference_mode(), and torch cannot train with it; build"
+            " and convert the module outside, under torch.no_grad() if need be"
+        )
     other, was_moved = _ENGINE_OF.get(parameter, ("", False))
     if other and (parameter.requires_grad or moves_frozen or was_moved):
         raise ValueError(

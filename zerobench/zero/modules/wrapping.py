@@ -1,11 +1,14 @@
-"""Queries on modules for stage 3: which are units, which tensors they return, when they are recomputed."""
+"""Queries on modules for stage 3: which are units, which tensors they return, when they are recomputed; hooks, and the
+mode in which an engine runs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +18,23 @@ from .tiled_linear import Tile
 
 ROOT = ""
 """The path of the root unit, which holds the parameters of no other unit: the model's own path."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_normal_mode(run: Callable[P, R]) -> Callable[P, R]:
+    """Makes `run` leave the caller's torch.inference_mode(), whose tensors nobody may change or train with later."""
+
+    @wraps(run)
+    def outside(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_inference_mode_enabled():
+            return run(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return run(*args, **kwargs)
+
+    return outside
 
 
 class Hook:
@@ -34,6 +54,7 @@ class Hook:
         else:
             self._call(*arguments)
 
+    @in_normal_mode
     def _call(self, *arguments: Any) -> None:
         if self._run is not None:
             self._run(*arguments)

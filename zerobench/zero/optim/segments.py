@@ -26,6 +26,7 @@ from torch import nn, optim
 from ..gradients.bucket_base import GradientBucket
 from ..layout import MemoryOrder, Segment
 from ..low_bit import AdamW8bit, AdamWBf16, block_of
+from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..precision import Share
 from .owned import OWNED, says_who_owns
@@ -166,8 +167,9 @@ STEP = (
 
 
 def guard(optimizer: optim.Optimizer) -> None:
-    """Makes `optimizer` reject a plain run's states."""
+    """Makes `optimizer` reject a plain run's states, and own the states that it loads."""
     optimizer.register_load_state_dict_pre_hook(_check_states)
+    optimizer.register_load_state_dict_post_hook(_own_states)
 
 
 def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
@@ -194,6 +196,14 @@ def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
                 if value.shape != wanted:
                     words = f"{name!r} of parameter {key} is {tuple(value.shape)}, and here {tuple(wanted)}"
                     raise _refusal(words)
+
+
+@in_normal_mode
+def _own_states(optimizer: optim.Optimizer) -> None:
+    """Copies loaded states that were made in inference mode, which no later step could update."""
+    for state in filter(lambda one: isinstance(one, dict), optimizer.state.values()):
+        made = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.is_inference()}
+        state.update({name: value.clone() for name, value in made.items()})
 
 
 def _tensors_of(optimizer: optim.Optimizer, state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
