@@ -36,6 +36,8 @@ LAUGHS = "\n".join(["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(
         (["-m", "seed=shuffle(range(0,1e9))"], "a range of 1,000,000,000 values"),
         (["-m", "seed=range(0,1,1e-9)"], "values; a sweep has at most"),
         (["-m", "seed=range(5,0)"], "a range without a value"),
+        (["-m", "measure.steps=range(1,2,1e-320)"], "measure.steps=range(1,2,1e-320): a range without end"),
+        (["-m", "seed=range(1,2,nan)"], "seed=range(1,2,nan): a range without end"),
         (["-m", "seed=range(0,9000)", "sequence=range(1,9000)"], "seed, sequence: 80,991,000 cells; at most 10,000"),
         (["seed=" + "[" * 3000], "3000 brackets within one another"),
         (["seed=" + "[" * 3000 + "]" * 3000], "3000 brackets within one another"),
@@ -125,6 +127,16 @@ def test_a_verbs_parser_repeats_no_control_of_the_terminal(capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.run(["export", f"--no-such-flag{FORGED}"])
     assert capsys.readouterr().err.endswith(r"--no-such-flag\nFORGED\x1b[2J" + "\n")
+
+
+@pytest.mark.parametrize("option", [
+    "estimate --timeout inf", "predict --timeout 1e30", "calibrate --timeout nan", "replay --seconds 1e-320",
+    "status --every -1",
+])  # fmt: skip
+def test_seconds_that_no_timer_takes_are_refused(option: str, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(option.split())
+    assert f"{option.split()[-1]}' must be seconds, from " in capsys.readouterr().err
 
 
 FILES = {

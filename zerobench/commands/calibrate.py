@@ -39,7 +39,7 @@ from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
 from ..launch.start_ranks import Interrupted, Outcome
 from ..results.grid import Grid
-from ..results.options import Parser, verb
+from ..results.options import TIME_LIMIT, Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, printable, show_bytes
 from ..timing.reference import NotMeasuredError, measure_steps, step_rows
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument(
-        "--timeout", type=float, default=600, help="seconds for each launch of the ranks (default: %(default)s)"
+        "--timeout", type=TIME_LIMIT, default=600, help="seconds for each launch of the ranks (default: %(default)s)"
     )
     words = "also measure a model's operators and the steps of a reference model, on a CPU with one thread per rank, in"
     words += " a few minutes: for zerobench predict --calibration"

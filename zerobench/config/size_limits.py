@@ -55,10 +55,14 @@ def problem_of_values(override: Override) -> str:
     if not isinstance(value, RangeSweep):
         return ""
     start, stop, step = (float(one or 0) for one in (value.start, value.stop, value.step))
-    count = math.ceil((stop - start) / step) if step and math.isfinite(stop - start) else math.inf
+    count = (stop - start) / step if step else math.inf  # not finite for a subnormal step, inf or nan
+    if not math.isfinite(count):
+        return f"{override.input_line}: a range without end; a sweep has at most {MOST_CELLS:,} cells"
     if count > MOST_CELLS:
-        return f"{override.input_line}: a range of {count:,} values; a sweep has at most {MOST_CELLS:,} cells"
-    return f"{override.input_line}: a range without a value" if count < 1 else ""
+        return (
+            f"{override.input_line}: a range of {math.ceil(count):,} values; a sweep has at most {MOST_CELLS:,} cells"
+        )
+    return f"{override.input_line}: a range without a value" if count <= 0 else ""
 
 
 def problem_of_count(counts: Mapping[str, int]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import update_wrapper
@@ -88,6 +89,22 @@ def _named(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word.lower(), known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)}, or {ALL}"
     raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """Returns the parser of an option's seconds, which raises ArgumentTypeError outside of the range."""
+
+    def parsed(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (found := float(text)) <= most:
+                return found
+        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from {least:g} to {most:g}")
+
+    return parsed
+
+
+TIME_LIMIT = seconds(0.001, 1e7)
+"""The parser of a time limit, with the range of launch.timeout_s: the system's timers take no more."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -27,7 +27,7 @@ from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
 from ...host.terminal import progress_console
 from ...launch import fork_server
-from ...results.options import Parser, verb
+from ...results.options import TIME_LIMIT, Parser, verb
 from ...sizes import parse_bytes
 from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
@@ -179,7 +179,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     add("--jobs", type=int, help="cells at a time (default: one per core)")
-    add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
+    add(
+        "--timeout",
+        type=TIME_LIMIT,
+        default=Limits().seconds,
+        metavar="S",
+        help="seconds per cell (default: %(default)g)",
+    )
     return parser
 
 
@@ -188,8 +194,6 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     if chosen.tensors < 0:
         raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
-    if not chosen.timeout > 0:
-        raise ValueError(f"--timeout {chosen.timeout:g}: must be above 0 seconds")
     for flag, path in (("--out", chosen.out), ("--figure", chosen.figure)):
         if path is not None and path.is_dir():
             raise ValueError(f"{flag} {path}: is a folder; name a file")

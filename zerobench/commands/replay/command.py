@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...launch import fork_server
 from ...results import tables
-from ...results.options import RESULTS, Parser, add_options, verb
+from ...results.options import RESULTS, Parser, add_options, seconds, verb
 from ...results.selection import chosen as chosen_runs
 from ...sizes import show_bytes, show_count
 from ...timing.costs import CpuCosts, GpuCosts
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     add("--gif", type=Path, metavar="FILE", help="the step as an animated GIF")
     add("--mp4", type=Path, metavar="FILE", help="the step as a film; needs ffmpeg")
-    add("--seconds", type=float, default=16.0, metavar="S", help="length of a film (default: %(default)g)")
+    add("--seconds", type=seconds(0.1, 3600), default=16.0, metavar="S", help="length of a film (default: %(default)g)")
     add_options(parser, attempts=False)
     return parser
 
@@ -103,8 +103,6 @@ def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
 
 def _films(chosen: argparse.Namespace) -> list[Path]:
     """Returns the requested films. Raises ValueError if one cannot be written."""
-    if chosen.seconds <= 0:
-        raise ValueError(f"--seconds {chosen.seconds:g}: must be above 0")
     if chosen.mp4 is not None and shutil.which("ffmpeg") is None:
         raise ValueError(f"--mp4 {chosen.mp4}: ffmpeg is not installed; install it, or write --gif")
     for flag, path in (("--gif", chosen.gif), ("--mp4", chosen.mp4)):
