@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -38,14 +38,20 @@ from .labeling import holds_others, parts_of
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
 
-if TYPE_CHECKING:
-    from .event_log import EventLog
-
 FLEETING = (labels.ACTIVATIONS, "temporary")
 """Categories of storages that should not exist at the beginning or end of a step."""
 
 CLONE, CAST = torch.ops.aten.clone.default, torch.ops.aten._to_copy.default
 """Operators whose result may have the category of their first argument."""
+
+
+class LedgerLog(Protocol):
+    """Notified of a ledger's intervals and of its events that change a size (event_log.py)."""
+
+    def begin(self) -> None: ...
+    def end(self, interval: Interval) -> None: ...
+    def changed(self) -> None: ...
+    def marked(self, operator: str, args: Sequence[object]) -> None: ...
 
 
 class Ledger(GraphMode, labels.Observer):
@@ -71,7 +77,7 @@ class Ledger(GraphMode, labels.Observer):
         self._stack = ExitStack()
         self.history: History | None = None
         """Filled for a snapshot, if requested."""
-        self.log: EventLog | None = None
+        self.log: LedgerLog | None = None
         """Notified of each interval, if a table of events is requested."""
         self.in_transit: InTransit | None = None
         """Waited for, if a loop's own collectives may drop tensors late."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn, optim
@@ -26,14 +26,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..zero import labels
 
-if TYPE_CHECKING:
-    from .watch import Watch
+
+class PhaseListener(Protocol):
+    """Notified of the phases of a loop (watch.py)."""
+
+    def enter_phase(self, phase: str) -> None: ...
+    def on_inputs(self, given: Any) -> None: ...
+    def on_update(self, optimizer: optim.Optimizer) -> None: ...
+    def on_loss(self, tensors: Any) -> None: ...
+    def after_backward(self) -> None: ...
 
 
 class Phases(AbstractContextManager["Phases"]):
     """Hooks of a model, of backward, of all optimizers and of `engines`, active in its block, that notify a watch."""
 
-    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: Watch) -> None:
+    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: PhaseListener) -> None:
         self._model, self._engines, self._listener = model, engines, listener
         self._open: list[str] = []  # phases that have not ended, the innermost last
         self._stack = ExitStack()
