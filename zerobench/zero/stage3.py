@@ -24,8 +24,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from .comm.desync import Stamp
+from . import labels
+from .comm.desync import STAMP_NUMEL, Stamp
 from .gradients.bucket_base import GradientBucket
+from .layout import one_unit
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
     ROOT,
@@ -42,9 +44,9 @@ from .modules.wrapping import (
 from .options import AUTO
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
-from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, adopt_group
+from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit
 from .units.root import Root
-from .units.unit import Unit
+from .units.unit import Unit, align_numel
 
 KEPT = "(kept)"
 """The unit of the small parameters that stay whole."""
@@ -70,10 +72,10 @@ class Stage3(Stage2):
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
         unit_of = unit_of_parameters(self.module, modules)
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
-        self._all_units += adopt_group(self, KEPT, kept, stays=True)
+        self._all_units += self._adopt_group(KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:
             mine = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
-            units = adopt_group(self, name or "(root)", mine)
+            units = self._adopt_group(name or "(root)", mine)
             self._all_units += units
             if module is self.module:
                 self._root = Root(module, units, bool(modules), self.options.keep_root == AUTO)
@@ -83,6 +85,33 @@ class Stage3(Stage2):
         self._numbers = {unit.name: number for number, unit in enumerate(self._all_units)}
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
         let_look(self.module, self.hiding)
+
+    def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
+        """Returns the units of the group `name`. `stays`: they are always whole."""
+        kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+        for p in parameters:
+            kinds.setdefault((p.requires_grad, p.dtype, p.device, p in self.owners), []).append(p)
+        names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
+        return [self._adopt_unit(*named, stays) for named in zip(names, kinds.values(), strict=False)]
+
+    def _adopt_unit(self, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
+        index = {p: i for i, p in enumerate(self.trainable)}
+        owners = None
+        if parameters[0] in self.owners:
+            parameters = sorted(parameters, key=self.owners.__getitem__)
+            owners = {index[p]: self.owners[p] for p in parameters}
+        numels = [(index.get(p, -1), p.numel()) for p in parameters]
+        align = align_numel(self.optimizer, parameters[0].element_size())
+        layout = one_unit(numels, self.comm.size, align, STAMP_NUMEL, owners)
+        dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
+        orders = {p: self.orders[p] for p in parameters}
+        unit = GatheredUnit(
+            name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.stamp, self.hiding
+        )
+        if unit.trainable:
+            unit.gradients = self.new_bucket(unit)
+            labels.label(unit.gradients.shard, labels.GRADIENTS, name)
+        return unit
 
     def _hook(self, module: nn.Module, units: list[GatheredUnit]) -> None:
         is_root = module is self.module

@@ -12,30 +12,26 @@ Autograd saves some weights as views and some as the leaf itself. Swapping in an
 nothing until the graph is freed, and then give wrong gradients. So each unit has one permanent storage, resized
 to nothing and back. While it is empty the parameters are views of a NaN: same shape, visible misuse.
 
-`adopt_group` makes the units of a module group: one per dtype and device, with frozen and owned parameters apart.
+A module group has a unit per dtype and device, with frozen and owned parameters apart (stage3.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import labels
 from ..comm.base import Comm
-from ..comm.desync import STAMP_NUMEL, Stamp
+from ..comm.desync import Stamp
 from ..comm.streams import Handle
-from ..layout import Layout, MemoryOrder, one_unit
+from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
 from ..parameters.versions import fingerprint
 from ..precision import Dtypes
-from .unit import Unit, align_numel
-
-if TYPE_CHECKING:
-    from ..stage3 import Stage3
+from .unit import Unit
 
 FREED = "storage of size 0"
 """torch's message for a view that reads a unit's storage while the storage is empty."""
@@ -237,32 +233,3 @@ class GatheredUnit(Unit):
         self.source.updated()
         if self.stays:
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
-
-
-def adopt_group(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
-    """Returns the units of the group `name`. `stays`: they are always whole."""
-    kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
-    for p in parameters:
-        kinds.setdefault((p.requires_grad, p.dtype, p.device, p in engine.owners), []).append(p)
-    names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
-    return [_adopt_unit(engine, *one, stays) for one in zip(names, kinds.values(), strict=False)]
-
-
-def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
-    index = {p: i for i, p in enumerate(engine.trainable)}
-    owners = None
-    if parameters[0] in engine.owners:
-        parameters = sorted(parameters, key=engine.owners.__getitem__)
-        owners = {index[p]: engine.owners[p] for p in parameters}
-    numels = [(index.get(p, -1), p.numel()) for p in parameters]
-    align = align_numel(engine.optimizer, parameters[0].element_size())
-    layout = one_unit(numels, engine.comm.size, align, STAMP_NUMEL, owners)
-    dtypes = engine.options.dtypes_of(parameters[0].dtype, engine.comm.ranks)
-    mine = {p: engine.orders[p] for p in parameters}
-    unit = GatheredUnit(
-        name, layout, engine.comm, dtypes, engine.placement, mine, stays, engine.share, engine.stamp, engine.hiding
-    )
-    if unit.trainable:
-        unit.gradients = engine.new_bucket(unit)
-        labels.label(unit.gradients.shard, labels.GRADIENTS, name)
-    return unit
