@@ -33,7 +33,10 @@ from zerobench.judging.judge import Limit, judge_cell, recorded
 from zerobench.launch.start_ranks import launch
 from zerobench.models.gpt import Block
 from zerobench.predict import activations
+from zerobench.probes.accounted_pass import AccountedPass
+from zerobench.probes.allocator import PhasePeaks
 from zerobench.probes.ledger import Ledger
+from zerobench.probes.traffic import Operation, TrafficMeter
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.sweep import aggregate
 from zerobench.sweep.cell import _blank_row
@@ -276,6 +279,46 @@ def frees_missed() -> AbstractContextManager[Any]:
     return wrapping(Ledger, "_bury", deaf)
 
 
+def wrong_element_size() -> AbstractContextManager[Any]:
+    """The meter counts two bytes of every element of four."""
+
+    def halved(record: Any, self: TrafficMeter, operation: Operation, times: int) -> None:
+        sizes = {name: getattr(operation, name) / 2 for name in ("wire_bytes", "within_bytes", "between_bytes")}
+        record(self, operation._replace(payload_bytes=operation.payload_bytes // 2, **sizes), times)
+
+    return wrapping(TrafficMeter, "_record", halved)
+
+
+def warm_up_counted() -> AbstractContextManager[Any]:
+    """What the last warm-up step has sent is not forgotten."""
+
+    def kept(step: Any, self: AccountedPass, measured: bool) -> AbstractContextManager[None]:
+        @contextmanager
+        def stepped() -> Iterator[None]:
+            with step(self, measured):
+                if measured and not self._measured:
+                    self.meter.operations += last
+                yield
+                if not measured:
+                    last[:] = self.meter.operations
+
+        return stepped()
+
+    last: list[Any] = []
+    return wrapping(AccountedPass, "step", kept)
+
+
+def peak_reset() -> AbstractContextManager[Any]:
+    """The allocator's peaks until the update are forgotten."""
+
+    def forgets(enter: Any, self: PhasePeaks, phase: str) -> None:
+        enter(self, phase)
+        if phase == "update":
+            self._stretch.clear()
+
+    return wrapping(PhasePeaks, "enter_phase", forgets)
+
+
 def cloned_gradients(engine: Any) -> list[torch.Tensor]:
     return [p.grad.clone() for p in engine.module.parameters()]
 
@@ -338,6 +381,9 @@ FAULTS = [
     Fault("outputs kept until the next forward", "zero2", output_kept, ("between_steps_activations_bytes",)),
     Fault("a leak on every 4th step", "zero2", every_fourth_step, ("more after the measured steps than before them",)),
     Fault("the ledger misses frees", "zero2", frees_missed, ("outside the ledger: -",)),
+    Fault("a meter of a wrong element size", "zero2", wrong_element_size, ("the meter: ",)),
+    Fault("a warm-up step counted", "zero2", warm_up_counted, ("the meter: step 0 has 2 ×",)),
+    Fault("the allocator's peak reset at the update", "zero2", peak_reset, ("so the allocator's peak was reset",)),
     Fault("a temporary of 4 MiB", "zero2", lambda: after_step(lambda _: torch.zeros(MIB)), ("temporary",)),
     Fault("DDP's gradients cloned", "ddp", lambda: before_step(cloned_gradients, DdpEngine), ("gradients",)),
     Fault("1 MiB of states mislabeled", "zero2", keeping(mislabeled, 1), ("a third momentum",)),
@@ -418,6 +464,9 @@ def test_a_planted_mistake_is_seen_and_named(rows: dict[Any, Any], fault: Fault)
     row, honest = rows[fault.name], rows[setting(fault)]
     alone, held = said_of(row, honest, cell_of(fault).config)
     assert any(word in sentence for word in fault.named for sentence in [*alone, *held]), (alone, held)
+    blamed = ("reduce_scatter:", "reduce_scatter moved most", "control:", "missed a free")
+    if fault.plant in (wrong_element_size, warm_up_counted, peak_reset):
+        assert not any(word in sentence for word in blamed for sentence in [*alone, *held]), (alone, held)
 
 
 def test_an_honest_run_has_nothing_unexplained(rows: dict[Any, Any]) -> None:

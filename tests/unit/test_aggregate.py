@@ -79,6 +79,7 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
     one = row()
     _join_memory(one, [*rows(0, 10), *rows(1, 30), *rows(2, 20)], per_node=3)
     assert (one.peak_bytes, one.states_bytes) == (240, 150)
+    assert one.peaks_of_ranks == '{"0": 80, "1": 240, "2": 160}'
     assert one.peak_optimizer_bytes == 30
     assert one.max_inputs_bytes == 31
     assert (one.update_peak_bytes, one.between_steps_activations_bytes) == (37, 40)

@@ -188,6 +188,17 @@ def test_a_ceiling_by_hand_names_what_exceeds_it(own: dict[str, Any], words: str
     assert found.sentence.endswith(words)
 
 
+@pytest.mark.parametrize("metric", ["peak_bytes", "allocator_peak_bytes"])
+@pytest.mark.parametrize("limit", [Limit(10.0 * MIB), Limit(10.0 * MIB, "<=")])
+def test_a_peak_below_the_states_is_an_error_and_no_improvement(metric: str, limit: Limit) -> None:
+    own = row(states_bytes=9 * MIB) | {metric: 8 * MIB}
+    (found,) = judge_cell("c", {metric: limit}, own)
+    assert found.kind == "regression"
+    assert "; less than the 9,437,184 B of states, which cannot be: it was reset" in found.sentence
+    kinds = [one.kind for one in judge_cell("c", {metric: limit}, own | {metric: 9 * MIB})]
+    assert kinds == ([] if limit.bound else ["improvement"])
+
+
 def test_states_are_explained_by_states_alone() -> None:
     limits = exact(row())
     worse = row(states_bytes=10 * MIB, max_communication_bytes=MIB, max_activations_bytes=9 * MIB)

@@ -57,6 +57,25 @@ def test_witnesses_that_disagree_are_named_for_peers_too(strategy: str, columns:
     assert said_of(strategy, **columns) == sentence
 
 
+def test_a_ledger_that_predictions_confirm_blames_the_allocator() -> None:
+    said = said_of(outside_ledger_bytes=-5_300_000, expected=Expected(Prediction(MIB, {}, {})))
+    assert said.endswith("the ledger is as predicted, so the allocator's peak was reset, or not read in every phase")
+    said = said_of(outside_ledger_bytes=-5_300_000, states_bytes=2 * MIB, expected=Expected(Prediction(MIB, {}, {})))
+    assert said.endswith("so it has missed a free")
+
+
+def test_a_figure_of_rank_0_alone_is_named() -> None:
+    memory = [
+        MemoryRow(rank, "step", name, size, size, size)
+        for rank in (0, 1)
+        for name, size in (("total", (5 + rank) * MIB), ("states", (3 + rank) * MIB))
+    ]
+    most = {"states_bytes": 4 * MIB, "predicted_states_bytes": 4 * MIB}
+    assert said_of(memory=memory, peak_bytes=6 * MIB, **most) == ""
+    said = said_of(memory=memory, peak_bytes=5 * MIB, **most)
+    assert said == "peak: 5,242,880 B in the row, and 6,291,456 B on rank 1: not of all ranks"
+
+
 def test_kernels_scratch_is_larger_in_half_precision() -> None:
     for precision, most in (("fp32", 105_000), ("bf16", 524_288)):
         assert said_of(outside_ledger_bytes=most - 200, precision=precision) == ""

@@ -73,6 +73,12 @@ DIFFERENCES = ("growth_bytes", "outside_ledger_bytes")
 IMPOSSIBLE = {"outside_ledger_bytes": "the ledger counts memory that the allocator does not hold"}
 """Metric -> the meaning of a value far below 0, which is not an improvement."""
 
+PEAKS = ("peak_bytes", "allocator_peak_bytes", "timed_allocator_peak_bytes")
+"""Metrics that are at least states_bytes."""
+
+METER = "the meter: "
+"""Beginning of a message in `unexplained` on the meter of traffic itself."""
+
 OF_KERNELS = ("allocator_peak_bytes", "timed_allocator_peak_bytes", "outside_ledger_bytes")
 """Metrics that include the scratch memory of kernels, which depends on the processor: oneDNN's kernels for bf16 need
 150 KiB more on processors with AMX tiles.
@@ -191,15 +197,27 @@ def judge_cell(
         if value is None or pd.isna(value):
             findings.append(Finding("missing", cell, metric, f"{cell}: {metric} is in the budget and was not measured"))
             continue
-        verdict = limit.judge(metric, float(value))
+        verdict, broken = limit.judge(metric, float(value)), contradiction(metric, row)
+        if broken and metric in PEAKS and (limit.bound or verdict == "improvement"):
+            verdict = "regression"
         if verdict != "ok":
             moved, places = _by_line(metric, limit, row, lines or {})
-            moved = what_moved(metric, limits, row) + moved
-            if float(value) < 0 and metric in IMPOSSIBLE:
-                moved = f"; {IMPOSSIBLE[metric]}"
+            moved = f"; {broken}" if broken else what_moved(metric, limits, row) + moved
             sentence = _explain(cell, metric, limit, float(value), moved)
             findings.append(Finding(verdict, cell, metric, sentence, places))
     return findings
+
+
+def contradiction(metric: str, row: dict[str, Any]) -> str:
+    """Returns why a measured value cannot be right, whatever its limit; empty if nothing contradicts it."""
+    value, states = float(row[metric]), row.get("states_bytes")
+    if metric in PEAKS and pd.notna(states) and value < states - SLACK.get(metric, 0):
+        return f"less than the {states:,.0f} B of states, which cannot be: it was reset, or not read on every rank"
+    if metric in IMPOSSIBLE and value < 0:
+        return IMPOSSIBLE[metric]
+    said = str(row.get("unexplained") or "").split("; ")
+    of_traffic = metric.startswith(("volume", "wire", "payload", "control"))
+    return "; ".join(one for one in said if of_traffic and one.startswith(METER))
 
 
 def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> tuple[str, tuple[Place, ...]]:

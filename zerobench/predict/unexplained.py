@@ -6,8 +6,11 @@ the engine; the column `unexplained` of a run is empty if there is none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+import torch
 
 from ..records import COLLECTIVES, DATA_AXIS, LINKS, STATES, LineRow, MemoryRow, RunRow, TrafficRow
 from ..theory.groups import Moved
@@ -27,6 +30,12 @@ OUTSIDE_BYTES_ELSE = 512 * 1024
 
 IMPOSSIBLE = "which cannot be: the ledger counts memory that the allocator does not hold, so it has missed a free"
 """Message about outside_ledger_bytes far below 0."""
+
+RESET = "which cannot be: the ledger is as predicted, so the allocator's peak was reset, or not read in every phase"
+"""The same, if predictions confirm the ledger's states and activations."""
+
+WARM_UP = 1.5
+"""A measured step with this multiple of every other step's traffic has a warm-up step's in it."""
 
 KEPT_BYTES = 4 * 1024
 """Tolerance for unlabeled flags and scalars that live as long as the engine, and for growth over a few steps."""
@@ -74,13 +83,25 @@ class Expected:
 def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     """Returns messages about a finished run, joined by "; "."""
     mine = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
+    ledger = [*_states(row, seen.memory, expected.states), *_activations(row)]
+    traffic = [*_traffic(row, mine, seen.steps, expected.parts)]
     sentences = [
-        *_states(row, seen.memory, expected.states), *_activations(row),
-        *_traffic(row, mine, seen.steps, expected.parts), *_links(row), *_tensor_axis(row),
-        *_allocator(row), *_growth(row, seen.lines), *_witnesses(row, seen.kept),
+        *_ranks(row, seen.memory), *ledger, *((traffic and [*_meter(seen.traffic, seen.steps)]) or traffic),
+        *_links(row), *_tensor_axis(row), *_allocator(row, confirmed=not ledger and expected.states is not None),
+        *_growth(row, seen.lines), *_witnesses(row, seen.kept),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
+
+
+def _ranks(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
+    """Yields figures of the row that are not those of the rank with the most."""
+    whole = [m for m in memory if (m.phase, m.tier) == ("step", "device")]
+    for name, category in (("peak", "total"), ("states", "states")):
+        most = max((m for m in whole if m.category == category), key=lambda m: m.max_bytes, default=None)
+        found = getattr(row, f"{name}_bytes")
+        if most is not None and found is not None and found < most.max_bytes:
+            yield f"{name}: {found:,} B in the row, and {most.max_bytes:,} B on rank {most.rank}: not of all ranks"
 
 
 def _states(row: RunRow, memory: list[MemoryRow], expected: Prediction | None) -> Iterator[str]:
@@ -128,6 +149,25 @@ def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[
         yield f"control: {_off(control, expected)}"
 
 
+def _meter(traffic: list[TrafficRow], steps: int) -> Iterator[str]:
+    """Yields contradictions within the meter's own figures, which explain a deviation of every collective."""
+    sent = [one for one in traffic if one.kind not in LINKS]
+    for dtype in dict.fromkeys(one.dtype for one in sent if isinstance(getattr(torch, one.dtype, None), torch.dtype)):
+        size, mine = getattr(torch, dtype).itemsize, [one for one in sent if one.dtype == dtype]
+        if all(one.payload_bytes != one.elements * size for one in mine if one.elements):
+            elements, payload = sum(one.elements for one in mine), sum(one.payload_bytes for one in mine)
+            yield f"the meter: {payload:,} B for {elements:,} elements of {dtype}, which has {size} B: a wrong size"
+    by_step: Counter[int] = Counter()
+    for one in sent:
+        by_step[one.step] += one.payload_bytes
+    each = steps // max(len({one.rank for one in sent}), 1)
+    (most, size), (_, next_size) = (*by_step.most_common(2), (0, 0), (0, 0))[:2]
+    if len(by_step) > each:
+        yield f"the meter: traffic of {len(by_step)} steps, and {each} were measured: a warm-up step is counted"
+    elif next_size and size > WARM_UP * next_size:
+        yield f"the meter: step {most} has {size / next_size:.3g} × the bytes of any other: a warm-up step is counted"
+
+
 def _links(row: RunRow) -> Iterator[str]:
     for link in LINKS:
         measured, predicted = getattr(row, f"{link}_bytes"), getattr(row, f"predicted_{link}_bytes")
@@ -146,8 +186,10 @@ def _size(part: Moved, name: str) -> float:
     return part.volume if name == "volume" else part.within + part.between
 
 
-def _allocator(row: RunRow) -> Iterator[str]:
-    """Yields disagreements with the allocator's total, in either direction, and between its totals in two passes."""
+def _allocator(row: RunRow, confirmed: bool) -> Iterator[str]:
+    """Yields disagreements with the allocator's total, in either direction, and between its totals in two passes.
+    `confirmed`: the ledger is as predicted.
+    """
     outside, peak, timed = row.outside_ledger_bytes, row.allocator_peak_bytes, row.timed_allocator_peak_bytes
     ours = row.predicted_states_bytes is not None  # memory of a peer's libraries is not predicted
     if peak is None:
@@ -157,7 +199,7 @@ def _allocator(row: RunRow) -> Iterator[str]:
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
     # inputs may be numpy arrays or a loader's shared memory, which are in no allocator
     if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):
-        yield f"outside the ledger: {outside:,} B, {IMPOSSIBLE}"
+        yield f"outside the ledger: {outside:,} B, {RESET if confirmed else IMPOSSIBLE}"
     if timed is not None and timed - peak > max(OUTSIDE_BYTES, TIMED_SHARE[ours] * peak):
         yield f"timed pass: {timed - peak:,} B above the allocator's peak of {peak:,} B in the accounted pass"
 

@@ -146,8 +146,9 @@ class TensorRow:
 
 @dataclass
 class LineRow:
-    """Storages on the device that one line of code made, in one module and category, on one rank; without a module,
-    those of one label.
+    """Storages on the device that one line of code made, in one module and category, on one rank.
+
+    Without a module a row has the storages of one label.
 
     All rows "peak" of a rank add up to its peak, "growth" to its growth_bytes, "states" (of a world of fake tensors
     alone) to its states_bytes.
@@ -181,7 +182,7 @@ class TrafficRow:
     rank: int
     """The rank that issued them, from 0."""
     step: int
-    """Number of the step, warm-up included, from 0."""
+    """Number of the measured step, from 0."""
     phase: str
     """forward, backward or update."""
     operator: str

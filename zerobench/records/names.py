@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories of the model states, including buffers in flight; the formulas predict their sum."""

@@ -103,6 +103,8 @@ class RunMemory(RunSetting):
 
     peak_bytes: int | None = None
     """Largest sum of live bytes at any instant of the measured steps, on the rank where it is largest."""
+    peaks_of_ranks: str | None = None
+    """The same of every measured rank, in bytes, JSON: {"0": 36245504, "1": 36241408}."""
     peak_parameters_bytes: int | None = None
     """Parameters at the instant of peak_bytes; the eight parts add up to it."""
     peak_gradients_bytes: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from statistics import fmean, median
@@ -119,7 +120,9 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
 def _join_memory(row: RunRow, memory: list[MemoryRow], per_node: int) -> None:
     on_device = [m for m in memory if m.tier == "device"]
     whole = [m for m in on_device if m.phase == "step"]
-    worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)
+    totals = [m for m in whole if m.category == "total"]
+    row.peaks_of_ranks = json.dumps({m.rank: m.max_bytes for m in totals})
+    worst = max(totals, key=lambda m: m.max_bytes)
     row.peak_bytes = worst.max_bytes
     row.states_bytes = max(m.max_bytes for m in whole if m.category == "states")
     for category in CATEGORIES:
