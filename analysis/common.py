@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from zerobench.commands.plot import FIGURES as PLOTTED
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.plots.page import SETTINGS, add_page_options, page_of
+from zerobench.results.options import refuse
 
 mpl.rcParams.update(SETTINGS)  # a script's process draws nothing but its figures
 
@@ -110,8 +110,7 @@ def folder_script(
     try:
         found = read(folder)
     except (OSError, ValueError, KeyError) as error:
-        print(f"{name}.py: {error}", file=sys.stderr)
-        return 2
+        return refuse(error, f"{name}.py")
     with page.used():
         for figure, draw in figures.items():
             page.save(draw(found), out, figure)

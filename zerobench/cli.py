@@ -18,11 +18,10 @@ from typing import TextIO
 from .cluster.job import JobError, find_job
 from .dispatch.task import JOB, leave_signals_to_task
 from .host.installed import installed_version
-from .host.pipes import patient
+from .host.pipes import patient, print_note
 from .host.signals import ENDING, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .results.options import refuse
-from .sizes import printable
 
 HELP = """\
 zerobench: DDP or which ZeRO stage? Compares their memory, communication and step time, measured in the same way.
@@ -146,10 +145,7 @@ def _tell(
     line: str | None = None,
 ) -> None:  # fmt: skip
     """Prints warnings for users (UserWarning) as a zerobench message, and others with their category."""
-    print(
-        printable(f"zerobench: {message}" if category is UserWarning else f"{category.__name__}: {message}"),
-        file=sys.stderr,
-    )
+    print_note(f"zerobench: {message}" if category is UserWarning else f"{category.__name__}: {message}")
 
 
 def run(arguments: list[str]) -> int:
@@ -185,7 +181,7 @@ def _act(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         verb = arguments[0] if arguments[:1] and arguments[0] in VERBS else ""
         words = f" {verb}: interrupted" if verb else ": interrupted; no launch was under way"
-        print(f"zerobench{words}", file=sys.stderr)
+        print_note(f"zerobench{words}")
         return 130
 
 
@@ -197,7 +193,7 @@ def _run(arguments: list[str]) -> int:
         with quiet():
             return _run([word for word in arguments[:end] if word not in QUIET] + arguments[end:])
     if instead := _instead(arguments[:end]):
-        print(f"zerobench {instead}", file=sys.stderr)
+        print_note(f"zerobench {instead}")
         return 2
     if arguments and arguments[0] in VERBS:
         from importlib import import_module
@@ -247,7 +243,7 @@ def _help(words: list[str], extra_dirs: list[Path]) -> int:
     try:
         shown = [help.of_word(word, check) for word in words]
     except ValueError as error:
-        return refuse(error, "--help")
+        return refuse(error, "zerobench --help")
     print("\n\n".join(shown) or HELP.format(groups=help.of_groups(check), keys=help.of_keys(check)))
     return 0
 

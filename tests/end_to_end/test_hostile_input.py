@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,9 @@ from omegaconf import OmegaConf
 from tests.end_to_end.command import SMALL, in_a_process
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
+from zerobench.commands.plot import FIGURES
 from zerobench.config.safe_yaml import read_yaml
+from zerobench.plots.page import escaped
 from zerobench.sizes import parse_bytes
 
 HERE = ["world_size=1", *SMALL]
@@ -85,7 +90,7 @@ def test_a_command_line_is_refused_in_a_sentence(
     assert "Traceback" not in told
     assert "\x1b" not in told
     assert "\x07" not in told
-    assert max(map(len, told.splitlines())) < 2500
+    assert max(map(len, told.splitlines()), default=0) < 2500
     assert (
         code == (125 if words[0] == "budget" and words[1] == "check" else 2)
         or "data.path" in words[0]
@@ -104,7 +109,7 @@ FORGED = "\nFORGED\x1b[2J"
 def of_a_stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs whose texts would print a line of their own, clear the screen, or be computed by a spreadsheet."""
     runs = tmp_path_factory.mktemp("runs")
-    make(runs, "zero1", command=f"=HYPERLINK(1){FORGED}", processor="@a|b")
+    make(runs, "zero1", command=f"=HYPERLINK(1){FORGED}", processor="@a|b", model="pa$_$y{")
     make(runs, "zero2", status="crash", reason=f"lost{FORGED}", logs={"timed/rank0.log": "x\x1b[2J"})
     return runs
 
@@ -121,6 +126,74 @@ def test_texts_of_runs_neither_forge_a_line_nor_control_the_terminal(verb: str, 
     assert not [line for line in lines if "\x1b" in line or line.lstrip(" -|").startswith("FORGED")]
     table = list(csv.reader(lines)) if verb == "export" else []
     assert not [cell for row in table for cell in row if cell.startswith(("=", "@"))]
+
+
+FED = {
+    "plan": ["--device-memory {} --gpus 2", "--device-memory 1GiB --gpus {}", "--device-memory 1GiB --gpus 2 model={}"],
+    "estimate": ["model={}", "model=mlp --figure {}"],
+    "predict": ["--cluster {}", "--calibration {}", "--published {} --out x.csv", "--cluster dgx2-v100 model={}"],
+    "status": ["{}", "RUNS --where {}", "RUNS --columns {}"],
+    "show": ["{}", "zero1 --results {}", "{} --results RUNS"],
+    "compare": ["{} RUNS", "RUNS RUNS --noise {}", "RUNS RUNS --out {}"],
+    "report": ["{}", "RUNS --out {}", "RUNS --out {}.html"],
+    "plot": ["{} --out a.png", "memory {} --out a.png", "memory RUNS --out {}", "memory RUNS --out x{}.pgf"],
+    "replay": ["{}", "RUNS --worlds {}", "RUNS --gif {}"],
+    "export": ["{}", "RUNS --out {}.csv", "RUNS --format {}", "RUNS --format parquet --out {}"],
+    "columns": ["{}", "--table {}"],
+    "budget": ["{}", "check {}", "check --runs {}", "record --runs RUNS --file {}.yaml"],
+    "noise": ["{}", "show --noise {}", "record model={}"],
+    "calibrate": ["--sizes {}", "--disk {}", "--out {} --sizes 0,0"],
+    "prune": ["{}", "RUNS --dry-run --{}"],
+}
+"""Verb -> its words, with {} for a text from outside and RUNS for a folder of a stranger."""
+
+
+@pytest.mark.shown(15)
+@pytest.mark.parametrize("text", [FORGED, "a" * 7000], ids=["forged", "long"])
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_a_text_from_outside_stays_on_its_line_in_every_verb(
+    verb: str, text: str, of_a_stranger: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in FED[verb]:
+        with suppress(SystemExit):  # of its parser
+            cli.run([verb, *(word.replace("RUNS", str(of_a_stranger)).replace("{}", text) for word in line.split())])
+        shown = capsys.readouterr()
+        told = shown.out + shown.err
+        assert "\x1b" not in told, line
+        assert "Traceback" not in told, line
+        assert not [one for one in told.splitlines() if one.lstrip(" -|").startswith("FORGED")], line
+        assert max(map(len, told.splitlines()), default=0) < 2500, line
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_dollar_sign_in_a_name_is_no_formula(figure: str, of_a_stranger: Path, tmp_path: Path, capsys) -> None:
+    assert cli.run(["plot", figure, str(of_a_stranger), "--out", str(tmp_path), "--format", "svg"]) == 0
+    assert escaped("$_\n\\input{x}%^") == r"\$\_\textbackslash{}n\textbackslash{}input\{x\}\%\textasciicircum{}"
+
+
+MARKUP = "<img src=http://x.example/a> ![i](http://x.example/b) [l](javascript:c) `d` @someone **e**"
+
+
+def test_markdown_of_a_stranger_has_no_html_image_link_or_mention(tmp_path: Path, capsys) -> None:
+    for strategy, step in (("zero1", 0.25), ("zero2", 0.5)):
+        make(tmp_path, strategy, command=MARKUP, model=MARKUP, step_s=step)
+    runs = str(tmp_path)
+    assert cli.run(["export", runs, "--format", "markdown", "--columns", "command,model"]) == 0
+    assert cli.run(["compare", runs, runs, "--format", "markdown"]) == 0
+    told = capsys.readouterr().out
+    assert "someone" in told
+    assert not re.findall(r"<(?!/?sub)|(?<!\\)[\[\]`*!]|@|://", told)
+
+
+def test_one_place_prints_what_came_from_outside() -> None:
+    """`print_line`, `print_note` and `print_on`: no other function prints a text that has a value in it."""
+    printed = []
+    for path in Path(cli.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "print":
+                printed += [f"{path}:{call.lineno}" for one in call.args if isinstance(one, ast.JoinedStr)]
+    assert not printed
 
 
 def test_a_verbs_parser_repeats_no_control_of_the_terminal(capsys) -> None:

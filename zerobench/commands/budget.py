@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..config.compose import RefusedError, compose_cells
 from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
 from ..config.identity import LOCAL, work_id
+from ..host.pipes import print_line, print_note
 from ..judging.budget_file import (
     DEFAULT_FOLDER,
     BudgetFile,
@@ -49,7 +49,7 @@ from ..results.provenance import device_class
 from ..results.selection import CODE, latest
 from ..results.summary import summarize
 from ..results.tables import Results
-from ..sizes import printable, show_count
+from ..sizes import show_count
 from ..sweep.command import run_cells
 from .folder_contents import code_of
 
@@ -92,7 +92,7 @@ def budget(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError) as error:
-        refuse(error, "budget")
+        refuse(error, "zerobench budget")
         return UNJUDGED if arguments[0] == "check" else 2
 
 
@@ -133,16 +133,16 @@ def _write_and_tell(
         if path:
             write_comment(path, changes_body(str(file.path), changes))
     if chosen.dry_run:
-        print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written"))
+        print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written")
         return
     write_budget(file)
-    print(printable(f"budget: {file.path}, {show_count(len(rows), 'cell')}"))
+    print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}")
     watched = all(row["data"] == "watched" for row in rows)
     if not file.command and not watched:
         ways = (
             "add to --runs the overrides that made the runs, as in: budget record --runs PATH -m strategy=zero1,zero2"
         )
-        print(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}", file=sys.stderr)
+        print_note(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}")
 
 
 def _record_parser() -> argparse.ArgumentParser:
@@ -295,7 +295,7 @@ def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str,
     if not there or not here:
         return False
     words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(OF_KERNELS)}"
-    print(printable(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are"))
+    print_line(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are")
     return True
 
 
@@ -332,14 +332,14 @@ def _measured(
 def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
     """Returns findings for failed cells without a budget; other such cells get a note."""
     if rows:
-        print(printable(f"without a budget: {', '.join(row['name'] for row in rows)}"))
+        print_line(f"without a budget: {', '.join(row['name'] for row in rows)}")
     return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
 
 
 def _tell_of_older_code(rows: list[dict[str, Any]]) -> None:
     older = [row["name"] for row in rows if code_of(row) == "older"]
     if older:
-        print(printable(f"by older code than this: {', '.join(older)}; without --runs they are measured again"))
+        print_line(f"by older code than this: {', '.join(older)}; without --runs they are measured again")
 
 
 def _require(file: BudgetFile, environment: str) -> None:
@@ -382,7 +382,7 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
         raise UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
     if len(kept) < len(runs):
         number = show_count(len(runs) - len(kept), "failed or superseded run")
-        print(f"{chosen.runs}: {number} left out; --all takes them")
+        print_line(f"{chosen.runs}: {number} left out; --all takes them")
     return summaries(kept, results.of(runs["run_id"]))
 
 

@@ -6,7 +6,6 @@ With `--compute` a model's operators and reference steps are measured as well, f
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,6 +33,7 @@ from ..calibrate.operators import (
     write_operators,
 )
 from ..cluster.job import current_job, gather, machines
+from ..host.pipes import print_line, print_note
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_console, stdout_console
 from ..launch.over_cluster import launch, places
@@ -41,7 +41,7 @@ from ..launch.start_ranks import Interrupted, Outcome
 from ..results.grid import Grid
 from ..results.options import TIME_LIMIT, Parser, verb
 from ..results.provenance import device_class, machine, started
-from ..sizes import parse_bytes, printable, show_bytes
+from ..sizes import parse_bytes, show_bytes
 from ..timing.reference import NotMeasuredError, measure_steps, step_rows
 
 FOLDER = Path("results/calibration")
@@ -61,10 +61,10 @@ def calibrate(arguments: list[str]) -> int:
     try:
         _calibrate_collectives(chosen)
     except (Interrupted, KeyboardInterrupt):
-        print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
+        print_note("zerobench calibrate: stopped; nothing is recorded")
         return 130
     except NotMeasuredError as error:
-        print(printable(f"zerobench calibrate: nothing is recorded: {error}"), file=sys.stderr)
+        print_note(f"zerobench calibrate: nothing is recorded: {error}")
         return 1
     return 0
 
@@ -84,7 +84,7 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
     if operators:
         write_operators(folder, [*operators, *step_rows(folder, operators, steps, chosen.world_size)])
-    print(f"recorded in {folder}; zerobench.load_calibration reads it")
+    print_line(f"recorded in {folder}; zerobench.load_calibration reads it")
 
 
 def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:

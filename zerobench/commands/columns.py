@@ -117,7 +117,7 @@ def as_markdown(found: Sequence[Column]) -> str:
             for one in mine
         ]
         grid = Grid(["column", "type", "unit", "meaning"], rows, left=4)
-        lines += [f"## {table}", "", f"{said_of(table)}.", "", grid.markdown()]
+        lines += [f"## {table}", "", f"{said_of(table)}.", "", grid.markdown(is_markdown=True)]
     return "\n".join(lines)
 
 

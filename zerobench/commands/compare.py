@@ -12,18 +12,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..host.terminal import file_console, stdout_console
+from ..host.terminal import file_console, print_on, stdout_console
 from ..judging import noise_floor
 from ..judging.comparison import Compared, Comparison, Measured, compare_cells, compare_runs
 from ..judging.noise_floor import NoiseFloor
-from ..results.grid import Grid
+from ..results.grid import Grid, markdown_text
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
 from ..results.tables import Results
 from ..sizes import printable
 from .comparison_text import MINIMUM_EFFECT, passages
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
-from .text_blocks import Passage, print_parts, say
+from .text_blocks import Passage, print_parts
 
 NOISE_FOLDER = "results/noise"
 
@@ -125,16 +125,16 @@ def _write(found: list[Passage], style: str, out: Path | None) -> None:
 
 def _print(found: list[Passage], console: Console) -> None:
     for section in found:
-        say(console, section.title, "bold")
+        print_on(console, section.title, "bold")
         print_parts(console, section.parts)
         console.print()
 
 
 def _markdown(section: Passage) -> str:
-    lines = [f"## {printable(section.title)}", ""]
+    lines = [f"## {markdown_text(printable(section.title))}", ""]
     for part in section.parts:
         if isinstance(part, Grid):
             lines += ["", part.markdown()]
         else:
-            lines.append(f"- {printable(part)}")
+            lines.append(f"- {markdown_text(printable(part))}")
     return "\n".join(lines) + "\n"

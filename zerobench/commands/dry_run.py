@@ -14,7 +14,7 @@ from ..config.flat import name_cells
 from ..config.hydra_keys import first_line
 from ..config.launcher import LauncherChoice
 from ..dispatch.plugin import at_once, groups_of, resources_for, settings_for
-from ..host.terminal import stdout_console
+from ..host.terminal import print_on, stdout_console
 from ..predict.estimate import Estimate, estimate
 from ..predict.fit import Fit, fit_of
 from ..results.grid import Grid
@@ -24,7 +24,6 @@ from ..sweep.cell import find_elsewhere, find_reusable
 from ..sweep.command import fitting
 from ..sweep.search import combinations, is_search
 from ..sweep.sweep import rounds
-from .text_blocks import say
 
 HEADER = ["cell", "plan", "ψ", "formula", "predicted states"]
 
@@ -84,10 +83,10 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     notes = [f"{name}: {one.why}" for name, one in zip(names, planned, strict=True) if one.why]
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
     for note in _notes_on_memory(planned) + one_memory + notes + by_job:
-        say(console, note)
+        print_on(console, note)
     count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
     words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
-    console.print(f"{show_count(len(cells), 'cell')}: {words}; nothing was started", highlight=False)
+    print_on(console, f"{show_count(len(cells), 'cell')}: {words}; nothing was started")
     return int(any(cell.problems for cell in cells))
 
 

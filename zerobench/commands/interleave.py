@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..host.pipes import print_note
 from ..host.revisions import GitError, full_hash, git, worktree
 from ..results import tables
 from ..results.provenance import PACKAGE
@@ -134,9 +135,9 @@ def measure_in_turns(
         places = {side: stack.enter_context(_checkout(side, rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
         for count, (side, number) in enumerate(turns(launches), 1):
             revision = rev_a if side == "a" else rev_b
-            print(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}", file=sys.stderr)
+            print_note(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}")
             _launch(places[side], overrides, folder / f"{side}{number}", revision)
-    print(f"runs: {folder}", file=sys.stderr)
+    print_note(f"runs: {folder}")
     sides = ([_numbered(folder / f"{side}{number}", number) for number in range(launches)] for side in "ab")
     a, b = (_together(launched) for launched in sides)
     return a, b
@@ -185,7 +186,7 @@ def _checkout(side: str, revision: str) -> Iterator[Path]:
         changed = " with uncommitted changes" * (revision == "." and bool(git(top, "status", "--porcelain")))
     except GitError as error:
         raise ValueError(f"--interleave: {error}") from error
-    print(f"{side.upper()}: {revision} is {found}{changed}, of {top}", file=sys.stderr)
+    print_note(f"{side.upper()}: {revision} is {found}{changed}, of {top}")
     if revision == ".":
         yield top
         return

@@ -6,13 +6,13 @@ Definition and storage of a *noise floor*: judging/noise_floor.py.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.world import has_times
+from ..host.pipes import print_line, print_note
 from ..host.terminal import stdout_console
 from ..judging import noise_floor
 from ..judging.noise_floor import NoiseFloor, floor_from
@@ -20,7 +20,6 @@ from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.selection import latest
 from ..results.summary import LEAST_LAUNCHES
-from ..sizes import printable
 from ..sweep.command import check_folders
 from ..sweep.progress import Reporter
 from ..sweep.sweep import Sweep
@@ -54,7 +53,7 @@ def noise(arguments: list[str]) -> int:
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     if sweep.stopped or failed:
         why = "; ".join(row["reason"] for row in failed)
-        print(printable(f"zerobench noise: nothing is recorded: {why}"), file=sys.stderr)
+        print_note(f"zerobench noise: nothing is recorded: {why}")
         return 130 if sweep.stopped else 1
     return _record(chosen.noise, sweep.rows, cell.config)
 
@@ -106,12 +105,12 @@ def _record(folder: Path, launches: list[dict[str, Any]], config: CellConfig) ->
     if floor.of("step_s", SHOWN_PAIRS[1]) > MOST_PLAUSIBLE:
         shown = ", ".join(f"{1000 * one:.1f}" for one in floor.medians["step_s"])
         words = f"its launches took {shown} ms a step: with such a spread every change would be noise"
-        print(printable(f"zerobench noise: nothing is recorded: {floor.cell}: {words}"), file=sys.stderr)
-        print("Try on a quiet machine, with more --launches, or with a longer step.", file=sys.stderr)
+        print_note(f"zerobench noise: nothing is recorded: {floor.cell}: {words}")
+        print_note("Try on a quiet machine, with more --launches, or with a longer step.")
         return 1
     path = noise_floor.write(folder, floor)
     _print([floor])
-    print(f"recorded in {path}; zerobench compare looks it up")
+    print_line(f"recorded in {path}; zerobench compare looks it up")
     return 0
 
 
@@ -120,7 +119,7 @@ def _show(folder: Path) -> int:
     if floors:
         _print(floors)
     else:
-        print(f"{folder}: no noise floor is recorded; zerobench noise record measures it")
+        print_line(f"{folder}: no noise floor is recorded; zerobench noise record measures it")
     return 0
 
 

@@ -5,7 +5,6 @@ its options and its way of writing files.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
@@ -15,13 +14,14 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..host.pipes import print_note
 from ..plots import Plots
 from ..plots.memory import add_capacity
 from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, page_of
 from ..plots.panels import MOST_PANELS
 from ..plots.style import learn_colors
 from ..plots.throughput import add_drop_from
-from ..results.options import RESULTS, add_options
+from ..results.options import RESULTS, Parser, add_options, refuse
 from ..results.selection import chosen
 from ..results.tables import Results, load
 
@@ -51,12 +51,8 @@ def plot(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<12}{str(getattr(Plots, name).__doc__).splitlines()[0]}" for name in FIGURES]
-    parser = argparse.ArgumentParser(
-        prog="zerobench plot",
-        description="Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines),
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    words = "Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines)
+    parser = Parser("zerobench plot", words, EXAMPLES)
     parser.add_argument("figure", choices=FIGURES, metavar="FIGURE", help="a name of the list above")
     words = f"results folders, runs or collections (default: {RESULTS})"
     parser.add_argument("runs", nargs="*", default=[Path(RESULTS)], type=Path, help=words)
@@ -89,15 +85,14 @@ def save_figure(
         page, folder, stem = _place(page, out, name)
         results, left_out = chosen(load_all(runs), options.pop("where"), options.pop("all"))
         if left_out:
-            print(f"{program}: {left_out}", file=sys.stderr)
+            print_note(f"{program}: {left_out}")
         if results.runs.empty:
             raise ValueError(f"no runs in {', '.join(map(str, runs))}")
         learn_colors(results, runs)
         with page.used():
             page.save(draw(results, **options), folder, stem)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 2
+    except (OSError, ValueError) as error:
+        return refuse(error, program)
     return 0
 
 

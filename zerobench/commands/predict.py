@@ -6,7 +6,6 @@ import argparse
 import csv
 import io
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from ..config.flat import name_strategies
 from ..fake_execution import Limits, execute_all
 from ..host.environment import usable_cores
 from ..host.files import replace_text
-from ..host.terminal import progress_bar, stdout_console
+from ..host.pipes import print_note
+from ..host.terminal import print_on, progress_bar, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
 from ..results.options import TIME_LIMIT, Parser, add_columns, verb
@@ -34,7 +34,6 @@ from .estimate.command import DEFAULTS, Question, ask
 from .estimate.row import model_of
 from .estimate.show import shared_words, training_words
 from .export.perfetto import process
-from .text_blocks import say
 
 FORMATS = ("table", "json", "csv")
 
@@ -113,7 +112,7 @@ def predict(arguments: list[str]) -> int:
             return predict_published(chosen.published, chosen.out, chosen.jobs, chosen.cache)
         rows, schedules = _predict(chosen)
     except KeyboardInterrupt:
-        print("zerobench predict: stopped; nothing is written", file=sys.stderr)
+        print_note("zerobench predict: stopped; nothing is written")
         return 130
     _give(rows, chosen)
     if chosen.trace is not None:
@@ -304,7 +303,7 @@ def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
         print(text, end="")
         return
     replace_text(chosen.out, text)
-    print(f"{chosen.out}: {len(rows)} cells", file=sys.stderr)
+    print_note(f"{chosen.out}: {len(rows)} cells")
 
 
 def _as_csv(rows: Sequence[PredictionRow]) -> str:
@@ -321,16 +320,16 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
     if there:
         first = there[0]
         setting = {"model": first.model} | training_words(first) | {"batch": f"batch {first.batch} over all ranks"}
-        say(console, f"{shared_words(there, setting)}; on {first.cluster}:")
+        print_on(console, f"{shared_words(there, setting)}; on {first.cluster}:")
         noun = counted(row.sequence for row in there)
         header = [name.replace("tokens", noun) for name in HEADER]
         columns = columns and [name.replace("tokens", noun) for name in columns]
         console.print(Grid(header, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
     for words in dict.fromkeys(row.validated for row in there):
-        say(console, f"interval: {words}")
+        print_on(console, f"interval: {words}")
     for row in rows:
         if row.problem:
-            say(console, f"{row.name}: {row.problem}")
+            print_on(console, f"{row.name}: {row.problem}")
 
 
 def _line(row: PredictionRow) -> list[str]:
@@ -357,4 +356,4 @@ def _write_trace(out: Path, told: Sequence[tuple[str, StepSchedule, StepTime]]) 
         events = [replace(event, seconds=at) for event, at in zip(schedule.events[-1], found.timeline.at, strict=True)]
         entries += process(number, f"{name}, predicted", pd.DataFrame([asdict(event) for event in events]))
     replace_text(out, json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, default=lambda one: one.item()))
-    print(f"{out}: {len(told)} steps; open it at https://ui.perfetto.dev", file=sys.stderr)
+    print_note(f"{out}: {len(told)} steps; open it at https://ui.perfetto.dev")

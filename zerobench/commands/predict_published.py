@@ -11,6 +11,7 @@ from pathlib import Path
 from ..config.cell import CellConfig
 from ..fake_execution import Target
 from ..host.files import replace_text
+from ..host.pipes import print_line
 from ..published.cells import RunPlan, plan_of
 from ..published.rows import NotGivenError, PublishedRun, read
 from ..timing.interval import interval
@@ -69,7 +70,7 @@ def predict_published(path: Path, out: Path, jobs: int | None, cache: Path | Non
     ]
     replace_text(out, _as_csv(rows))
     there = sum(row.predicted_tokens_s_gpu is not None for row in rows)
-    print(f"{out}: {there} of {len(rows)} runs predicted; the others say why not")
+    print_line(f"{out}: {there} of {len(rows)} runs predicted; the others say why not")
     return 0
 
 

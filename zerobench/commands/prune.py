@@ -8,14 +8,14 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..host.pipes import print_line, print_note
 from ..host.temporary import PRUNED, is_claimed
-from ..host.terminal import stdout_console
+from ..host.terminal import print_on, stdout_console
 from ..results.folders import PARTIAL
 from ..results.grid import Grid
 from ..results.options import Parser, verb
-from ..sizes import printable, show_bytes, show_count
+from ..sizes import show_bytes, show_count
 from .folder_contents import FolderContents, look, size_of
-from .text_blocks import say
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def remove_all(doomed: list[Doomed]) -> int:
                 freed, gone = freed + one.size, gone + 1
         except OSError as error:
             failed += 1
-            print(printable(f"zerobench prune: {one.path} cannot be removed: {error}"), file=sys.stderr)
-    print(f"removed {gone} of {len(doomed)}, {show_bytes(freed)}")
+            print_note(f"zerobench prune: {one.path} cannot be removed: {error}")
+    print_line(f"removed {gone} of {len(doomed)}, {show_bytes(freed)}")
     return int(failed > 0)
 
 
@@ -126,9 +126,9 @@ def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) ->
     if doomed:
         rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]
         console.print(Grid(["to be removed", "why", "size"], rows, left=2))
-        say(console, f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}")
+        print_on(console, f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}")
     outdated = held.verdicts().count("outdated")
     if outdated and not older_code:
-        say(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")
+        print_on(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")
     for complaint in held.unreadable:
-        say(console, f"kept: {complaint}")
+        print_on(console, f"kept: {complaint}")

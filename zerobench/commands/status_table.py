@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..host.terminal import is_quiet, stdout_console
+from ..host.terminal import is_quiet, print_on, stdout_console
 from ..records import RunRow
 from ..results.board import board_folders, is_up, read_board
 from ..results.folders import PARTIAL
@@ -21,7 +21,6 @@ from ..results.printed_table import sorted_cells
 from ..results.selection import matching
 from ..sizes import show_bytes, show_count, show_ms
 from .folder_contents import FolderContents, code_of, size_of
-from .text_blocks import say
 
 FIRST_TO_GO = ("code", "ago", "step", "peak")
 
@@ -47,7 +46,7 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
         lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
     for line in lines + ([] if is_quiet() else next_steps(held, cells)):
-        say(console, line)
+        print_on(console, line)
 
 
 def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:

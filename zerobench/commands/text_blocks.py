@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from ..host.terminal import print_on
 from ..results.grid import Grid
-from ..sizes import printable
 
 Part = str | Grid
 
@@ -23,15 +23,10 @@ class Passage:
     parts: list[Part]
 
 
-def say(console: Console, words: str, style: str = "") -> None:
-    """Prints words on one line, however long; a newline in them is escaped, like any control character."""
-    console.print(printable(words), style=style, markup=False, highlight=False, soft_wrap=True)
-
-
 def print_parts(console: Console, parts: list[Part]) -> None:
     """Prints sentences, indented, and tables."""
     for part in parts:
         if isinstance(part, Grid):
             console.print(part)
         else:
-            say(console, f"  {part}")
+            print_on(console, f"  {part}")

@@ -1,4 +1,4 @@
-"""Standard output and error whose reader may close them: `zerobench status | head`."""
+"""Standard output and error: lines with text from outside, and readers that close early: `zerobench status | head`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import io
 import os
 import sys
 from typing import TextIO
+
+from ..sizes import printable
+
+
+def print_line(words: object) -> None:
+    """Prints a line on standard output; a text from outside cannot add lines or control the terminal."""
+    print(printable(words))
+
+
+def print_note(words: object) -> None:
+    """Prints a line on standard error, as `print_line` does on standard output."""
+    print(printable(words), file=sys.stderr)
 
 
 class Patient(io.FileIO):

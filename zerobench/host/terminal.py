@@ -13,6 +13,8 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from ..sizes import printable
+
 FILE_WIDTH = 160
 """Width, in characters, at which text is wrapped in a file, if all columns fit."""
 
@@ -38,6 +40,11 @@ def stdout_console() -> Output:
 def file_console(file: TextIO) -> Output:
     """Returns an endless console on a file."""
     return Output(file=file, width=ENDLESS)
+
+
+def print_on(console: Console, words: object, style: str = "") -> None:
+    """Prints words on one line, however long; a newline in them is escaped, like any control character."""
+    console.print(printable(words), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_console() -> Console:

@@ -9,18 +9,19 @@ a budget file is escaped: names come from the pull request.
 
 from __future__ import annotations
 
-import html
 import os
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from ..host.revisions import GitError, git
+from ..results.grid import Grid
+from ..results.grid import markdown_text as escaped
+from ..sizes import escape_control
 from .judge import Finding, Limit, show_value
 from .lines import Place
 from .recording import HEADER, LimitChange
-from .reports import Verdicts, one_line, write
+from .reports import Verdicts, write
 
 LEVELS = {"regression": "error", "missing": "error", "unjudged": "warning", "improvement": "notice"}
 
@@ -93,7 +94,7 @@ def _command(level: str, place: tuple[str, int], found: list[Finding], title: st
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escape_control(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:
@@ -131,18 +132,9 @@ KINDS = {"regression": "worse", "missing": "missing", "unjudged": "not measured"
 """Kinds of findings -> their label, the most severe first."""
 
 
-def escaped(text: str) -> str:
-    """Escapes a text for Markdown, on one line: it cannot become a table, link, mention, HTML or code."""
-    line = " ".join(one_line(text).split())
-    shown = re.sub(r"([\\`*\[\]|~#!])", r"\\\1", html.escape(line, quote=False))
-    shown = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", shown)
-    return shown.replace("@", "&#64;").replace("://", ":&#47;&#47;")
-
-
-def grid(header: Sequence[str], rows: list[list[str]]) -> list[str]:
-    """Returns the lines of a Markdown table of plain texts."""
-    lines = [map(escaped, header), ["---"] * len(header), *(map(escaped, row) for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
+def table(header: Sequence[str], rows: list[list[str]]) -> list[str]:
+    """Returns the lines of a Markdown table, of which a comment may have too little room for some."""
+    return Grid(header, rows).markdown(sides=False).splitlines()
 
 
 def folded(title: str, lines: list[str]) -> list[str]:
@@ -189,7 +181,7 @@ def check_body(verdicts: Verdicts) -> list[str]:
         signed = f"{'+' if by > 0 else '−'}{show_value(one.metric, abs(by))}"
         rows.append([kind, one.cell, one.metric, _limit(one.metric, limit), show_value(one.metric, value), signed])
     if rows:
-        body += [*grid(["", "cell", "metric", "limit", "now", "difference"], rows), ""]
+        body += [*table(["", "cell", "metric", "limit", "now", "difference"], rows), ""]
     places = [
         f"- {escaped(one.cell)}, {escaped(one.metric)}: {escaped(p.sentence)}" for one in found for p in one.places
     ]
@@ -207,7 +199,7 @@ def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
     if not changes:
         return [MARKER_OF_CHANGES, f"### Budget {escaped(file)}: no limit changes", ""]
     count = "1 limit changes" if len(changes) == 1 else f"{len(changes)} limits change"
-    return [MARKER_OF_CHANGES, f"### Budget {escaped(file)}: {count}", "", *grid(HEADER, [one.row for one in changes])]
+    return [MARKER_OF_CHANGES, f"### Budget {escaped(file)}: {count}", "", *table(HEADER, [one.row for one in changes])]
 
 
 def write_comment(path: Path, body: list[str]) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 import pandas as pd
 
 from ..config.cell import CellConfig
-from ..host.terminal import stdout_console
+from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.summary import LEAST_LAUNCHES
-from ..sizes import printable
 from .budget_file import BudgetFile, CellBudget, Environment
 from .judge import (
     DEFAULT_TOLERANCE,
@@ -88,9 +87,9 @@ def print_changes(changes: list[LimitChange]) -> None:
     for cell in dict.fromkeys(one.cell for one in changes):
         mine = [one.row[1:] for one in changes if one.cell == cell]
         if any(not one.metric for one in changes if one.cell == cell):
-            console.print(f"{printable(cell)}: new, {mine[0][0]}", markup=False, highlight=False, soft_wrap=True)
+            print_on(console, f"{cell}: new, {mine[0][0]}")
             continue
-        console.print(printable(cell), style="bold", markup=False, highlight=False, soft_wrap=True)
+        print_on(console, cell, "bold")
         console.print(Grid(HEADER[1:], mine, left=("metric", "line")))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ..host.terminal import stdout_console
-from ..sizes import printable
+from ..host.terminal import print_on, stdout_console
+from ..results.grid import Grid
 from .judge import MORE_IS_BETTER, Finding, Limit, show_limit
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
@@ -46,8 +46,8 @@ def print_findings(verdicts: Verdicts) -> None:
     """Prints a message per finding, and the number of limits that hold."""
     console = stdout_console()
     for finding in verdicts.findings:
-        console.print(f"{finding.kind}: ", style=STYLES[finding.kind], end="")
-        console.print(printable(finding.sentence), markup=False, highlight=False, soft_wrap=True)
+        console.print(finding.kind, style=STYLES[finding.kind], end=": ")
+        print_on(console, finding.sentence)
     console.print(verdicts.words, highlight=False)
     if any(finding.kind == "improvement" for finding in verdicts.findings):
         console.print("Improvements are not in the budget yet: zerobench budget record writes it again.")
@@ -84,19 +84,14 @@ def write_junit(path: Path, verdicts: Verdicts) -> None:
 
 
 def one_line(text: str) -> str:
-    """Replaces line breaks and other control characters, which XML and table cells cannot contain, by spaces."""
+    """Replaces line breaks and other control characters, which XML cannot contain, by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def write_markdown(path: Path, verdicts: Verdicts) -> None:
-    """Writes a table of the findings below a line with their number; messages are escaped to stay in their cells."""
-    lines = [f"**Budgets:** {verdicts.words}.", ""]
-    if verdicts.findings:
-        lines += ["| | what moved |", "| --- | --- |"]
-    for finding in verdicts.findings:
-        shown = one_line(finding.sentence).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-        lines.append(f"| {finding.kind} | {shown} |")
-    write(path, "\n".join(lines) + "\n")
+    """Writes a table of the findings below a line with their number."""
+    table = Grid(["", "what moved"], [[one.kind, one.sentence] for one in verdicts.findings]).markdown(sides=False)
+    write(path, f"**Budgets:** {verdicts.words}.\n\n{table if verdicts.findings else ''}")
 
 
 def write_benchmark(path: Path, verdicts: Verdicts) -> None:

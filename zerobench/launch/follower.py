@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,10 +14,10 @@ from ..calibrate.collectives import calibrate_rank
 from ..cluster.job import TORCHRUN, Job, JobContext, JobError, joined
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import SILENCE_S, LostError
+from ..host.pipes import print_note
 from ..host.signals import INTERRUPT, TERMINATE, end_with_parent, interrupt_on
 from ..host.temporary import temporary_folder
 from ..results.provenance import source_hash
-from ..sizes import printable
 from ..worker import run_rank
 from . import start_ranks as here
 from .start_ranks import STOPPED, Failure
@@ -53,7 +52,7 @@ def in_job(job: Job, act: Callable[[JobContext], int]) -> int:
             return act(mine)
     except (JobError, LostError) as error:
         speaker = f"rank {job.rank} of the job: " if job.rank else ""
-        print(printable(f"zerobench: {speaker}{error}"), file=sys.stderr)
+        print_note(f"zerobench: {speaker}{error}")
         tell_torchrun(error)
         return 2
 

@@ -82,11 +82,9 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
         if total == "total":
             height += _stack_outside(axes, place + shift, height, cell, unit)
         number(axes, place + shift, height, show(height))
-    span = (place - 0.4, place)
-    if pd.isna(cell.predicted_states_bytes):
-        return  # theory has nothing to say of a peer
-    axes.hlines(cell.predicted_states_bytes / unit, *span, color="black", lw=1.8)
-    axes.hlines(cell.floor_states_bytes / unit, *span, color="black", lw=1.4, linestyles=":")
+    for states, line, wide in ((cell.predicted_states_bytes, "-", 1.8), (cell.floor_states_bytes, ":", 1.4)):
+        if not pd.isna(states):  # theory predicts no states of a peer
+            axes.hlines(states / unit, place - 0.4, place, color="black", lw=wide, linestyles=line)
 
 
 def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:

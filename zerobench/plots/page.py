@@ -36,7 +36,11 @@ from matplotlib.backends.backend_pgf import RendererPgf
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 from matplotlib.transforms import Bbox
+
+from ..host.pipes import print_line
+from ..sizes import escape_control
 
 WIDTHS = {"column": 3.35, "page": 7.0}
 """Size of a figure, in inches."""
@@ -82,9 +86,9 @@ class Page:
         for ending in self.formats:
             above(figure, ending in CAPTIONED)
             write(figure, out / f"{name}.{ending}", caption)
-            print(f"figure: {out / f'{name}.{ending}'}")
+            print_line(f"figure: {out / f'{name}.{ending}'}")
         (out / f"{name}.txt").write_text(caption + "\n", encoding="utf-8")
-        print(f"caption: {out / f'{name}.txt'}")
+        print_line(f"caption: {out / f'{name}.txt'}")
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +131,7 @@ SETTINGS: dict[str, Any] = {
     "grid.alpha": 0.3,
     "axes.axisbelow": True,
     "hatch.linewidth": 0.5,
+    "text.parse_math": False,  # a dollar sign in a name begins no formula
     "pdf.fonttype": 42,  # whole fonts, as publishers ask for
     "svg.fonttype": "path",  # text looks alike where the font is not installed
     "svg.hashsalt": "zerobench",  # the same data give the same file
@@ -206,6 +211,10 @@ def settle(figure: Figure) -> None:
 
 def lay_out(figure: Figure) -> None:
     """Places axes and texts without drawing them."""
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            for label in axis.get_ticklabels(which="both"):
+                label.set_parse_math(True)  # powers of ten: the only formulas
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -220,7 +229,7 @@ def _stretch(figure: Sheet) -> None:
 
 def caption_of(figure: Figure) -> str:
     """The figure's caption, on one line."""
-    return " ".join((figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()).split())
+    return escape_control(" ".join((figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()).split()))
 
 
 def above(figure: Figure, there: bool) -> None:
@@ -332,11 +341,13 @@ def headroom(axes: Axes) -> None:
 
 
 SIGNS = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "%": r"\%",
     "_": r"\_", "#": r"\#", "&": r"\&", "–": "--", "ψ": r"\ensuremath{\psi}", "×": r"\ensuremath{\times}",
     "÷": r"\ensuremath{\div}", "·": r"\ensuremath{\cdot}", "≥": r"\ensuremath{\geq}", "≤": r"\ensuremath{\leq}",
     "…": r"\ldots{}",
 }  # fmt: skip
-"""Characters that pdfLaTeX does not accept as they are, outside of formulas."""
+"""Characters that are special in LaTeX, or that pdfLaTeX lacks."""
 
 HEAD = r"""%% \usepackage{pgf} and \input this file.
 %% {caption}
@@ -364,17 +375,16 @@ class RendererWithoutTex(RendererPgf):
         """Width, height and descent of a text, in dots."""
         return self._measure.get_text_width_height_descent(s, prop, ismath)
 
-    def draw_text(self, gc: Any, x: float, y: float, s: str, *more: Any, **named: Any) -> None:
+    def draw_text(
+        self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
+    ) -> None:
         """Writes a text for the document to set."""
-        super().draw_text(gc, x, y, escaped(s), *more, **named)
+        super().draw_text(gc, x, y, s if ismath else escaped(s), prop, angle, ismath, mtext)
 
 
 def escaped(text: str) -> str:
-    """Escapes SIGNS for LaTeX; formulas, between dollar signs, stay unchanged."""
-    parts = text.split("$")
-    for place in range(0, len(parts), 2):
-        parts[place] = "".join(SIGNS.get(sign, sign) for sign in parts[place])
-    return "$".join(parts)
+    """Escapes SIGNS and control characters for LaTeX."""
+    return "".join(SIGNS.get(sign, sign) for sign in escape_control(text))
 
 
 def write_pgf(figure: Figure, path: Path, caption: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,10 +73,11 @@ class Grid:
     def _cells(self) -> list[list[Text]]:
         return [[one if isinstance(one, Text) else Text(printable(one)) for one in row] for row in self.rows]
 
-    def markdown(self, sides: bool = True) -> str:
-        """Returns a pipe table. `sides`: align columns of figures right."""
+    def markdown(self, sides: bool = True, is_markdown: bool = False) -> str:
+        """Returns a pipe table. `sides`: align columns of figures right. `is_markdown`: cells are Markdown already."""
         ruler = ["---" if place in self.words or not sides else "--:" for place in range(len(self.header))]
-        lines = [[_pipe_free(one) for one in row] for row in (self.header, *self.rows)]
+        shown = (lambda text: text.replace("|", "\\|")) if is_markdown else markdown_text
+        lines = [[shown(str(one)) for one in row] for row in (self.header, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
 
     def html(self, words: str = "", figures: str = ' class="n"') -> str:
@@ -179,8 +181,12 @@ class Grid:
         return table
 
 
-def _pipe_free(cell: GridCell) -> str:
-    return escape_control(str(cell)).replace("|", "\\|")
+def markdown_text(text: str) -> str:
+    """Escapes a text for Markdown, on one line: it cannot become a table, link, image, mention, HTML or code."""
+    line = escape_control(" ".join(text.split()))
+    shown = re.sub(r"([\\`*\[\]|~#!])", r"\\\1", escape(line, quote=False))
+    shown = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", shown)
+    return shown.replace("@", "&#64;").replace("://", ":&#47;&#47;")
 
 
 def _marked_up(cell: Text) -> str:

@@ -134,17 +134,17 @@ def verb(act: Callable[Concatenate[list[str], P], int]) -> Callable[Concatenate[
         try:
             return act(arguments, *more, **options)
         except (OSError, ValueError) as error:
-            return refuse(error, name)
+            return refuse(error, f"zerobench {name}")
 
     update_wrapper(answered, act)
     return answered
 
 
-def refuse(error: Exception, name: str = "") -> int:
+def refuse(error: Exception, program: str = "zerobench") -> int:
     """Prints an error on standard error, a line for each of its `problems`; an indented list in a message stays a list.
-    Returns exit code 2. `name`: of the verb, "" for a run or a sweep.
+    Returns exit code 2. `program`: with its verb, if there is one.
     """
     for problem in getattr(error, "problems", [error]):
-        lines = f"{f'zerobench {name}'.strip()}: {problem}".split("\n  ")
+        lines = f"{program}: {problem}".split("\n  ")
         print(*map(printable, lines), sep="\n  ", file=sys.stderr)
     return 2

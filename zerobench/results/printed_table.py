@@ -12,7 +12,7 @@ from rich.text import Text
 from ..config.cell import CellConfig
 from ..config.flat import base_name, name_cells
 from ..host.environment import SIMULATED
-from ..host.terminal import is_quiet, stdout_console
+from ..host.terminal import is_quiet, print_on, stdout_console
 from ..records import RunRow, SearchRow
 from ..sizes import counted, printable, show_bytes
 from .frames import frame_of
@@ -164,12 +164,12 @@ def print_results(
     columns = columns_of(cells)
     shown = COLUMNS if chosen else columns
     if words := busy_words(cells):
-        console.print(words, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+        print_on(console, words, "bold yellow")
     console.print(grid_of(cells, {**(more or {}), **shown}, [*(more or {}), *chosen] if chosen else chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
     if not is_quiet() and shares_memory(cells):
-        console.print(f"{ONE_MEMORY}: * ranks peaks and states by their sum", style="dim", highlight=False)
+        print_on(console, f"{ONE_MEMORY}: * ranks peaks and states by their sum", "dim")
     print_failures(cells)
     print_other_training(cells)
 
@@ -184,11 +184,11 @@ def print_other_training(rows: list[Row]) -> None:
     for row in rows:
         if row["training"] == "differs":
             words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
-            stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True, style="bold red")
+            print_on(stdout_console(), words, "bold red")
     unchecked = [row for row in rows if row["training"] == "unchecked"]
     if unchecked:
         words = f"training unchecked in {len(unchecked)} of {len(rows)} cells: {unchecked[0]['training_words']}"
-        stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True, style="dim")
+        print_on(stdout_console(), words, "dim")
 
 
 def shares_memory(cells: list[Row]) -> bool:
@@ -201,10 +201,10 @@ def print_failures(rows: list[Row]) -> None:
     for row in rows:
         if row["status"] == "ok" and isinstance(said := row.get("unexplained"), str) and said:
             words = f"{row.get('name') or name_of(row)}: unexplained: {said}"
-            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)
+            print_on(stdout_console(), words)
         if row["status"] != "ok":
             words = f"{row.get('name') or name_of(row)}: {row['status']}: {row['reason']}"
-            stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True)
+            print_on(stdout_console(), words)
 
 
 def sorted_cells(rows: list[Row]) -> list[Row]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
 from ..config.compose import RefusedError, refuse_senseless
+from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
 from ..predict.fit import refuse_unfit
 from ..results import rescue, selection
@@ -16,7 +16,7 @@ from ..results.board import SUBMITTED, WAITING
 from ..results.leftovers import tidy
 from ..results.options import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
-from ..sizes import printable, show_count
+from ..sizes import show_count
 from .cell import find_reusable
 from .parity import DIFFERS
 from .parity_check import REFERENCES, ParityCheck
@@ -76,7 +76,7 @@ def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Un
     if gone:
         words = f"{show_count(len(gone), 'run')} of this sweep no longer in {', '.join(map(str, folders))}"
         again = "removed while it ran; the same command measures them again"
-        print(printable(f"zerobench: {words}: {', '.join(gone)}; {again}"), file=sys.stderr)
+        print_note(f"zerobench: {words}: {', '.join(gone)}; {again}")
     for folder in folders:
         rescue.remove_empty(folder)
     return gone
@@ -86,14 +86,14 @@ def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, 
     """Prints where the tables are, which runs could not be written, and whether a failure or the user stopped it."""
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         if Path(folder).is_dir():
-            print(f"tables: {folder}   ({_readers(folder)})")
+            print_line(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):
-        print(printable(f"zerobench: {sentence}"), file=sys.stderr)
+        print_note(f"zerobench: {sentence}")
     if sweep.failed_fast:
         left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
-        print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
+        print_note(f"fail_fast=true: stopped at the first failure; launches not started: {left}")
     if sweep.stopped:
-        print(printable(f"zerobench: {interruption_of(reporter.entries)}"), file=sys.stderr)
+        print_note(f"zerobench: {interruption_of(reporter.entries)}")
 
 
 def _readers(folder: str) -> str:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..config.cell import CellConfig
 from ..host.environment import SIMULATED
-from ..host.terminal import progress_console
+from ..host.terminal import print_on, progress_console
 from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
 from ..sections import known
@@ -130,7 +130,7 @@ class Reporter:
         self._post()
 
     def say(self, words: str) -> None:
-        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+        print_on(self.console, words)
 
     def skip(self, launch: CellLaunch) -> None:
         """Skips a launch because an earlier one of the same cell failed."""
@@ -216,7 +216,7 @@ class Reporter:
 
     def _line(self, text: str) -> None:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
-        self.console.print(printable(number + text), markup=False, highlight=False, soft_wrap=True)
+        print_on(self.console, number + text)
 
     def _table(self) -> RenderableType:
         return table_of(self.entries, self._current, self._left(), self.console.height)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,11 +22,12 @@ from ..config.compose import RefusedError
 from ..config.overrides import Overrides
 from ..config.sweeper import Proposed
 from ..host.files import replace_text
+from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
 from ..results import rescue
 from ..results.printed_table import SweepColumn, print_results
 from ..results.tables import SEARCHES
-from ..sizes import counted, parse_bytes, printable, show_bytes
+from ..sizes import counted, parse_bytes, show_bytes
 from ..sweep.command import check_folders, print_ending
 from ..sweep.parity import DIFFERS
 from ..sweep.parity_check import ParityCheck
@@ -69,7 +69,7 @@ def run_proposed(
     if refused is not None:
         raise refused
     if trials.gave_up:
-        print(printable(f"zerobench: {proposed.chosen} gave up: {trials.gave_up}"), file=sys.stderr)
+        print_note(f"zerobench: {proposed.chosen} gave up: {trials.gave_up}")
     return _code(trials, best, sweep)
 
 
@@ -124,15 +124,15 @@ def _print_best(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Tria
     failed = f"; infeasible: {', '.join(f'{number} {status}' for status, number in statuses.items())}"
     unrun = sum(not trial.status for trial in trials)
     left = f"; not run: {unrun}" * bool(unrun)
-    print(printable(f"{len(trials)} trials of {proposed.name}{again}{failed * bool(statuses)}{left}"))
+    print_line(f"{len(trials)} trials of {proposed.name}{again}{failed * bool(statuses)}{left}")
     if not best:
-        print(f"none is feasible, so none is best by {columns}")
+        print_line(f"none is feasible, so none is best by {columns}")
     for trial in best:
         values = ", ".join(f"{one.column} {_shown(proposed, n, trial)}" for n, one in enumerate(proposed.objectives))
         which = "best" if len(best) == 1 else "best in one way"
-        print(printable(f"{which}: {trial.name}: {values}"))
+        print_line(f"{which}: {trial.name}: {values}")
         if not is_quiet():
-            print(printable(f"  to confirm it: {shlex.join(command_of(proposed, trial))}"))
+            print_line(f"  to confirm it: {shlex.join(command_of(proposed, trial))}")
 
 
 def command_of(proposed: Proposed, trial: Trial) -> list[str]:
@@ -152,7 +152,7 @@ def _write(proposed: Proposed, trials: Proposals, best: Sequence[Trial], sweep: 
         sweep.unwritten.append(rescue.Unwritten(folder, error.strerror or str(error), None))
     else:
         if not is_quiet():
-            print(printable(f"trials: {path}"))
+            print_line(f"trials: {path}")
 
 
 # -- the account -----------------------------------------------------------------------------------

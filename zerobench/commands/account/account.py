@@ -16,14 +16,14 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
 from ...host.files import read_text
-from ...host.terminal import stdout_console
+from ...host.terminal import print_on, stdout_console
 from ...probes import snapshot
 from ...results.grid import Grid
 from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count, show_rate, show_samples
 from ..folder_contents import code_of
-from ..text_blocks import Passage, print_parts, say
+from ..text_blocks import Passage, print_parts
 from .memory import formulas_of, numbers_in, passages_of_memory, passages_of_tiers
 
 Row = dict[str, Any]
@@ -36,17 +36,17 @@ NONE = "–"
 def print_account(row: Row, results: Results, folder: Path | None) -> None:
     """Prints the account of one run; `results` holds its tables, `folder` its logs if it has any."""
     console = stdout_console()
-    say(console, f"{name_of(row)}: {row['status']}" + (f": {row['reason']}" if row["reason"] else ""), "bold")
-    say(console, row["run_id"], "dim")
+    print_on(console, f"{name_of(row)}: {row['status']}" + (f": {row['reason']}" if row["reason"] else ""), "bold")
+    print_on(console, row["run_id"], "dim")
     console.print()
-    say(console, "What was run", "bold")
+    print_on(console, "What was run", "bold")
     for label, words in setting_of(row):
         room = console.width - len(INDENT) if console.is_terminal else len(words) + 1  # a file's lines stay whole
         for number, line in enumerate(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)):
-            say(console, f"  {'' if number else label:<9} {line}")
+            print_on(console, f"  {'' if number else label:<9} {line}")
     for passage in passages_of(row, results, folder):
         console.print()
-        say(console, passage.title, "bold")
+        print_on(console, passage.title, "bold")
         print_parts(console, passage.parts)
 
 

@@ -9,7 +9,6 @@ row         its figures (row.py), shown as tables and written as JSON or CSV (sh
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from ...fake.as_gpu import ATTENTION_KERNELS
 from ...fake_execution import Execution, Limits, Target, execute_all
 from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
+from ...host.pipes import print_note
 from ...host.terminal import progress_console
 from ...launch import fork_server
 from ...results.options import TIME_LIMIT, Parser, verb
@@ -116,7 +116,7 @@ def estimate(arguments: list[str]) -> int:
         question = ask(words, chosen.device, chosen.attention)
         rows = estimate_all(question, chosen.jobs, chosen.timeout, chosen.tensors)
     except KeyboardInterrupt:
-        print("zerobench estimate: stopped; nothing is written", file=sys.stderr)
+        print_note("zerobench estimate: stopped; nothing is written")
         return 130
     _give(rows, chosen, memory)
     return int(any(row.problem for row in rows))

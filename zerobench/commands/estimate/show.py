@@ -19,11 +19,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ...fake_execution.parts import PARTS
-from ...host.terminal import file_console, stdout_console
+from ...host.terminal import file_console, print_on, stdout_console
 from ...results.grid import Grid
 from ...results.provenance import versions
 from ...sizes import printable, show_bytes
-from ..text_blocks import say
 from .row import EstimateRow
 
 ABREAST = 7
@@ -46,7 +45,7 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
     console = console or stdout_console()
     known = [row for row in rows if row.peak_bytes is not None]
     if known:
-        say(console, heading(known))
+        print_on(console, heading(known))
     for start in range(0, len(known), ABREAST):
         console.print(_side_by_side(known[start : start + ABREAST], memory))
     if any(row.tensors for row in known):
@@ -54,7 +53,7 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
     problems = dict.fromkeys(row.problem for row in rows if row.problem)
     sentences = [f"{', '.join(row.name for row in rows if row.problem == one)}: {one}" for one in problems]
     for sentence in sentences + [words for row in known if memory and (words := verdict(row, memory))]:
-        say(console, sentence)
+        print_on(console, sentence)
 
 
 def heading(rows: Sequence[EstimateRow]) -> str:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ...host.pipes import print_line
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
-from ...sizes import printable, show_count
+from ...sizes import show_count
 from .curves import write_wandb
 from .perfetto import write_perfetto
 from .table import TEXTS, note_of, select, to_latex
@@ -48,14 +49,14 @@ def export(arguments: list[str]) -> int:
     if chosen.format in FILES:
         kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
         said = FILES[chosen.format](results.of(kept), chosen.out)
-        print(printable(said))
+        print_line(said)
         return 0
     text = _text_of(results, chosen)
     if chosen.out is None:
         sys.stdout.write(text)
     else:
         chosen.out.write_text(text, encoding="utf-8")
-        print(printable(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}"))
+        print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
     return 0
 
 

@@ -17,13 +17,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ...config.cell import Cell
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
-from ...host.terminal import progress_console, stdout_console
+from ...host.pipes import print_note
+from ...host.terminal import print_on, progress_console, stdout_console
 from ...results.grid import Grid
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
-from ...sizes import parse_bytes, printable, show_count
+from ...sizes import parse_bytes, show_count
 from ..predict import costs_of
-from ..text_blocks import say
 from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
 from .fastest import FastestSearch, RunCells, batch_of, find
 from .fastest import as_json as fastest_as_json
@@ -128,7 +128,7 @@ def progress(goal: Goal) -> Iterator[Tell]:
         def tell(executed: int, open_: int, row: PlanRow | None) -> None:
             bar.update(task, description=f"{executed} cells simulated, {open_} rows still searched")
             if row is not None:
-                say(bar.console, f"{row.candidate.name}: {found_words(row, goal)}; {open_} to go")
+                print_on(bar.console, f"{row.candidate.name}: {found_words(row, goal)}; {open_} to go")
 
         yield tell
 
@@ -151,8 +151,8 @@ def _fastest(
     if found.timed:
         console.print(fastest_table(found.timed))
     for line in (rule_of(capacity, chosen.device), *notes_of(found.rows), *found.notes):
-        say(console, line)
-    say(console, none or fastest_sentence(found, costs))
+        print_on(console, line)
+    print_on(console, none or fastest_sentence(found, costs))
     return code
 
 
@@ -264,7 +264,7 @@ def _print(
     if goal.name == LEAST_TRAFFIC:
         lines += ["", BYTES_ALONE]
     for line in lines:
-        say(console, line)
+        print_on(console, line)
 
 
 def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:
@@ -273,8 +273,9 @@ def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:
         if chosen.out:
             chosen.out.mkdir(parents=True, exist_ok=True)
             (chosen.out / name).write_text(text)
-            print(f"wrote {chosen.out / name}", file=sys.stderr)
+            print_note(f"wrote {chosen.out / name}")
         elif chosen.format == "table":
-            print(f"\n# {name}", text, sep="\n", end="")
+            print("\n#", name)
+            print(text, end="")
     for note in found.notes:
-        print(printable(f"note: {note}"), file=sys.stderr)
+        print_note(f"note: {note}")

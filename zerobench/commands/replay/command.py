@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 
+from ...host.pipes import print_line, print_note
 from ...launch import fork_server
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, seconds, verb
@@ -60,9 +60,9 @@ def replay(arguments: list[str]) -> int:
             from .film import write_film  # matplotlib takes a second
 
             write_film(path, worlds[0], chosen.seconds)
-            print(f"film: {path}")
+            print_line(f"film: {path}")
     except KeyboardInterrupt:
-        print("zerobench replay: stopped; no page is written", file=sys.stderr)
+        print_note("zerobench replay: stopped; no page is written")
         return 130
     return 0
 
@@ -136,8 +136,9 @@ def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, c
     made = executed_worlds(worlds[0].panels, ranks, chosen.jobs, costs) if ranks else []
     for world in made:
         for problem in {panel.problem for panel in world.panels if panel.problem}:
-            print(f"zerobench replay: N={world.ranks}: {problem}", file=sys.stderr)
+            print_note(f"zerobench replay: N={world.ranks}: {problem}")
     whole = sorted([*worlds, *made], key=lambda world: world.ranks)
     size = write_page(to, whole)
     cells = sum(len(world.panels) for world in whole)
-    print(f"page: {to} ({show_bytes(size)}, {show_count(cells, 'cell')}, N = {', '.join(str(w.ranks) for w in whole)})")
+    numbers = ", ".join(str(world.ranks) for world in whole)
+    print_line(f"page: {to} ({show_bytes(size)}, {show_count(cells, 'cell')}, N = {numbers})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +13,13 @@ from pathlib import Path
 import pandas as pd
 
 from ...host.installed import installed_version
+from ...host.pipes import print_line, print_note
 from ...host.terminal import progress_bar
 from ...results.markup import Html, details, grid, h, join
 from ...results.options import Parser, add_options, verb
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
-from ...sizes import printable, show_bytes, show_count
+from ...sizes import show_bytes, show_count
 from ..compare import Judge, add_judge
 from . import compared
 from .figures import figures_of
@@ -61,7 +61,7 @@ def report(arguments: list[str]) -> int:
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(page, encoding="utf-8")
     counted = " and ".join(show_count(len(side.runs), "run") for side in sides)
-    print(f"report: {printable(chosen.out)}, {counted}, {show_bytes(chosen.out.stat().st_size)}")
+    print_line(f"report: {chosen.out}, {counted}, {show_bytes(chosen.out.stat().st_size)}")
     return 0
 
 
@@ -71,7 +71,7 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
         warnings.simplefilter("always")
         results = load(where)
     for warning in caught:
-        print(printable(f"zerobench report: {warning.message}"), file=sys.stderr)
+        print_note(f"zerobench report: {warning.message}")
     if results.runs.empty:
         raise ValueError(_why_none(where, caught))
     return chosen_runs(results, options.where)[0]
