@@ -37,7 +37,7 @@ def make_pass(
     if mode != "accounted":
         return PASSES[mode](device, node_size)
     accounted = AccountedPass(device, node_size, history=history, fake=fake, events=events, operators=operators)
-    accounted.ledger.in_transit = InTransit() if foreign and not fake else None
+    accounted.ledger.in_transit = InTransit() if (foreign or model_ranks > 1) and not fake else None
     accounted.meter.model_ranks = model_ranks
     if model_ranks > 1:
         accounted.ledger.within_model = accounted.meter.within_model

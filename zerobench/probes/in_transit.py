@@ -8,6 +8,9 @@ still has them when the next storage is made, they would sometimes count and som
     gone       the thread has dropped it too
     entering   the thread waits for Python's lock, to drop the Python object of a tensor or of its storage. Seen from
                Python such a tensor looks like one that the loop holds
+
+A functional collective makes its output itself, and may be the only owner of its input. When the caller has waited for
+the output, the thread still holds both until it drops the output, the last of its references.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ IN_CALL = 3
 PATIENCE_S = 0.5
 """Longest wait for one tensor: then it has another owner, such as a view, and tensors like it are not waited for."""
 
+FIRST_S = 0.02
+"""Wait for the first output of a kind, whose owners are not known yet; later ones correct a count that is too high."""
+
 LOOKS, LOOK_S = 3, 2e-5
 """Checks of a tensor with one holder, and seconds between two, in which the thread can take Python's lock."""
 
@@ -37,6 +43,8 @@ class InTransit:
         self._given: list[weakref.ref[torch.Tensor]] = []
         self._owned: set[tuple[torch.Size, int]] = set()  # shapes and references of those that were waited for in vain
         self._residents: set[int] = set()  # threads that stay attached to Python without running any of it
+        self._owners: dict[object, int] = {}  # of an output that the thread has dropped: the fewest seen, by kind
+        self._in_vain: set[object] = set()  # kinds and numbers of owners of outputs that have more
 
     def see(self, collective: bool, args: Any, knows: Callable[[torch.Tensor], bool]) -> None:
         """Records a collective's tensors, and copies that gloo has made: unknown tensors can only come from gloo."""
@@ -53,6 +61,21 @@ class InTransit:
         elif isinstance(arguments, tuple | list):
             for one in arguments:
                 self.give(one, always)
+
+    def wait_for(self, output: torch.Tensor) -> None:
+        """Waits until the thread has dropped the output of a functional collective that the caller has waited for."""
+        if output.device.type != "cpu":
+            return
+        kind = output.shape, output.dtype
+        patience = PATIENCE_S if kind in self._owners else FIRST_S
+        end, fewest = time.perf_counter() + patience, self._owners.get(kind, 0)
+        while (owners := _owners(output)) > fewest and (kind, owners) not in self._in_vain:
+            if time.perf_counter() > end:
+                if fewest:
+                    self._in_vain.add((kind, owners))
+                break
+            time.sleep(LOOK_S)
+        self._owners[kind] = min(owners, fewest or owners)
 
     def settle(self) -> None:
         """Waits until tensors that the loop has dropped are gone."""
@@ -115,6 +138,12 @@ def _python_holders(given: weakref.ref[torch.Tensor]) -> int:
 def _is_done_with(given: weakref.ref[torch.Tensor]) -> bool:
     tensor = given()
     return tensor is None or _references(tensor) == 1
+
+
+def _owners(tensor: torch.Tensor) -> int:
+    """Counts the owners of a tensor and of its storage. (`_storage_Use_Count` is torch-private; tested.)"""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count + _references(tensor)
 
 
 def _references(tensor: torch.Tensor) -> int:

@@ -44,6 +44,9 @@ FLEETING = (labels.ACTIVATIONS, "temporary")
 CLONE, CAST = torch.ops.aten.clone.default, torch.ops.aten._to_copy.default
 """Operators whose result may have the category of their first argument."""
 
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+"""What a caller of functional collectives waits by."""
+
 
 class LedgerLog(Protocol):
     """Notified of a ledger's intervals and of its events that change a size (event_log.py)."""
@@ -111,6 +114,8 @@ class Ledger(GraphMode, labels.Observer):
             self.log.marked(func._schema.name.split("::")[1], args)
         self.lines.see_operator()
         out = func(*args, **(kwargs or {}))
+        if self.in_transit is not None and func is WAIT:
+            self.in_transit.wait_for(args[0])
         self._meet_all(out)
         if within_model:  # what ranks of one model send each other stays what it is
             self._keep_category(args)
