@@ -98,6 +98,26 @@ def test_gpt2_has_its_published_size() -> None:
     assert count(model) == 124_439_808
 
 
+def test_presets_of_shapes_have_as_many_positions_as_the_sequence() -> None:
+    """ZeRO's tables give layers, width and heads; GPT-2 has 1,024 positions."""
+    cells = compose_cells(["-m", "model=zero_8b,zero_1t,gpt_7b,gpt2_124m", "sequence=4096"])
+    positions = [None if one.problems else one.config.model.positions for one in cells]  # type: ignore[attr-defined]
+    assert positions == [4096, 4096, 4096, None]
+    assert compose_cells(["model=gpt_7b", "sequence=1024"])[0].config.model.options["positions"] == 1024
+
+
+@pytest.mark.parametrize(("name", "numel"), [("llama_7b", 6_738_415_616), ("llama_8b", 8_030_261_248)])
+def test_llamas_presets_have_the_published_sizes(name: str, numel: int) -> None:
+    pytest.importorskip("transformers")
+    (one,) = compose_cells([f"model={name}", "sequence=4096"])
+    assert not one.problems
+    assert one.config.huggingface is not None
+    assert one.config.huggingface.positions == 4096
+    assert construction.facts_of(one.config).psi == numel
+    (small,) = compose_cells([f"model={name}", "huggingface.layers=1", "huggingface.vocabulary=256"])
+    assert construction.facts_of(small.config).psi < numel / 20
+
+
 def test_gpt_is_causal_and_checkpointing_changes_nothing() -> None:
     shape = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 11, "positions": 9, "tied": True}
     tokens = torch.randint(0, 11, (3, 9), generator=torch.Generator().manual_seed(0))

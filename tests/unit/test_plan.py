@@ -358,6 +358,15 @@ def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str])
     assert not said.out
 
 
+@pytest.mark.slow
+def test_what_no_candidate_can_have_is_said_once_with_the_key_that_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 24 candidates; zero_redundancy's own reason, which the user did not ask for, is left out."""
+    assert plan(["--device-memory", "80 GiB", "--gpus", "8", "model=gpt2_124m", "sequence=4096"]) == 2
+    said, mend = capsys.readouterr(), "add model.positions=4096, or take sequence=1024"
+    assert said.err == f"zerobench plan: sequence=4096: the model has only 1024 positions; {mend}\n"
+    assert not said.out
+
+
 def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_it(tmp_path: Path) -> None:
     """Plans made by hand: one without a neighbor, whose states are too large, and one of the paper's world."""
     probe = {"psi": 2_400_000_000, "shape": "54 x 1920", "gpus": 8, "peak_bytes": 36 * 2**30, "host_bytes": 0,

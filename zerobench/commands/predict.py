@@ -327,9 +327,8 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
         console.print(Grid(header, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
     for words in dict.fromkeys(row.validated for row in there):
         print_on(console, f"interval: {words}")
-    for row in rows:
-        if row.problem:
-            print_on(console, f"{row.name}: {row.problem}")
+    for problem in dict.fromkeys(row.problem for row in rows if row.problem):
+        print_on(console, f"{', '.join(row.name for row in rows if row.problem == problem)}: {problem}")
 
 
 def _line(row: PredictionRow) -> list[str]:

@@ -55,9 +55,12 @@ class RefusedError(ValueError):
 
 
 def refuse_senseless(cells: Sequence[Cell]) -> None:
-    """Raises RefusedError, with each problem once, if no cell of a command can run; such cells become no rows."""
+    """Raises RefusedError if no cell of a command can run; such cells become no rows. It has each problem once, and if
+    some are those of all cells, these alone.
+    """
     if cells and all(cell.problems for cell in cells):
-        raise RefusedError(list(dict.fromkeys(problem for cell in cells for problem in cell.problems)))
+        every = dict.fromkeys(problem for cell in cells for problem in cell.problems)
+        raise RefusedError([one for one in every if all(one in cell.problems for cell in cells)] or list(every))
 
 
 def checker(extra_dirs: list[Path]) -> Overrides:

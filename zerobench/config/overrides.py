@@ -303,6 +303,11 @@ class Overrides(Composer):
         chosen = [[f"{root}={choice}"] for choice in choices if choice in self.choices[root]]
         return [one + self._study(picked) for one in chosen or [[]]]
 
+    def _is_by_transformers(self, picked: dict[str, list[Any]]) -> bool:
+        """Returns True if a picked model has its shape under `huggingface`."""
+        chosen = [one for one in self._configs("model", picked) if one]
+        return any(OmegaConf.select(self.config_of(one), "model.kind") == "huggingface" for one in chosen)
+
     def _check_needs(self, seen: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
         """Checks NEEDS. `seen`: key -> its values, set or swept over."""
         for key, (other, wanted) in NEEDS.items():
@@ -353,8 +358,8 @@ class Overrides(Composer):
             self.problems.append(
                 f"{line}: it follows from the group; choose it with {group}={'|'.join(self.choices[group])}"
             )
-        elif root == "huggingface" and "huggingface" not in picked.get("model", []) and "experiment" not in picked:
-            self.problems.append(f"{line}: it has a meaning for model=huggingface only; add that")
+        elif root == "huggingface" and "experiment" not in picked and not self._is_by_transformers(picked):
+            self.problems.append(f"{line}: it has a meaning for models that transformers builds; add model=huggingface")
         elif key == "results_dir":
             found = [size_limits.problem_of_folder(line, value) for value in self._values(override)]
             self.problems += [problem for problem in found if problem]

@@ -168,7 +168,13 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     if hasattr(shape, "positions"):
         shape.positions = shape.positions if shape.positions is not None else draft.sequence
         if shape.positions < draft.sequence:
-            problems.append(f"sequence={draft.sequence}: the model has only {shape.positions} positions")
+            own = (
+                "huggingface.options.max_position_embeddings"
+                if getattr(shape, "config", None)
+                else f"{where}.positions"
+            )
+            words = f"the model has only {shape.positions} positions; add {own}={draft.sequence}"
+            problems.append(f"sequence={draft.sequence}: {words}, or take sequence={shape.positions}")
     if model.kind in MODELS.own:
         problems += _problems_of_shape(where, shape) + _problems_of_parts(model, where, shape, draft.sequence)
     elif getattr(model, "sequence", 0) is None:

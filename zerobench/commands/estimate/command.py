@@ -92,7 +92,7 @@ KEY=VALUE as for a sweep, several values comma-separated; `zerobench --help KEY`
   zerobench estimate model=gpt2_124m precision=bf16 sequence=1024
   zerobench estimate model=zero_7_5b world_size=64 precision=bf16 activation=checkpoint --device-memory "80 GiB"
   zerobench estimate model=gpt2_1_5b strategy=zero2,zero3 offload=none,cpu micro_batch=1,8 precision=bf16
-  zerobench estimate model=huggingface huggingface.architecture=llama huggingface.layers=16 huggingface.hidden=2048
+  zerobench estimate model=llama_8b world_size=64 precision=bf16 sequence=4096 micro_batch=1 activation=checkpoint
   zerobench estimate model=huggingface huggingface.config=path/to/config.json precision=bf16 --attention flash
   zerobench estimate model=gpt2_124m --format json --out estimates.json --figure estimates.svg
   python mine.py estimate model=mine strategy=ddp,zero3            (a script that registers your model)

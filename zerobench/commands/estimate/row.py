@@ -157,5 +157,6 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
 
 
 def model_of(config: CellConfig) -> str:
-    """Returns the model's name, with its architecture if transformers builds it."""
-    return config.model_name if config.huggingface is None else f"{config.model_name} {config.huggingface.architecture}"
+    """Returns the model's name, with its architecture unless it is a preset."""
+    shape = config.huggingface if config.model_name == "huggingface" else None
+    return config.model_name if shape is None else f"{config.model_name} {shape.architecture}"

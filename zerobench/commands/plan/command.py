@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ...config.cell import Cell
+from ...config.compose import refuse_senseless
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
@@ -95,6 +96,7 @@ def plan(arguments: list[str]) -> int:
     overrides, batch = batch_of(chosen.overrides, chosen.gpus) if goal.name == FASTEST else (chosen.overrides, None)
     words, axes = words_of(overrides, chosen.gpus)
     cells = compose(_candidates(axes, goal, capacity), words)
+    refuse_senseless(list(cells.values()))
     _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
     execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
     if goal.name == FASTEST:

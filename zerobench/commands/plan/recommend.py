@@ -222,8 +222,7 @@ def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
         return CUT_SHORT
     tried = [probe for row in rows for probe in row.probes]
     if not tried:
-        reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))
-        return f"no cell could be simulated: {reasons}"
+        return f"no cell could be simulated: {'; '.join(dict.fromkeys(row.problem for row in rows))}"
     least = min(tried, key=lambda probe: (capacity.load(probe.used), probe.used.held_bytes))
     used, tier = least.used, capacity.fullest(least.used)
     row = next(row for row in rows if least in row.probes)
