@@ -67,6 +67,8 @@ def test_what_is_outside_the_ledger_stands_on_top_of_it() -> None:
     results = results_of([run("ddp", 2, outside_ledger_bytes=7 * MIB)])
     axes = figure_of("memory", results).axes[0]
     assert tops(axes)[0.2] == pytest.approx(2 * sum(NUMBERS.values()) / MIB + 7)
+    shown = [text.get_text() for text in axes.texts]
+    assert f"{2 * sum(NUMBERS.values()) / MIB:.1f}" in shown, "a bar's number is the ledger's peak, as in the table"
 
 
 def test_volume_bars_are_the_parts_by_collective() -> None:
@@ -211,6 +213,16 @@ def test_pareto_fills_the_front_and_joins_it_with_a_staircase() -> None:
     assert list(steps.get_xdata())[:2] == [4, 8]
     assert list(steps.get_ydata())[:2] == [640, 1280]
     assert "zero3: crash" in axes.get_xlabel()
+
+
+def test_a_busy_machine_has_no_front() -> None:
+    rows = [run("ddp", 2, peak_bytes=4 * MIB, step=0.2), run("zero1", 2, peak_bytes=8 * MIB, cores=2, threads=1)]
+    rows[1].others_cores = 1.5
+    axes = figure_of("pareto", results_of(rows)).axes[0]
+    assert {line.get_fillstyle() for line in axes.lines if line.get_gid()} == {"none"}
+    assert not any(line.get_label() == "front" for line in axes.lines)
+    assert "no front: the machine was busy while 1 of 2 cells ran" in " ".join(axes.get_xlabel().split())
+    assert not any("Pareto front" in text.get_text() for legend in axes.figure.legends for text in legend.get_texts())
 
 
 def test_too_many_panels_are_counted_in_the_figure() -> None:

@@ -85,7 +85,10 @@ class Plots:
         return self._drawn("throughput", **options)
 
     def pareto(self, **options: Any) -> Drawn:
-        """Tokens/s against peak memory, with the front of cells that no other beats in both."""
+        """Tokens/s against peak memory, with the front of cells that no other beats in both.
+
+        A panel with a cell that ran on a busy machine has no front.
+        """
         return self._drawn("pareto", **options)
 
     def _drawn(self, name: str, **options: Any) -> Drawn:

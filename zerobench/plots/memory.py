@@ -1,9 +1,9 @@
 """Memory per strategy, stacked by category, with the prediction marked.
 
 Two bars per strategy: the model states (and buffers in flight) at their own maximum, to which formulas apply; and
-everything at the instant of the overall peak, with the allocator's bytes beyond the ledger on top, hatched. Each is on
-the rank that needs the most, over the newest launches. One panel for each set of cells that train the same thing; a
-cell that failed, or was not run, is drawn as such.
+everything at the instant of the overall peak, with the allocator's bytes beyond the ledger on top, hatched. A bar's
+number is the ledger's, as in tables. Each is on the rank that needs the most, over the newest launches. One panel for
+each set of cells that train the same thing; a cell that failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 LEAST_OUTSIDE = 0.001
 """Fraction of the peak below which that part is not drawn."""
 
-CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
+CAPTION = (
+    "Left bar: model states at their maximum. Right bar: everything at the peak. Numbers leave out what is outside the"
+    " ledger."
+)
 
 
 def add_capacity(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +82,8 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
     for shift, total, column in ((-0.2, "states", "at_states_peak_bytes"), (0.2, "total", "at_peak_bytes")):
         parts = {name: size / unit for name, size in _fullest(memory, total, column).items()}
         height = stack(axes, place + shift, parts, CATEGORIES, 0.36)
-        if total == "total":
-            height += _stack_outside(axes, place + shift, height, cell, unit)
-        number(axes, place + shift, height, show(height))
+        above = _stack_outside(axes, place + shift, height, cell, unit) if total == "total" else 0.0
+        number(axes, place + shift, height + above, show(height))  # of the ledger, as in tables
     for states, line, wide in ((cell.predicted_states_bytes, "-", 1.8), (cell.floor_states_bytes, ":", 1.4)):
         if not pd.isna(states):  # theory predicts no states of a peer
             axes.hlines(states / unit, place - 0.4, place, color="black", lw=wide, linestyles=line)

@@ -2,9 +2,10 @@
 
 Up and to the left is better. Filled points are on the front: no other cell needs less memory without being slower. The
 staircase is the most tokens/s that any cell reaches within a given peak. One panel, with its own front, for each set of
-cells that train the same thing on the same number of ranks; whiskers are 95 % intervals, if available. Labels: the
-differences between cells of one strategy. Cells that failed, or that have no run although another strategy has, have no
-place in the plane: they are listed below it.
+cells that train the same thing on the same number of ranks; without a front if one of them ran on a busy machine, where
+no table marks a time as the best. Whiskers are 95 % intervals, if available. Labels: the differences between cells of
+one strategy. Cells that failed, or that have no run although another strategy has, have no place in the plane: they are
+listed below it.
 
 A name is placed next to its point where there is room, and joined to it by a line if another point is similarly close.
 All boxes and distances are in pixels of the figure, at its own dpi. A *mark* is the box of a point's marker; *strokes*
@@ -27,6 +28,7 @@ from matplotlib.path import Path
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from ..results.summary import busy_words
 from ..results.tables import Results
 from ..sizes import counted
 from .marks import unit_of
@@ -41,7 +43,7 @@ CAPTION = (
     " Whiskers: 95 % intervals."
 )
 
-MOST_LABELS = 24
+MOST_LABELS, FRONT = 24, "front"
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -50,15 +52,17 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, places = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
     for axes, cells in places:
         ok = cells[cells["status"] == "ok"]
-        unit = _points(axes, ok)
+        unit, busy = _points(axes, ok), busy_words(ok.to_dict("records"))
         axes.set_ylabel(f"{counted(cells['sequence'])}/s, all ranks together")
-        more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS)
+        more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS and not busy)
+        more += wrap(f"no front: {busy}", 90) if busy else []
         axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *_without_a_place(cells)]))
         axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
     handles = [Line2D([], [], ls="", color=look(s).color, marker=look(s).marker, label=s) for s in strategies]
-    key(figure, [*handles, rule("Pareto front", lw=1)])
+    fronts = [rule("Pareto front", lw=1)] * any(line.get_label() == FRONT for axes, _ in places for line in axes.lines)
+    key(figure, [*handles, *fronts])
     for axes, cells in places:
         figure.once_settled(partial(_label, axes, cells[cells["status"] == "ok"]))
     return figure
@@ -73,7 +77,11 @@ def _settings(results: Results) -> Iterator[pd.DataFrame]:
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
-    """True if no other cell is at least as good in both memory and throughput and better in one."""
+    """True if no other cell is at least as good in both memory and throughput and better in one; of cells that ran on a
+    busy machine, none.
+    """
+    if busy_words(cells.to_dict("records")):
+        return pd.Series(False, index=cells.index)
     peak, rate = cells["peak_bytes"].astype("float64"), cells["tokens_per_s"]
 
     def dominated(place: Any) -> bool:
@@ -115,7 +123,7 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
     if len(best):
         right = cells["x"].max() * 1.05
         axes.step([*best["x"], right], [*best["tokens_per_s"], best["tokens_per_s"].max()], color="black", lw=1,
-                  where="post", zorder=0.5, label="front")  # fmt: skip
+                  where="post", zorder=0.5, label=FRONT)  # fmt: skip
     axes.margins(0.2, 0.12)
     axes.autoscale_view()
     low, high = axes.get_xlim()
