@@ -72,6 +72,22 @@ def test_exported_weights_are_the_plain_modules(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*partial*"))
 
 
+def test_a_save_deletes_what_saves_have_left_and_nothing_of_the_users(tmp_path: Path) -> None:
+    engine = checkpoints.fresh("tied", "adamw", "zero2")
+    path = tmp_path / "ck"
+    users = [tmp_path / "ck.partial-mine", tmp_path / "ck.partial-0badcafe", path / "rank0-best.safetensors"]
+    left = tmp_path / "ck.partial-1f2e3d4c/rank0-1f2e3d4c.safetensors"
+    engine.save(path)
+    users[0].mkdir()
+    for kept in (users[1] / "notes", users[2], left):
+        kept.parent.mkdir(exist_ok=True)
+        kept.touch()
+    engine.save(path)
+    assert all(one.exists() for one in users)
+    assert not left.parent.exists()
+    assert len(list(path.glob("rank0-*"))) == 2, "the new one, and the user's"
+
+
 KILLED_PEER = """
 import os, signal, sys
 import torch, torch.distributed as dist

@@ -211,6 +211,14 @@ def test_no_file_outlives_its_rank(tmp_path: Path) -> None:
     assert not mine.path.exists()
 
 
+def test_a_users_folder_that_is_called_like_scratch_stays(tmp_path: Path) -> None:
+    mine, left = (tmp_path / f"zerobench-scratch-{name}" for name in ("mine", "0123456789ab"))
+    mine.mkdir()
+    left.mkdir()
+    assert sweep(tmp_path) == [left]
+    assert list(tmp_path.iterdir()) == [mine]
+
+
 def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     script = f"import time; from zerobench.zero.offload.disk import Scratch; s = Scratch(r'{tmp_path}'); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", script])

@@ -309,23 +309,37 @@ def test_a_run_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch
     assert [what for what, _ in done] == ["sync", "sync"]
 
 
-def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_all(tmp_path: Path) -> None:
-    """A folder that a living process may just be making stays: without a lock it is abandoned after an hour only."""
+def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_all(
+    tmp_path: Path, temporary: Path
+) -> None:
+    """A folder that a living process may just be making stays: without a lock it is abandoned after an hour only. A
+    user's, whose name ends in no number as ours do, stays for good.
+    """
     one = simulated(tmp_path)
-    board, old, new, cache = (tmp_path / name for name in (".sweep-1-a", ".claim-1-a", ".claim-1-b", ".tables.a"))
-    for folder in (board, old, new, cache, tmp_path / ".references/.partial-ddp-1"):
+    board, old, new, cache = (
+        tmp_path / name
+        for name in (".sweep-1-0badcafe", ".claim-1-0badcafe", ".claim-1-1badcafe", ".tables.0badcafe0bad")
+    )
+    users = [
+        tmp_path / f"{prefix}mine" for prefix in (".sweep-", ".claim-", ".tables-", ".pruned-", ".partial-", ".turn-")
+    ]
+    users += [tmp_path / "searches/.gitkeep", temporary / "zerobench-tmp-mine"]
+    for folder in (board, old, new, cache, tmp_path / ".references/.partial-ddp-0badcafe", *users):
         folder.mkdir(parents=True)
         (folder / "half").touch()
-    os.utime(old, (0, 0))
-    os.utime(cache, (0, 0))
+    for folder in (old, cache, *users):
+        os.utime(folder, (0, 0))
     check_folders([one])
-    assert {path.name for path in tmp_path.iterdir()} == {".claim-1-b", ".references"}
+    with temporary_folder():
+        assert all(one.exists() for one in users)
+    assert {path.name for path in {*tmp_path.iterdir()} - {*users, temporary}} == {new.name, ".references", "searches"}
     assert not list((tmp_path / ".references").iterdir())
 
 
 def test_a_verdict_that_was_not_written_to_its_end_leaves_nothing_once_it_is(tmp_path: Path) -> None:
     run = make(tmp_path, "zero2")
-    (run / ".run.json.1").write_text("{")
+    (run / ".run.json.0123456789ab").write_text("{")
+    (run / ".run.json.swp").touch()
     amend_row(run, {"training": "equal"})
     assert zerobench.load(tmp_path).runs.training.tolist() == ["equal"]
-    assert not list(run.glob(".*"))
+    assert list(run.glob(".*")) == [run / ".run.json.swp"], "an editor's"

@@ -359,15 +359,15 @@ def test_prune_leaves_what_is_claimed_linked_or_no_run(tmp_path: Path, capsys) -
     where.mkdir()
     (where / "link").symlink_to(elsewhere)
     (where / ".partial-link").symlink_to(tmp_path / "elsewhere")
-    (where / ".claim-fresh").mkdir()
-    (where / ".claim-old").mkdir()
-    os.utime(where / ".claim-old", (time.time() - 7200,) * 2)
+    (where / ".claim-fresh-0badcafe").mkdir()
+    (where / ".claim-old-0badcafe").mkdir()
+    os.utime(where / ".claim-old-0badcafe", (time.time() - 7200,) * 2)
     alive = claim_folder(where, "zero2")
     (where / "searches").mkdir()
     (where / "searches/bad.json").write_text("{")
     (where / "searches/good.json").write_text('{"run_ids": ""}')
     assert prune(where, "--yes") == 0
-    assert names(where) == {"link", ".partial-link", ".claim-fresh", alive.path.name, "searches"}
+    assert names(where) == {"link", ".partial-link", ".claim-fresh-0badcafe", alive.path.name, "searches"}
     assert names(where / "searches") == {"good.json"}
     assert (elsewhere / "run.json").is_file()
     alive.release()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 import uuid
@@ -72,6 +73,11 @@ SEEN_WITHIN_S = 60.0
 
 LATE = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EIO, errno.ETIMEDOUT, errno.ESTALE)
 """Errors of a rename that may have succeeded anyway, or whose target this client may not see yet."""
+
+
+def is_ours(path: Path) -> bool:
+    """Returns True if the name ends in a number, as those of our temporary files and folders: others are a user's."""
+    return re.search(r"[-.][0-9a-f]{8,16}\Z", path.name) is not None
 
 
 PROBE = ".now-"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import rename_new
+from .files import is_ours, rename_new
 from .leases import Lease, is_held, is_locked, lease_in
 
 TEMPORARY = "zerobench-tmp-"
@@ -60,7 +60,7 @@ def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) 
     `before`: prefix of its name until it has its lease, so that no other process considers it abandoned.
     """
     for left in parent.glob(f"{marker}*"):
-        if not left.is_symlink() and not is_claimed(left):
+        if is_ours(left) and not left.is_symlink() and not is_claimed(left):
             remove(left)
     unique = f"{name}-{uuid.uuid4().hex[:8]}"
     unlocked, aside = parent / f"{before}{unique}", parent / f"{marker}{unique}"  # others look for the latter only

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..host import leases
-from ..host.files import read_text, rename_new, replace_text, sync, sync_files
+from ..host.files import is_ours, read_text, rename_new, replace_text, sync, sync_files
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .frames import write_rows
@@ -92,7 +92,7 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
     repeated, which removes the file.
     """
     path = folder / "run.json"
-    for left in folder.glob(f".{path.name}.*"):
+    for left in filter(is_ours, folder.glob(f".{path.name}.*")):
         left.unlink(missing_ok=True)
     replace_text(path, json.dumps(finite(json.loads(read_text(path)) | changes), indent=1, allow_nan=False))
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.files import PROBE, clock_of, read_text
+from ..host.files import PROBE, clock_of, is_ours, read_text
 from ..host.leases import BROKEN, DOUBT, TASK_LEASE, is_held
 from ..host.temporary import PRUNED, is_claimed, remove
 from .board import board_folders, is_up
@@ -53,16 +53,16 @@ def partials(where: Path) -> list[Path]:
 
 def abandoned(where: Path) -> list[Path]:
     """Returns the leftovers of a results folder."""
-    killed = [path for path in partials(where) if not is_claimed(path)]
-    killed += [path for path in board_folders(where) if not is_up(path)]
-    turns = [path for path in sorted(where.glob(f"{TURN}*")) if not path.name.endswith(DOUBT)]
+    killed = [path for path in partials(where) if is_ours(path) and not is_claimed(path)]
+    killed += [path for path in board_folders(where) if is_ours(path) and not is_up(path)]
+    turns = [path for path in sorted(where.glob(f"{TURN}*")) if is_ours(path)]
     killed += [path for path in turns if not is_held(path)]
     killed += abandoned_jobs(where)
     return killed + sorted(_unclaimed(where))
 
 
 def _unclaimed(where: Path) -> Iterator[Path]:
-    found = [path for pattern in UNCLAIMED for path in where.glob(pattern)]
+    found = [path for pattern in UNCLAIMED for path in where.glob(pattern) if is_ours(path)]
     found += [path for path in where.glob(f"{TURN}*{DOUBT}") if not path.with_name(path.stem).exists()]
     now = clock_of(where) if found else None
     for path in found:

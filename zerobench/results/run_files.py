@@ -29,7 +29,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from ..host.files import read_text
+from ..host.files import is_ours, read_text
 from ..records import RunRow
 from .frames import check_table, concatenate, read_table, to_frame, write_frame
 from .selection import by_number
@@ -183,7 +183,7 @@ def keep(where: Path, name: str, index: dict[str, Signature], write: Callable[[P
         aside.rename(where / f"{PREFIX}{name}-{uuid.uuid4().hex[:12]}")
     except OSError:  # read-only, or full: the runs themselves are complete
         old = [aside]
-    for folder in old:
+    for folder in filter(is_ours, old):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -41,6 +41,12 @@ from .around_load import put
 from .index import INDEX, File, FileOffset, write_index
 from .safetensors import buffer_of, bytes_of, layout, sync
 
+NUMBER = "[0-9a-f]" * 8
+"""Pattern of a save's number. Files and folders of other names are a user's, and stay."""
+
+OWN = f"rank[0-9]*-{NUMBER}.safetensors"
+"""Pattern of a rank's file."""
+
 
 class FolderWriter(StorageWriter):
     """Writes one file per rank and, once all are written, the index."""
@@ -63,8 +69,9 @@ class FolderWriter(StorageWriter):
         """Makes the folder, on the coordinator, and assigns every rank a file in it."""
         if not (self.path / INDEX).exists() and self.path.exists() and not _is_empty_folder(self.path):
             raise ValueError(f"{self.path}: the path exists and is not a checkpoint; choose another one")
-        for stale in self.path.parent.glob(f"{escape(self.path.name)}.partial-*"):
-            shutil.rmtree(stale, ignore_errors=True)
+        for stale in self.path.parent.glob(f"{escape(self.path.name)}.partial-{NUMBER}"):
+            if all(path.match(OWN) or path.name == INDEX for path in stale.glob("*")):
+                shutil.rmtree(stale, ignore_errors=True)
         number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
         self._partial = self.path.parent / f"{self.path.name}.partial-{number}"
         self._partial.mkdir(parents=True)
@@ -116,7 +123,7 @@ class FolderWriter(StorageWriter):
         sync([self.path])
         with suppress(OSError):  # files that cannot be deleted now are deleted by the next save
             self._partial.rmdir()
-            for old in self.path.glob("rank*-*.safetensors"):
+            for old in self.path.glob(OWN):
                 if old.name not in new:
                     old.unlink()
 

@@ -64,7 +64,8 @@ class Scratch:
 
 def sweep(parent: Path | str) -> list[Path]:
     """Removes scratch folders in `parent` whose processes have ended, and returns them."""
-    gone = [folder for folder in Path(parent).glob(f"{NAME}*") if not _is_held(folder)]
+    own = f"{NAME}{'[0-9a-f]' * 12}"  # others are a user's
+    gone = [folder for folder in Path(parent).glob(own) if not _is_held(folder)]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)
     return gone
