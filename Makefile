@@ -158,7 +158,7 @@ record-%: setup
 	$(RUN) -m zerobench experiment=$* device=cpu results_dir=results/runs/reference/$*
 	test $* != settings || $(RUN) -m zerobench experiment=settings device=cpu results_dir=results/runs/reference/settings \
 	  strategy=fsdp2 strategy.reshard_ranks=2
-	$(RUN) -m tools.docs.record results/runs/reference/$* $(REFERENCE)/$*
+	$(RUN) -m tools.docs.recorded results/runs/reference/$* $(REFERENCE)/$*
 
 # All that README and docs/ show of measured runs, in order of prominence. A call that was stopped goes on: finished cells of
 # the same code are taken as they are.

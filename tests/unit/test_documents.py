@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.common import FIGURES
-from tools.docs import api, excerpts, where
+from tools.docs import api, excerpts, references
 from tools.docs.pages import pages
 from zerobench.cli import VERBS
 from zerobench.config.compose import compose_cells
@@ -220,4 +220,4 @@ def test_every_package_and_module_says_what_it_is() -> None:
     for path in (ROOT / "zerobench").rglob("*.py"):
         if not path.name.startswith("__"):
             assert f"](../../{name(path)}) | " in page, path
-            assert len(where.said_of(path)) > 10, path
+            assert len(references.said_of(path)) > 10, path

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from analysis.common import UNTIMED
-from tools.docs import engine_code
+from tools.docs import recorded
 from zerobench.config.compose import compose_cells
 from zerobench.config.world import has_times
 
-REFERENCE = Path(__file__).resolve().parents[2] / "results/reference/cpu"
 
-
-@pytest.mark.parametrize("experiment", engine_code.PROMINENT)
+@pytest.mark.parametrize("experiment", recorded.PROMINENT)
 def test_a_table_on_the_first_pages_is_recorded_by_this_engine(experiment: str) -> None:
-    there = engine_code.recorded_by(REFERENCE / experiment)
-    assert there == engine_code.engine_code(), (
+    there = (recorded.REFERENCE / experiment / recorded.CODE).read_text().strip()
+    assert there == recorded.engine_code(), (
         f"results/reference/cpu/{experiment} was recorded by an earlier engine; renew it:"
-        f' make experiments plots EXPERIMENTS="{" ".join(engine_code.PROMINENT)}"'
+        f' make experiments plots EXPERIMENTS="{" ".join(recorded.PROMINENT)}"'
     )
 
 
@@ -34,6 +30,6 @@ def test_an_experiment_that_runs_beside_another_has_no_times_that_anybody_reads(
 
 def test_words_are_no_code() -> None:
     code = 'def f():\n    """Says."""\n    x = 1  # one\n\n    # two\n    return x\n'
-    assert engine_code.code_of(code) == "def f():\n    x = 1  # one\n    return x"
-    assert engine_code.code_of(code.replace("Says", "Tells")) == engine_code.code_of(code)
-    assert engine_code.code_of(code.replace("1", "2")) != engine_code.code_of(code)
+    assert recorded.code_of(code) == "def f():\n    x = 1  # one\n    return x"
+    assert recorded.code_of(code.replace("Says", "Tells")) == recorded.code_of(code)
+    assert recorded.code_of(code.replace("1", "2")) != recorded.code_of(code)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 import zerobench
 from analysis.common import FIGURES
-from tools.docs.blocks import BLOCKS, EXPERIMENT, MADE, UNDATED
-from tools.docs.blocks_training import stage_of
+from tools.docs import questions
+from tools.docs.blocks import EXPERIMENT, SOURCES
+from tools.docs.measured import stage_of
 from tools.docs.pages import pages, rewritten
-from tools.docs.recorded import other_defaults, recorded
+from tools.docs.recorded import REFERENCE, Section, other_defaults, recorded
+from tools.docs.render import render, templates
 from zerobench import cli
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +46,12 @@ OF = {
 """Those of experiments on what only some strategies have."""
 PEERS = ("fsdp2",)
 """Those of which theory says nothing."""
-REFERENCE = ROOT / "results/reference/cpu"
 
 
 @pytest.mark.slow
 def test_every_block_of_every_page_is_that_of_the_committed_runs() -> None:
     # in a process of its own: other tests register models and strategies, which the references would list
-    code = "from tools.docs.pages import outdated; from analysis.common import REFERENCE; print(*outdated(REFERENCE))"
+    code = "from tools.docs.pages import outdated; print(*outdated())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.split(), done.returncode) == ([], 0), f"run `make pages`\n{done.stderr}"
 
@@ -55,16 +59,16 @@ def test_every_block_of_every_page_is_that_of_the_committed_runs() -> None:
 def test_a_block_that_was_changed_by_hand_is_seen_and_made_anew() -> None:
     made = {"stages": "of the runs ](results/a.png)"}
     page = "before <!-- stages: written by `make pages` -->\n\nby hand\n\n<!-- end of stages --> after"
-    new = rewritten(page, REFERENCE, made, depth=2)
+    new = rewritten(page, made, depth=2)
     assert "by hand" not in new
     assert "](../../results/a.png)" in new
-    assert rewritten(new, REFERENCE, made, depth=2) == new
+    assert rewritten(new, made, depth=2) == new
 
 
 @pytest.mark.parametrize("name", ["stages", "nothing"])
 def test_a_block_that_has_no_end_or_is_unknown_is_a_sentence(name: str) -> None:
     with pytest.raises(ValueError, match="page"):
-        rewritten(f"<!-- {name}: written by `make pages` -->", REFERENCE, {})
+        rewritten(f"<!-- {name}: written by `make pages` -->", {})
 
 
 def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
@@ -116,9 +120,6 @@ def test_two_hops_send_each_slice_to_a_node_once() -> None:
         assert hops.volume_psi == pytest.approx(1.5 * flat.volume_psi), "1 + 1/L of it"
 
 
-REFERENCE = Path(__file__).parents[2] / "results/reference/cpu"
-
-
 def runs_of(**section: object) -> pd.DataFrame:
     return pd.DataFrame({"config": [json.dumps({"strategy": section})]})
 
@@ -135,7 +136,7 @@ def test_what_was_chosen_or_is_a_peers_is_no_default() -> None:
 
 
 def test_a_table_of_earlier_code_says_so_from_its_own_provenance() -> None:
-    words = recorded(REFERENCE, "tiling")
+    words = recorded("tiling")
     runs = pd.read_parquet(REFERENCE / "tiling/runs.parquet")
     assert runs["commit"].iloc[0][:7] in words
     assert runs["started"].iloc[0][:10] in words
@@ -160,7 +161,31 @@ def test_the_stage_of_a_setting_is_read_off_its_bytes(held: tuple[float, ...], s
     assert stage_of(dict(zip(names, held, strict=True)), 4) == stage
 
 
-def test_every_block_of_an_experiment_has_the_line() -> None:
-    assert set(BLOCKS) == set(MADE)
-    assert set(UNDATED) | set(EXPERIMENT) <= set(MADE)
-    assert all((REFERENCE / EXPERIMENT.get(name, name)).is_dir() for name in set(MADE) - set(UNDATED))
+def test_every_template_is_of_a_block_and_every_block_of_an_experiment_has_a_date() -> None:
+    assert set(templates()) - set(SOURCES) == {"table1_lines"}  # a second table of table1_in_flight
+    assert all((REFERENCE / experiment).is_dir() for experiment in EXPERIMENT.values())
+    named = {page.name for page in REFERENCE.iterdir()} & set(SOURCES)
+    texts = [page.read_text() for page in pages()]
+    for name in named:
+        block = next(text.split(f"<!-- end of {name} -->")[0] for text in texts if f"<!-- end of {name} -->" in text)
+        assert block.rstrip().rsplit("\n", 1)[1].startswith("Recorded on "), name
+
+
+def test_a_template_repeats_its_row_and_shows_a_missing_value_as_a_dash() -> None:
+    rows = [SimpleNamespace(name=n, errors=[0.01, size], equal=size) for n, size in (("a", 0.5), ("b", None))]
+    rows[1].errors = [0.25]
+    lines = render("gpu_memory", rows).splitlines()
+    assert lines[0].startswith("| | cells |")
+    assert lines[2:] == ["| a | 2 | 0.5 | 25.50% | 50.00% | 50.00% |", "| b | 1 | – | 25.00% | 25.00% | 25.00% |"]
+    cell = SimpleNamespace(
+        config=Section(model=Section()), max_parameters_bytes=2**20, max_communication_bytes=math.nan
+    )
+    cell.states_bytes, cell.volume_psi = 2**30, math.nan
+    assert render("tiling", [cell]).splitlines()[2] == "| 1 | 1.0 MiB | – | 1.00 GiB | – |"
+
+
+def test_a_recorded_output_is_of_the_command_on_the_page() -> None:
+    page = (ROOT / "docs/how-to/memory-questions.md").read_text()
+    shown = {number: command for command, number in re.findall(r"\| `([^`]+)` \|.*questions/(\w+)\.txt\)", page)}
+    assert len(shown) == 17
+    assert {number: questions.read(number)[0] for number in shown} == shown

@@ -1,23 +1,38 @@
-"""The date and the code of the runs that a table is made of, and those of their defaults that are others today.
+"""Committed runs: their tables, their cells as rows, their date and commit, and the code that recorded them.
 
-A run's folder keeps its commit and its whole config, so nothing here is typed by hand. A *default* is an option of the
-strategy that neither the run's command nor its experiment chose.
+    python -m tools.docs.recorded results/runs/reference/stages results/reference/cpu/stages
+
+makes the newest runs of an experiment its committed tables: parquet, Markdown, and the digest of the engine's code. A
+test compares that digest, for the tables that README and the first pages show, with the digest of today's code, so that
+no such table is older than the engine it describes.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
+import math
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 
-from tools.docs.committed import load
+from zerobench.commands.export.command import export
+from zerobench.results import tables
+from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
 from zerobench.zero.options import Options
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "conf/experiment"
+HERE = Path(__file__).resolve().parents[2]
+RESULTS = HERE / "results"
+REFERENCE = RESULTS / "reference/cpu"
+COMPARED = RESULTS / "compare/cpu"
 
 SAME_BYTES = ("overlap_gather",)
 """Options that move time and no byte: a table of other defaults is still right about memory and volume."""
@@ -25,13 +40,48 @@ SAME_BYTES = ("overlap_gather",)
 SEARCHES = ("memory_cap",)
 """Experiments that search: their dry run has no predictions."""
 
+load = cache(tables.load)
+"""The tables of a folder, not to be changed: many blocks are made of the same runs."""
 
-def recorded(root: Path, experiment: str) -> str:
+
+class Section(dict[str, Any]):
+    """A section of a config. A key that it lacks is an empty section."""
+
+    def __getattr__(self, key: str) -> Any:
+        return self.get(key, Section())
+
+
+def cells(folder: Path, *by: str) -> list[SimpleNamespace]:
+    """Returns the cells of a folder, sorted by columns: those of the summary, `config`, and `label`, the strategy as a
+    sweep names it, `fsdp2_tuned` for a tuned peer.
+    """
+    summary = summarize(load(folder).runs)
+    found = []
+    for row in (summary.sort_values(list(by), kind="stable") if by else summary).to_dict("records"):
+        config = json.loads(row["config"], object_hook=Section)
+        label = row["strategy"] + "_tuned" * bool(config.strategy.tuned)
+        known = {name: math.nan if value is None else value for name, value in row.items()}
+        found.append(SimpleNamespace(**known | {"text": row["config"], "config": config, "label": label}))
+    return found
+
+
+def beside(rows: Iterable[Any], key: Callable[[Any], Any], name: Callable[[Any], str]) -> list[SimpleNamespace]:
+    """Returns a row for each key, with the rows of that key as attributes by name."""
+    wide: dict[Any, SimpleNamespace] = {}
+    for row in rows:
+        setattr(wide.setdefault(key(row), SimpleNamespace(key=key(row))), name(row), row)
+    return list(wide.values())
+
+
+# -- date and defaults -----------------------------------------------------------------------------
+
+
+def recorded(experiment: str) -> str:
     """Says when and by which commit the tables of an experiment were recorded, and which defaults are others today."""
-    runs = load(root / experiment).runs
+    runs = load(REFERENCE / experiment).runs
     when = " to ".join(sorted({str(runs["started"].min())[:10], str(runs["started"].max())[:10]}))
     commits = ", ".join(sorted({f"`{commit[:7]}`" for commit in runs["commit"]}))
-    chosen = (EXPERIMENTS / f"{experiment}.yaml").read_text() + " ".join(runs["command"])
+    chosen = (HERE / f"conf/experiment/{experiment}.yaml").read_text() + " ".join(runs["command"])
     others = other_defaults(runs, chosen)
     if not others:
         return f"Recorded on {when} (commit {commits})."
@@ -47,18 +97,69 @@ def other_defaults(runs: pd.DataFrame, chosen: str) -> dict[str, tuple[Any, Any]
     """Returns option -> its value in these runs and today's default, where they differ and `chosen`, the text of the
     command and of the experiment, does not name the option.
     """
-    today = {one.name: one.default for one in fields(Options)}
-    found: dict[str, tuple[Any, Any]] = {}
+    today = {option.name: option.default for option in fields(Options)}
+    changed: dict[str, tuple[Any, Any]] = {}
     for text in runs["config"]:
         section = json.loads(text)["strategy"]
         if section.get("mode") != "own":  # a peer, or our engine by the table of another system's defaults
             continue
-        for key in set(section) & set(today) - set(found) - set(SAME_BYTES):
+        for key in set(section) & set(today) - set(changed) - set(SAME_BYTES):
             if section[key] != today[key] and key not in chosen:
-                found[key] = section[key], today[key]
-    return dict(sorted(found.items()))
+                changed[key] = section[key], today[key]
+    return dict(sorted(changed.items()))
 
 
 def _shown(key: str, value: Any) -> str:
     sized = key.endswith("_bytes") and isinstance(value, int)
     return show_bytes(value) if sized else f"`{str(value).lower()}`"
+
+
+# -- the code that recorded them -------------------------------------------------------------------
+
+PACKAGE = HERE / "zerobench"
+PARTS = ("zero", "strategies", "probes", "models", "worker.py", "data.py")
+"""Files and folders of the package that run in a rank, or measure it."""
+
+CODE = "engine.sha256"
+"""The file next to the committed runs that has the digest."""
+
+PROMINENT = ("stages",)
+"""Experiments whose tables are on the first two screens of README and of the first tutorial."""
+
+
+@cache
+def engine_code() -> str:
+    """Returns the digest of today's code: 12 hex digits."""
+    digest = hashlib.sha256()
+    for part in PARTS:
+        folder = PACKAGE / part
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
+            digest.update(f"{path.relative_to(PACKAGE)}\0{code_of(path.read_text())}\0".encode())
+    return digest.hexdigest()[:12]
+
+
+def code_of(text: str) -> str:
+    """Returns a module's lines without docstrings, comments and blank lines."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = (line.rstrip() for number, line in enumerate(text.splitlines(), 1) if number not in docstrings)
+    return "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
+
+
+def record(runs: str, to: str) -> int:
+    """Writes the tables of `runs` to the folder `to`. Returns the first exit code that is not 0."""
+    newest = ["--latest", "--format"]
+    wanted = [[*newest, "parquet", "--out", to], [*newest, "markdown", "--out", f"{to}/runs.md"]]
+    if len(tables.load(runs).searches):
+        wanted.append(["--table", "searches", "--format", "markdown", "--out", f"{to}/searches.md"])
+    for arguments in wanted:
+        if code := export([runs, *arguments]):
+            return code
+    (Path(to) / CODE).write_text(engine_code() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(record(*sys.argv[1:]))

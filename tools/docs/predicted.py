@@ -1,0 +1,352 @@
+"""Rows and sentences for the blocks that compare with others: published runs, predicted times, one GPU, the ZeRO paper.
+
+A function is named as its block. It returns rows for the block's template in blocks.md, or the Markdown itself.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+from analysis import largest_model as largest
+from tools.docs.measured import volume
+from tools.docs.recorded import RESULTS, beside
+from tools.docs.render import render, table
+from validation import link_rates as links
+from validation import predicted_here as here
+from validation import predicted_maps as maps
+from validation import predicted_runs as runs
+from validation.gpu_runs import GpuRunRow, rows_of, steps
+from validation.published_runs.command import OUT_OF_MEMORY
+from validation.store import read
+from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
+from zerobench.commands.plan.candidates import RESERVE
+from zerobench.published import rows as published_rows
+from zerobench.strategies import spec_of
+from zerobench.timing.costs import held_out_error, matmul_rows
+from zerobench.timing.hardware import validated as fitted
+
+# -- the ZeRO paper --------------------------------------------------------------------------------
+
+SIZE, RANKS = "7.5B", 64
+"""Figure 1 of the paper."""
+GPUS, DEVICE_GIB = 8, 80
+
+
+def strategies() -> Iterator[Any]:
+    """States per rank by the paper and as simulated, traffic of a step, the largest model that fits."""
+    cells = {row.strategy: row for row in _table1() if (row.size, row.ranks) == (SIZE, RANKS)}
+    for plan in largest.read(RESULTS / "largest_model"):
+        device = (plan.gpus, plan.device_bytes, plan.offload)
+        if plan.strategy in ("ddp", "zero1", "zero2", "zero3") and device == (GPUS, DEVICE_GIB * 2**30, "none"):
+            cell = cells[plan.strategy]
+            simulated = cell.executed_bytes / GB
+            digits = 0 if simulated >= 100 else 1 if simulated >= 10 else 2
+            yield SimpleNamespace(
+                strategy=plan.strategy, printed_gb=cell.printed_gb, simulated=f"{simulated:.{digits}f}",
+                volume=f"{volume(plan.strategy, _policy(plan.strategy), 1)}ψ", volume_m=volume_by_m(plan.strategy),
+                billions=plan.billions,
+            )  # fmt: skip
+
+
+def _policy(strategy: str) -> str:
+    return str(spec_of(strategy).options().accumulate)
+
+
+def volume_by_m(strategy: str) -> str:
+    """Elements that a rank moves in a step, as a formula in ψ and the number of micro-batches m."""
+    first, second = (volume(strategy, _policy(strategy), number) for number in (1, 2))
+    slope, rest = second - first, 2 * first - second
+    if not slope:
+        return f"{first}ψ"
+    factor = "m" if slope == 1 else f"{slope}m"
+    return f"({factor} + {rest})ψ" if rest else f"{factor}ψ"
+
+
+def _table1(name: str = CELLS, **columns: Any) -> list[Any]:
+    """Returns the committed rows of table 1, by default of each cell's usual options."""
+    rows = pd.read_csv(RESULTS / "table1" / name, keep_default_na=False, dtype={"printed_gb": str})
+    for column, value in (columns or {"variant": ""}).items():
+        rows = rows[rows[column] == value]
+    return list(rows.itertuples())
+
+
+def table1() -> str:
+    """Printed and simulated gigabytes of all 54 cells, a row for each size and number of ranks."""
+    rows = [SimpleNamespace(**row._asdict()) for row in _table1() if row.strategy in STAGES]
+    for row in rows:
+        row.printed = row.printed_gb + "*" * (row.how_printed == "cut off")
+    order = sorted(rows, key=lambda row: (row.psi, row.ranks))
+    text = render("table1", beside(order, lambda row: (row.size, row.ranks), lambda row: row.strategy))
+    psi = dict.fromkeys(f"{row.size}: ψ = {row.psi:,}" for row in order)
+    return f"{text}\n\n{len(rows)} cells, GB. {'; '.join(psi)}."
+
+
+LINES = 8
+"""Lines of code that the block on bytes in flight lists."""
+
+
+def table1_in_flight() -> str:
+    """The cell with most bytes in flight: by variant, and by line of code."""
+    rows = [row for row in _table1(size=SIZE, ranks=1024) if row.strategy in ("zero2", "zero3")]
+    lines = _table1(IN_FLIGHT, size=SIZE, ranks=1024, strategy="zero3", variant="")
+    lines = sorted(lines, key=lambda line: -line.bytes)[:LINES]
+    return "\n\n".join([render("table1_in_flight", rows), render("table1_lines", lines)])
+
+
+def largest_model() -> str:
+    """The largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
+    rows = largest.read(RESULTS / "largest_model")
+    said = "ZeRO's Table 2 (64 GPUs of 32 GB, no model parallelism), and simulated cells of the same world:"
+    return f"{largest.table(rows)}\n{said}\n\n{largest.table_2(rows)}".strip()
+
+
+# -- memory of published runs ----------------------------------------------------------------------
+
+
+def _errors() -> pd.DataFrame:
+    return pd.read_csv(RESULTS / "published_runs/errors.csv", dtype=str, keep_default_na=False)
+
+
+def validated() -> str:
+    """The runs that were compared, the largest error first, and a sentence for each beyond 5 %."""
+    errors = _errors()
+    there = errors[errors["status"] == "compared"].copy()
+    there["error"] = there["error_percent"].astype(float).abs()
+    there["estimate"] = [
+        low if low == high else f"{low} to {high}"
+        for low, high in zip(there["estimate_low_gib"], there["estimate_high_gib"], strict=True)
+    ]
+    there = there.sort_values("error", ascending=False, kind="stable")
+    rows = list(there.itertuples())
+    words = ", ".join(f"{count} {status}" for status, count in Counter(errors["status"]).most_common())
+    close = f"{len(errors)} rows: {words}. Of those compared {sum(there['error'] <= 5)} of {len(rows)} are within 5 %,"
+    parts = [render("validated", rows), f"{close} median |error| {there['error'].median():.1f} %."]
+    parts.append("Beyond 5 %, simulated again with one change:")
+    parts.append("\n".join(f"- `{row.id}`: {row.explanation}" for row in rows if row.explanation))
+    parts.append("What each row leaves open, and the simulated choice:")
+    return "\n\n".join([*parts, "\n".join(f"- `{row.id}`: {row.assumed}" for row in rows)])
+
+
+def compiled_runs() -> list[Any]:
+    """The runs that their publishers compiled: estimated without a compiler, and with compile=blocks."""
+    return [row for row in _errors().itertuples() if row.eager_error_percent]
+
+
+def not_compared() -> Iterator[Any]:
+    """The runs with a peak that have no estimate, by reason."""
+    errors = _errors()
+    for reason, same in errors[errors["status"].isin(["no estimate", "failed"])].groupby("reason", sort=False):
+        yield SimpleNamespace(reason=reason, runs=", ".join(f"`{name}`" for name in same["id"]))
+
+
+def memory_verdicts() -> str:
+    """Whether a run fits its card, as estimated, next to what happened: precision and recall of "does not fit"."""
+    training = published_rows.read(RESULTS / "published_runs/training.csv")
+    memory = {run.id: run.gpu_mem_gib for run in training if run.gpu_mem_gib is not None}
+    rows = [
+        SimpleNamespace(
+            id=row.id, card=memory[row.id], estimate_low_gib=row.estimate_low_gib, failed=row.status == OUT_OF_MEMORY,
+            refused=float(row.estimate_low_gib) > memory[row.id] * (1 - RESERVE),
+        )
+        for row in _errors().itertuples()
+        if row.status in ("compared", OUT_OF_MEMORY) and row.id in memory
+    ]  # fmt: skip
+    refused, failed = sum(row.refused for row in rows), sum(row.failed for row in rows)
+    right = sum(row.refused and row.failed for row in rows)
+    words = f"Estimated not to fit: {refused} ({refused - right} did not). Out of memory: {failed} ({right} found)."
+    return f"{render('memory_verdicts', rows)}\n\n{words}"
+
+
+# -- predicted time: published runs ----------------------------------------------------------------
+
+MISSES = 15
+"""Runs that are listed on top, the largest errors first."""
+
+
+def _runs() -> list[runs.ErrorRow]:
+    return read(RESULTS / "predicted_runs/errors.csv", runs.ErrorRow)
+
+
+def predicted_by_source() -> str:
+    """|error| of predicted throughput by source, fitted to all, left out, and naive (`make predicted-runs`)."""
+    scales = ", ".join(f"{name} {value:g}" for name, value in fitted()["compute"].items())
+    words = f"Fitted: time of all kernels, {scales}; of attention besides, {fitted()['attention']:g}."
+    return f"{table(runs.HEADER, runs.table(_runs()))}\n\n{words}"
+
+
+def predicted_intervals() -> Iterator[Any]:
+    """The intervals of predictions, and how many rows they cover that did not make them."""
+    for kind, row in fitted()["intervals"].items():
+        yield SimpleNamespace(kind=kind, **row)
+
+
+def predicted_runs() -> list[runs.ErrorRow]:
+    """Every run that has a prediction, the largest errors first."""
+    there = [row for row in _runs() if row.error is not None]
+    return sorted(there, key=lambda row: -abs(row.left_out_error or 0.0))
+
+
+def predicted_misses() -> str:
+    """The largest errors, and the runs without a prediction by reason."""
+    reasons = Counter(row.reason for row in _runs() if row.error is None)
+    lines = "\n".join(f"- {number} × {reason}" for reason, number in reasons.most_common())
+    return f"{render('predicted_runs', predicted_runs()[:MISSES])}\n\nWithout a prediction:\n\n{lines}"
+
+
+# -- predicted time: this machine ------------------------------------------------------------------
+
+
+def predicted_here() -> str:
+    """Steps of a calibrated machine beside predictions that were written before (`make predicted-here`)."""
+    every = here.predicted(RESULTS / "predicted_here/cpu.csv")
+    rows = sorted(every, key=lambda row: -abs(row.error or 0.0))
+    errors = [abs(error) for error in here.measured_errors(rows)]
+    right, apart = here.order_of(rows)
+    again = [row for row in every if row.strategy == here.REFERENCE and row.error is not None]
+    drift = " and ".join(f"{1 / (1 + (row.error or 0.0)) - 1:+.1%} with {row.ranks} ranks" for row in again)
+    left = [abs(error) for error in here.without_drift(every)]
+    return (
+        f"{render('predicted_here', (row for row in rows if row.strategy != here.REFERENCE))}\n\n"
+        f"Mean |error| {mean(errors):.1%}, median {median(errors):.1%}, largest {max(errors):.1%};"
+        f" {right} of {apart} pairs of strategies that all launches separate are in the right order.\n\n"
+        f"The calibration's own reference step, measured again in the same rounds, had changed by {drift}."
+        f" Relative to it the mean |error| is {mean(left):.1%}, the largest {max(left):.1%}."
+    )
+
+
+def predicted_options() -> Iterator[Any]:
+    """What options add to a step of this machine, predicted and measured (`make predicted-here`)."""
+    for row, predicted, measured in here.effects(here.predicted(RESULTS / "predicted_here/options/cpu.csv")):
+        yield SimpleNamespace(row=row, predicted=predicted, measured=measured)
+
+
+VIA = {"seam": "ours", "torch": "torch's"}
+
+
+def link_rates() -> str:
+    """Collectives of a series over a link, over the seconds of their bytes at its rate (`make link-rates`)."""
+    rows = read(RESULTS / "predicted_here/link_rates.csv", links.LinkRow)
+    sizes = sorted({row.bytes for row in rows})
+    rates = {(row.via, row.collective, row.ranks, row.link_gbit_s, row.bytes): row.over_rate for row in rows}
+    lines = [
+        [VIA[key[0]], key[1], str(key[2]), f"{key[3]:g}", *(f"{rates[*key, size]:.2f}" for size in sizes)]
+        for key in sorted({key[:-1] for key in rates})
+    ]
+    return table(["", "collective", "N", "Gbit/s", *(f"{size / 2**20:g} MiB" for size in sizes)], lines, 4)
+
+
+# -- predicted time: maps --------------------------------------------------------------------------
+
+
+def _steps() -> list[maps.StepRow]:
+    return read(RESULTS / "predicted_maps/steps.csv", maps.StepRow)
+
+
+def map_fastest() -> str:
+    """The fastest strategy of what fits, over parameters and ranks."""
+    best = {(row.psi, row.ranks): f"{row.strategy}, {row.tokens_s_gpu:,.0f}" for row in maps.fastest(_steps())}
+    return _by_ranks("parameters", "–", {(f"{psi / 1e9:.1f}B", ranks): best[psi, ranks] for psi, ranks in sorted(best)})
+
+
+def map_scaling() -> str:
+    """Tokens per second and GPU of one model over the ranks."""
+    rates = {
+        (f"`{row.strategy}`", row.ranks): f"{row.tokens_s_gpu:,.0f}" for row in _steps() if row.model == maps.SCALED
+    }
+    return _by_ranks("strategy", "does not fit", rates)
+
+
+def _by_ranks(what: str, otherwise: str, shown: dict[tuple[str, int], str]) -> str:
+    ranks = sorted({number for _, number in shown})
+    names = dict.fromkeys(name for name, _ in shown)
+    lines = [[name, *(shown.get((name, number), otherwise) for number in ranks)] for name in names]
+    return table([what, *(f"{number:,} ranks" for number in ranks)], lines)
+
+
+def map_break_even() -> list[maps.BreakEvenRow]:
+    """The network between nodes below which one is ahead of another."""
+    return read(RESULTS / "predicted_maps/break_even.csv", maps.BreakEvenRow)
+
+
+def map_options() -> list[maps.OptionRow]:
+    """What options add to a predicted step, and whether that is beyond the interval."""
+    return read(RESULTS / "predicted_maps/options.csv", maps.OptionRow)
+
+
+def interpolation() -> Iterator[Any]:
+    """The error of interpolation in the tables of matrix products, a tenth held out."""
+    for name in ("gemm_bf16_a100.parquet", "gemm_bf16_h100.parquet"):
+        yield SimpleNamespace(name=name, errors=sorted(abs(held_out_error(matmul_rows(name)))))
+
+
+# -- one GPU ---------------------------------------------------------------------------------------
+
+GPU = RESULTS / "h100"
+"""The committed suite of one GPU."""
+
+WORST = 8
+"""Cells that are listed, those whose reserved bytes are estimated worst."""
+
+
+def _suite() -> dict[str, Any]:
+    suite: dict[str, Any] = json.loads((GPU / "suite.json").read_text())
+    return suite
+
+
+def gpu_summary() -> str:
+    """What one GPU has confirmed, in a paragraph (`make gpu-runs`)."""
+    about, predicted = _suite()["about"], steps(GPU)
+    states, _, allocated, reserved = gpu_memory()
+    missed = [abs(step.error) for step in predicted if not step.low <= step.measured <= step.high]
+    others = f"; the others were {min(missed):.0%} to {max(missed):.0%} off" if missed else ""
+    words = (
+        f"**One GPU so far.** On one {about['device_class']} (torch {about['torch']}) states took the bytes that are"
+        f" simulated without a GPU in {states.equal} of {len(states.errors)} cells, most of them one rank of a"
+        f" simulated world. The peaks of torch's allocator in {len(allocated.errors)} cells are"
+        f" {median(allocated.errors):.2%} off the simulated ones in the median, {max(allocated.errors):.1%} at most;"
+        f" the bytes that it reserves are up to {max(reserved.errors):.0%} off. Of {len(predicted)} steps that were"
+        f" predicted beforehand, {len(predicted) - len(missed)} took a time within their 90% intervals{others}."
+    )
+    return textwrap.fill(words, 130)
+
+
+QUANTITIES = {
+    "states": "states of a rank", "peak": "peak of the ledger", "allocated": "peak of the allocator",
+    "reserved": "reserved by the allocator",
+}  # fmt: skip
+
+
+def gpu_memory() -> list[Any]:
+    """|error| of the estimates by quantity (`make gpu-runs`)."""
+    return [_compared(column, name, rows_of(GPU)) for column, name in QUANTITIES.items()]
+
+
+def _compared(column: str, name: str, rows: Sequence[GpuRunRow]) -> Any:
+    pairs = [(getattr(row, column), getattr(row, f"estimated_{column}")) for row in rows if getattr(row, column)]
+    errors = sorted(abs(estimate / measured - 1) for measured, estimate in pairs)
+    return SimpleNamespace(name=name, errors=errors, equal=sum(estimate == measured for measured, estimate in pairs))
+
+
+def gpu_reserved() -> list[GpuRunRow]:
+    """The cells whose reserved bytes are estimated worst."""
+    return sorted(rows_of(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:WORST]
+
+
+def gpu_steps() -> list[Any]:
+    """Steps that were predicted and committed before they were measured."""
+    return sorted(steps(GPU), key=lambda step: step.measured)
+
+
+def gpu_section(name: str, *columns: str) -> str:
+    """A section of the suite's summary, reduced to columns."""
+    section = _suite()["sections"][name]["table"]
+    numbers = [section["header"].index(column) for column in columns]
+    return table(columns, [[row[number] for number in numbers] for row in section["rows"]])
