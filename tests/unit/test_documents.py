@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.common import FIGURES
-from tools.docs import api, excerpts, references
+from tools.docs import quoted, references
 from tools.docs.pages import pages
 from zerobench.cli import VERBS
 from zerobench.config.compose import compose_cells
@@ -110,21 +110,21 @@ def test_every_path_on_a_page_exists(page: Path) -> None:
 def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
     text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\nd  three\n\nLast.\n`e`: four,\nlonger"
     items = "- `a`: one and more\n- `b`, `c`: two\n- `d`: three"
-    assert api.listed(text) == f"Said first.\n\n{items}\n\nLast.\n\n- `e`: four, longer"
+    assert quoted.listed(text) == f"Said first.\n\n{items}\n\nLast.\n\n- `e`: four, longer"
 
 
 def test_an_entry_of_the_api_has_signature_docstring_and_members() -> None:
-    entry = api.entry("zerobench.watch", "stop,problem")
+    entry = quoted.entry("zerobench.watch", "stop,problem")
     assert "### zerobench.watch\n\n```text\nwatch(\n    model: Any,\n    optimizer: Any = None,\n    *,\n" in entry
     assert "#### watch.problem\n\n```text\nproblem\n```" in entry
     with pytest.raises(ValueError, match="does not exist"):
-        api.entry("zerobench.wtach")
+        quoted.entry("zerobench.wtach")
 
 
 @pytest.mark.parametrize(("path", "what"), [("zerobench/gone.py", "x"), ("zerobench/worker.py", "gone")])
 def test_an_excerpt_of_a_name_that_is_gone_is_refused(path: str, what: str) -> None:
     with pytest.raises(ValueError, match=r"a page quotes"):
-        excerpts.excerpt(path, what)
+        quoted.excerpt(path, what)
 
 
 # -- references ----------------------------------------------------------------------------------------

@@ -27,6 +27,29 @@ def compare() -> str:
     return f"{pasted('compare/cpu/ratios.md')}\n\n![Ours over the peers](results/compare/cpu/compare.png)"
 
 
+CELLS = {
+    "stages": (REFERENCE / "stages",), "stage_bytes": (REFERENCE / "stages",), "tiling": (REFERENCE / "tiling",),
+    "infinity": (REFERENCE / "infinity", "psi"), "partition": (REFERENCE / "partition", "strategy"),
+    "muon": (REFERENCE / "muon",), "lora": (RESULTS / "lora", "started"), "peer_bytes": (COMPARED / "compare",),
+    "peer_volume": (COMPARED / "compare",),
+}  # fmt: skip
+"""Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
+
+MEASURED = (
+    "answer", "memory_cap", "stage_traffic", "step_costs", "step_costs_link", "versions", "offload", "offload_time",
+    "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "codes", "activation", "buffers", "arena",
+    "settings", "accumulation",
+)  # fmt: skip
+"""Functions of measured.py that are named as their blocks."""
+
+PREDICTED = (
+    "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
+    "memory_verdicts", "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
+    "predicted_here", "predicted_options", "link_rates", "map_fastest", "map_scaling", "map_break_even", "map_options",
+    "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
+)  # fmt: skip
+"""Functions of predicted.py that are named as their blocks."""
+
 GPU_SECTIONS = {
     "gpu_largest": ("largest", "cell", "layers × hidden", "ψ", "predicted need", "peak", "allocated"),
     "gpu_speed": ("speed", "cell", "step ms", "over DDP", "tokens/s", "MFU", "allocated", "last loss"),
@@ -36,33 +59,22 @@ GPU_SECTIONS = {
 """Block -> a section of the GPU suite's summary, and its columns."""
 
 SOURCES: dict[str, Callable[[], Any]] = {
-    # sentences and whole pages
-    "answer": measured.answer, "compare": compare, "published": partial(pasted, "published/published.md"),
-    "keys": keys.page, "columns": references.columns, "commands": references.commands, "where": references.where,
-    "packages": references.packages, "estimates": references.estimates,
-    # runs of the reference and of the comparison with peers
-    "memory_cap": measured.memory_cap, "offload": measured.offload, "offload_time": measured.offload_time,
-    "infinity": partial(cells, REFERENCE / "infinity", "psi"), "delayed": measured.delayed,
-    "low_bit": measured.low_bit, "nodes": measured.nodes, "shard_group": measured.shard_group,
-    "zeropp": measured.zeropp, "zeropp_error": measured.zeropp_error, "codes": measured.codes,
-    "activation": measured.activation, "partition": measured.partition, "buffers": measured.buffers,
-    "arena": measured.arena, "stage_bytes": measured.stage_bytes, "stage_traffic": measured.stage_traffic,
-    "settings": measured.settings, "accumulation": measured.accumulation, "compile": measured.compile_blocks,
-    "stages": partial(cells, REFERENCE / "stages"), "tiling": partial(cells, REFERENCE / "tiling"),
-    "muon": partial(cells, REFERENCE / "muon"), "lora": partial(cells, RESULTS / "lora", "started"),
-    "peer_bytes": partial(cells, COMPARED / "compare"), "peer_volume": partial(cells, COMPARED / "compare"),
-    "step_costs": measured.step_costs, "step_costs_link": measured.step_costs_link, "versions": measured.versions,
-    "kills": partial(read, RESULTS / "kills/kills.csv", KillsRow),
-    # others' runs, predictions and their maps, one GPU
-    **{name: getattr(predicted, name) for name in (
-        "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
-        "memory_verdicts", "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
-        "predicted_here", "predicted_options", "link_rates", "map_fastest", "map_scaling", "map_break_even",
-        "map_options", "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
-    )},
+    **{name: partial(cells, *folder) for name, folder in CELLS.items()},
+    **{name: getattr(measured, name) for name in MEASURED},
+    **{name: getattr(predicted, name) for name in PREDICTED},
     **{name: partial(predicted.gpu_section, *section) for name, section in GPU_SECTIONS.items()},
-}  # fmt: skip
-"""Block -> its Markdown, or the rows of its template."""
+    "compile": measured.compile_blocks,
+    "kills": partial(read, RESULTS / "kills/kills.csv", KillsRow),
+    "compare": compare,
+    "published": partial(pasted, "published/published.md"),
+    "keys": keys.page,
+    "columns": references.columns,
+    "commands": references.commands,
+    "estimates": references.estimates,
+    "packages": references.packages,
+    "where": references.where,
+}
+"""Block -> what makes its Markdown, or the rows of its template."""
 
 EXPERIMENT = {"stage_bytes": "stages", "stage_traffic": "stages"}
 """Block -> the experiment that its runs are of, if the block has another name."""

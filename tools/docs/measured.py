@@ -16,7 +16,6 @@ import pandas as pd
 from analysis.arena import counted
 from analysis.nodes import crossing_bytes
 from analysis.offload import name_of, parts_of
-from analysis.partition import NAMES as CONFIGURATIONS
 from analysis.zeropp import losses_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render, table
@@ -89,19 +88,6 @@ def memory_cap() -> Iterator[Any]:
         how = f"{row['micro_batch']} × {row['accumulation']}"
         how += ", recomputed" * (row["status"] == "found" and bool(row["checkpointing"]))
         yield SimpleNamespace(**row, how=how if row["status"] == "found" else f"nothing fits: {row['reason']}")
-
-
-FORMULAS = {
-    "ddp": "4ψ + 4ψ + 8ψ", "zero1": "4ψ + 4ψ + 8ψ/N", "zero2": "4ψ + 4ψ/N + 8ψ/N", "zero3": "4ψ/N + 4ψ/N + 8ψ/N",
-}  # fmt: skip
-"""The paper's states in fp32 under Adam: parameters, gradients, optimizer states, in bytes."""
-
-
-def stage_bytes() -> Iterator[Any]:
-    """Bytes per parameter of each category at its own maximum, beside the paper's formula and the prediction."""
-    for cell in cells(REFERENCE / "stages"):
-        cell.paper = FORMULAS[cell.strategy]
-        yield cell
 
 
 def stage_traffic() -> Iterator[Any]:
@@ -234,9 +220,9 @@ def nodes() -> Iterator[Any]:
 
     Of the bytes that a flat exchange sends, those count as sent to others that analysis/nodes.py draws so.
     """
-    found = cells(REFERENCE / "nodes", "strategy")
-    size = next(cell.config.node_size for cell in found if "node_size" in cell.config)
-    for cell in found:
+    both = cells(REFERENCE / "nodes", "strategy")
+    size = next(cell.config.node_size for cell in both if "node_size" in cell.config)
+    for cell in both:
         hops = "node_size" in cell.config
         cell.collectives, cell.size = "in two hops" if hops else "flat", size
         cell.crossing = crossing_bytes(cell, hops, size) * size
@@ -245,8 +231,8 @@ def nodes() -> Iterator[Any]:
 
 def shard_group() -> list[Any]:
     """States and volume of zero3 by the ranks that share a shard."""
-    found = [cell for cell in cells(REFERENCE / "shard_group") if cell.strategy == "zero3"]
-    return sorted(found, key=lambda cell: cell.config.shard_group)
+    stage3 = [cell for cell in cells(REFERENCE / "shard_group") if cell.strategy == "zero3"]
+    return sorted(stage3, key=lambda cell: cell.config.shard_group)
 
 
 LAST = 20
@@ -302,14 +288,6 @@ def activation() -> list[Any]:
     return beside(cells(REFERENCE / "activation", "strategy"), policy, lambda cell: cell.strategy)
 
 
-def partition() -> Iterator[Any]:
-    """C1 to C5: states and activations at the peak, host memory, volume, and bytes by axis with their prediction."""
-    for cell in cells(REFERENCE / "partition", "strategy"):
-        cell.policy = cell.config.activation.name or "checkpoint"
-        cell.named = CONFIGURATIONS.get((cell.strategy, cell.policy), "–")
-        yield cell
-
-
 def buffers() -> list[Any]:
     """Communication at its maximum, constant and fused, as the model grows."""
     kind = lambda cell: cell.config.buffers.name or "constant"  # noqa: E731
@@ -353,10 +331,10 @@ STAGE_OF = {
 
 def settings() -> Iterator[Any]:
     """Bytes that a rank holds under each setting, and the stage that they are."""
-    ours, peers = cells(REFERENCE / "settings"), cells(COMPARED / "compare_n4")
-    deepspeed = [cell for cell in peers if cell.strategy.startswith("deepspeed")]
-    for folder, found in ((REFERENCE / "settings", ours), (COMPARED / "compare_n4", deepspeed)):
-        for cell in found:
+    ours, peers = REFERENCE / "settings", COMPARED / "compare_n4"
+    deepspeed = [cell for cell in cells(peers) if cell.strategy.startswith("deepspeed")]
+    for folder, rows in ((ours, cells(ours)), (peers, deepspeed)):
+        for cell in rows:
             cell.other, cell.each = deepspeed[0], _held(load(folder), cell)
             cell.stage = stage_of(cell.each, cell.world_size)
             ranks = cell.config.strategy.reshard_ranks

@@ -17,13 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.docs import api, blocks, excerpts, questions
+from tools.docs import blocks, questions, quoted
 
 HERE = Path(__file__).resolve().parents[2]
 
 BEGIN = re.compile(r"<!-- (\w+(?: [^\s:>]+)*): written by `make pages` -->")
 
-QUOTED: dict[str, Callable[..., str]] = {"source": excerpts.fenced, "api": api.entry, "output": questions.output}
+QUOTED: dict[str, Callable[..., str]] = {"source": quoted.fenced, "api": quoted.entry, "output": questions.output}
 """First word of a block's name -> what makes it from the other words."""
 
 

@@ -36,8 +36,8 @@ from zerobench.timing.hardware import validated as fitted
 # -- the ZeRO paper --------------------------------------------------------------------------------
 
 SIZE, RANKS = "7.5B", 64
-"""Figure 1 of the paper."""
 GPUS, DEVICE_GIB = 8, 80
+"""Figure 1 of the paper, and the devices of the plans: the header of the template names both."""
 
 
 def strategies() -> Iterator[Any]:

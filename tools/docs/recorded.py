@@ -56,13 +56,13 @@ def cells(folder: Path, *by: str) -> list[SimpleNamespace]:
     sweep names it, `fsdp2_tuned` for a tuned peer.
     """
     summary = summarize(load(folder).runs)
-    found = []
+    rows = []
     for row in (summary.sort_values(list(by), kind="stable") if by else summary).to_dict("records"):
         config = json.loads(row["config"], object_hook=Section)
         label = row["strategy"] + "_tuned" * bool(config.strategy.tuned)
         known = {name: math.nan if value is None else value for name, value in row.items()}
-        found.append(SimpleNamespace(**known | {"text": row["config"], "config": config, "label": label}))
-    return found
+        rows.append(SimpleNamespace(**known | {"text": row["config"], "config": config, "label": label}))
+    return rows
 
 
 def beside(rows: Iterable[Any], key: Callable[[Any], Any], name: Callable[[Any], str]) -> list[SimpleNamespace]:

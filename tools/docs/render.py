@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.partition import NAMES as CONFIGURATIONS
 from validation.table1 import GB, STAGES
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of
@@ -44,9 +45,15 @@ def link_of(gbit_s: float) -> str:
 
 MiB = 2**20
 
+FORMULAS = {
+    "ddp": "4ψ + 4ψ + 8ψ", "zero1": "4ψ + 4ψ + 8ψ/N", "zero2": "4ψ + 4ψ/N + 8ψ/N", "zero3": "4ψ/N + 4ψ/N + 8ψ/N",
+}  # fmt: skip
+"""The ZeRO paper's states in fp32 under Adam: parameters, gradients, optimizer states, in bytes."""
+
 NAMES = {
-    "MiB": MiB, "M": 1e6, "ms": 1e-3, "STAGES": STAGES, "gigabytes": gigabytes, "interval": interval,
-    "link_of": link_of, "median": median, "show_bytes": show_bytes, "spec_of": spec_of,
+    "MiB": MiB, "M": 1e6, "ms": 1e-3, "CONFIGURATIONS": CONFIGURATIONS, "FORMULAS": FORMULAS, "STAGES": STAGES,
+    "gigabytes": gigabytes, "interval": interval, "link_of": link_of, "median": median, "show_bytes": show_bytes,
+    "spec_of": spec_of,
 }  # fmt: skip
 """Names that the fields of templates may use beside the columns."""
 

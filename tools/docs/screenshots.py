@@ -1,6 +1,6 @@
 """Takes the screenshots of pages that the documents show, in a headless Chromium, and compresses them.
 
-    python tools/docs/screenshots.py [SHOT ...] [--out DIR]
+    python tools/docs/screenshots.py [SHOT ...]
 
 A *shot* is a page on a screen after a script has run in it. `make setup-browser` installs the browser.
 """
@@ -60,7 +60,7 @@ SHOTS = (
 )
 
 
-def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
+def take(browser: Chromium, shot: Shot) -> Path:
     """Takes one picture and returns its file. Raises ValueError if the page complains, or asks for anything."""
     browser.open(shot.page, shot.screen)
     browser.wait_for("document.body.dataset.ready")
@@ -69,7 +69,7 @@ def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
     browser.listen()
     if wrong := [*browser.complaints, *browser.requests]:
         raise ValueError(f"{shot.page.name}: {wrong[0]}")
-    to = folder / f"{shot.name}.png"
+    to = shot.page.with_name(f"{shot.name}.png")
     browser.screenshot(to)
     with Image.open(to) as picture:
         few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
@@ -77,21 +77,20 @@ def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
     return to
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Takes all pictures. Exit code 2 without a browser, or where a page is at fault."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("tools/docs/screenshots.py", description=__doc__, formatter_class=raw)
     names = [shot.name for shot in SHOTS]
     parser.add_argument("shots", nargs="*", metavar="SHOT", help=f"of {', '.join(names)} (default: all)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="one folder for all (default: beside their pages)")
-    chosen = parser.parse_args(arguments)
-    out = chosen.out
+    chosen = parser.parse_args()
     if unknown := [name for name in chosen.shots if name not in names]:
         parser.error(f"{unknown[0]}: no such shot; use {', '.join(names)}")
     try:
         with chromium() as browser:
-            for shot in (one for one in SHOTS if one.name in (chosen.shots or names)):
-                print(f"screenshot: {take(browser, shot, out or shot.page.parent)}")
+            for shot in SHOTS:
+                if shot.name in (chosen.shots or names):
+                    print(f"screenshot: {take(browser, shot)}")
     except (FileNotFoundError, ValueError) as error:
         print(f"screenshots.py: {error}", file=sys.stderr)
         return 2
