@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-from tests.cells import cell
+import zerobench
+from tests.cells import MODELS, cell
+from zerobench.config.schema import Model
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.predict import flops
 from zerobench.predict.flops import step_flops, utilization
+from zerobench.registry import MODELS as REGISTRY
 
 
 def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: int) -> float:
@@ -30,6 +36,32 @@ def test_what_is_recomputed_counts_for_the_hardware_only() -> None:
     assert again.model == plain.model == plain.hardware
     tokens, head, last = 4 * 32, 2 * 48 * 256, 2 * 4 * 48**2  # a block's last product need not be computed again
     assert again.hardware - plain.model == pytest.approx(plain.model / 3 - tokens * (head + 3 * last), rel=1e-3)
+
+
+class Experts(nn.Module):
+    """Two experts, each a matrix for half of the tokens."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding, self.experts = nn.Embedding(vocabulary, 16), nn.Parameter(torch.zeros(2, 16, 8))
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens).flatten(0, 1).bfloat16()
+        ends = torch.empty(2, dtype=torch.int32, device=x.device)
+        return F.grouped_mm(x, self.experts.bfloat16(), offs=ends).float().sum()
+
+
+def experts(vocabulary: int = 256) -> nn.Module:
+    return Experts(vocabulary)
+
+
+def test_grouped_products_count_though_torch_has_no_formula_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    zerobench.register_model("experts", experts)
+    monkeypatch.setitem(MODELS, "experts", REGISTRY.schema_of("experts", experts, Model)())
+    counted = step_flops(cell("ddp", 2, "experts").config)
+    del REGISTRY.builders["experts"]
+    assert counted is not None
+    assert counted.model == 3 * 2 * (4 * 32) * 16 * 8
 
 
 def test_micro_batches_add_up() -> None:

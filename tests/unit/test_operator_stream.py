@@ -1,21 +1,28 @@
 """The stream of operators of an executed step: what computes is there once, with its FLOPs, bytes and stream."""
 
+import math
+from typing import Any
+
 import pytest
+import torch
 
 from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import costs_of
 from zerobench.fake_execution import Execution
 from zerobench.fake_execution.execute import execute
 from zerobench.predict.flops import step_flops
+from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
 from zerobench.records import EventRow
 from zerobench.timing import prediction
+from zerobench.timing.costs import numbers
 from zerobench.timing.schedules import Schedules
 
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocabulary=128", "sequence=32")
 
 
-def executed(strategy: str, *words: str) -> Execution:
-    question = ask([*MODEL, f"strategy={strategy}", "precision=bf16", "world_size=4", *words], "cuda", "flash")
+def executed(strategy: str, *words: str, device: str = "cuda") -> Execution:
+    attention = "flash" if device == "cuda" else None
+    question = ask([*MODEL, f"strategy={strategy}", "precision=bf16", "world_size=4", *words], device, attention)
     found = execute(question.cells[0].config, target=question.target, operators=True)
     assert not found.problem
     return found
@@ -29,12 +36,40 @@ def computed(found: Execution) -> list[EventRow]:
     return [event for event in found.known.events if event.kind == "compute"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_flops_of_the_operators_are_those_of_the_model(strategy: str) -> None:
-    found = executed(strategy)
+@pytest.mark.parametrize(("strategy", "device"), [("ddp", "cuda"), ("zero3", "cuda"), ("ddp", "cpu")])
+def test_flops_of_the_operators_are_those_of_the_model(strategy: str, device: str) -> None:
+    found = executed(strategy, device=device)
     flops = step_flops(found.config)
     assert flops is not None
     assert sum(event.flops for event in computed(found)) == flops.model + SCORES_AGAIN
+
+
+def test_experts_have_the_flops_of_the_rows_that_they_are_given() -> None:
+    shape = ("layers=1", "hidden=64", "heads=2", "vocabulary=128")
+    words = ["model=huggingface", "huggingface.architecture=mixtral", *(f"huggingface.{one}" for one in shape)]
+    question = ask([*words, "strategy=ddp", "precision=bf16", "world_size=4", "sequence=32"], "cuda")
+    found = execute(question.cells[0].config, target=question.target, operators=True)
+    products = [event for event in computed(found) if event.operator == "_grouped_mm"]
+    rows, weights = 4 * 32 * 2, 3 * 64 * 256  # two of 8 experts a token, three matrices an expert
+    assert sum(event.flops for event in products) == 3 * 2 * rows * weights, "forward, and both factors in backward"
+    assert products[0].sizes == f"8x{rows // 8}x512x64"
+    assert products[0].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "made", "sizes"),
+    [
+        ((24, 5), (3, 5, 7), (24, 7), "3x8x7x5"),
+        ((3, 4, 5), (5, 24), (4, 24), "3x4x8x5"),
+        ((4, 24), (24, 7), (3, 4, 7), "3x4x7x8"),
+        ((3, 4, 5), (3, 5, 7), (3, 4, 7), "3x4x7x5"),
+    ],
+)
+@pytest.mark.parametrize("packet", GROUPED)
+def test_a_grouped_product_is_as_many_products(packet: Any, left: Any, right: Any, made: Any, sizes: str) -> None:
+    *factors, out = (torch.empty(shape, device="meta") for shape in (left, right, made))
+    assert _sizes(packet, factors, out) == sizes
+    assert FORMULAS[packet](left, right, offs=None, out_shape=made) == 2 * math.prod(numbers(sizes))
 
 
 def test_recomputing_is_in_the_stream() -> None:

@@ -18,14 +18,15 @@ from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
 from zerobench.commands import predict
 from zerobench.commands.estimate.command import ask
-from zerobench.fake_execution.execute import CPU
+from zerobench.config.schema_training import Fp16, Muon
+from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
 from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, held_out_error, is_called, matmul_rows
 from zerobench.timing.interval import interval_of
-from zerobench.timing.prediction import reduced, step_time
+from zerobench.timing.prediction import StepSchedule, reduced, schedule_of, step_time
 from zerobench.timing.published import hardware_of
 from zerobench.timing.schedules import NOT_EXECUTED, Schedules
 from zerobench.timing.timeline import Declared, lay_out
@@ -431,6 +432,29 @@ def test_the_network_of_break_even_is_found_within_5_percent() -> None:
     assert predicted_maps._edge("more", "less", seconds) == (None, 0)
     assert predicted_maps._edge("less", "much more", lambda cell, rate: seconds(cell, rate) if cell == "less" else
                                 SimpleNamespace(step_s=9 + 900 / rate)) == (None, 1)  # fmt: skip
+
+
+def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() -> None:
+    sizes = {"copy_": 900, "add": 50, "mine.experts": 30, "mine.gemm": 1, "mine.small": 5, "mv": 1}
+    step = [row("compute", operator=name, bytes=size) for name, size in sizes.items()]
+    known = [row("compute", operator=name, flops=9) for name in ("mm", "mine.attention")]
+    one = StepSchedule(reduced(cell("zero1", 8).config), (tuple(step + known),))
+    assert one.without_formula == ["mine.experts", "mine.gemm", "mv"]
+    costs, config = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200")), one.cell.configs[0]
+    usual, wide = interval_of(costs, config), interval_of(costs, config, ["mine.gemm"])
+    assert wide.words == "not validated: no formula for the time of mine.gemm; 2 times as wide"
+    assert (wide.low, wide.high) == (usual.low**2, usual.high**2)
+    alone = interval_of(costs, cell("zero1", 1).config, ["mine.gemm"])
+    assert alone.words.endswith("; 2 times as wide; no formula for the time of mine.gemm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
+def test_every_operator_of_a_common_step_has_a_formula(strategy: str) -> None:
+    more = {"precision": Fp16(), "clip": 1.0, "optimizer": Muon(), "backend": "simulated", "tensors": "fake"}
+    for target in (CPU, CUDA):
+        config = reduced(cell(strategy, 2, "tiny", **more).config)
+        assert schedule_of(config, [execute(config.configs[0], target=target, operators=True)]).without_formula == []
 
 
 @pytest.mark.parametrize(("ending", "first"), [(".csv", "name,cluster,"), (".json", "[\n")])

@@ -62,7 +62,8 @@ They are described in zerobench/hardware/clusters.yaml, with the source of each 
 How to read it: compute, exposed and host add up to the step on a cluster. compute is the time of the model's stream;
 copies on other streams, as FSDP2 makes them, run beside it. exposed is the time in which the model waits for
 collectives; host the time in which the device waits for Python. The interval held 90 % of the published runs that were
-left out; "not validated" means that no run of that kind was among them.
+left out; "not validated" means that no run of that kind was among them, or that the time of an operator, which it
+names, is not known.
 Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was wrong, 130 interrupted.
 """
 
@@ -236,9 +237,10 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
         if problem:
             rows.append(replace(row, problem=problem))
             continue
-        found = step_time(by_cell[cell.cell_id], costs)
-        rows.append(filled(row, found, costs, interval_of(costs, cell.config), cell.config))
-        told.append((name, by_cell[cell.cell_id], found))
+        schedule = by_cell[cell.cell_id]
+        found, interval = step_time(schedule, costs), interval_of(costs, cell.config, schedule.without_formula)
+        rows.append(filled(row, found, costs, interval, cell.config))
+        told.append((name, schedule, found))
     return rows, told
 
 

@@ -14,7 +14,7 @@ from ..host.files import replace_text
 from ..host.pipes import print_line
 from ..published.cells import RunPlan, plan_of
 from ..published.rows import NotGivenError, PublishedRun, read
-from ..timing.interval import interval
+from ..timing.interval import NOT_VALIDATED, interval
 from ..timing.prediction import Reduced, reduced, step_time
 from ..timing.published import NEEDED, RunHardware, hardware_of
 from ..timing.schedules import Schedules
@@ -90,8 +90,8 @@ def predicted(one: PlannedRun, schedules: Schedules) -> PublishedPrediction:
         return PublishedPrediction(one.run.id, reason=schedule.problem)
     found = step_time(schedule, one.hardware.costs, one.hardware.declared)
     rate = one.config.micro_batch * one.config.accumulation * one.config.sequence / found.step_s
-    range_ = interval(one.hardware.costs, one.hardware.spans_nodes)
-    reason = range_.words if range_.words.startswith("not validated") else ""
+    range_ = interval(one.hardware.costs, one.hardware.spans_nodes, schedule.without_formula)
+    reason = range_.words if range_.words.startswith(NOT_VALIDATED) else ""
     return PublishedPrediction(
         one.run.id, rate, rate / range_.high, rate / range_.low, reason, found.step_s, found.exposed_s, found.host_s,
         found.binds, "; ".join((*one.plan.assumed, *one.hardware.assumed)),

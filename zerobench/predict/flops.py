@@ -22,6 +22,7 @@ from ..config.cell import CellConfig
 from ..config.schema_memory import Activation, CheckpointActivations
 from ..config.schema_training import Fp32
 from ..data import arguments_of, build_batches
+from ..probes.operator_stream import FORMULAS
 from ..registry import DATA
 from .build import build_model
 
@@ -102,7 +103,7 @@ def _count(config: CellConfig) -> int | None:
 
 
 def _count_fp32(config: CellConfig) -> int | None:
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     try:
         with torch.device("meta"):
             model = build_model(config)

@@ -1,9 +1,9 @@
 """The stream of operators of a step: the work and bytes of each, as events of kind `compute` between the others.
 
 operator   reads or writes memory; views and operators that only allocate a tensor are not counted
-flops      by torch's own formulas (torch.utils.flop_counter), 0 if they do not cover the operator
-sizes      "b x m x n x k" of a matrix product, "b x heads x queries x keys x head" of an attention: the key in tables
-           of measured times
+flops      by torch's own formulas (torch.utils.flop_counter) and FORMULAS, 0 if neither covers the operator
+sizes      "b x m x n x k" of a matrix product, with the mean over its b groups if it is grouped; of an attention
+           "b x heads x queries x keys x head": the key in tables of measured times
 stream     the number of the current stream; 0 is the one that the model runs on
 
 order      of streams: recording an event, and waiting for an event or for all of another stream
@@ -21,7 +21,7 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from ..fake.as_gpu.stand_in import NullStream
 from ..fake.graphs import GraphMode
@@ -33,8 +33,30 @@ from .labeling import holds_others
 
 ATEN = torch.ops.aten
 
+GROUPED = ATEN._grouped_mm, ATEN._scaled_grouped_mm
+"""Products of groups of rows, such as the tokens of each expert, with a matrix for each group."""
+
+
+def _grouped_flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of a grouped product. Of two matrices in three dimensions each pair is a product; if one has
+    two dimensions, the groups divide one of its dimensions among them.
+    """
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return 2 * batch * left[-2] * left[-1] * right[-1]
+
+
+FORMULAS: dict[Any, Callable[..., int]] = {
+    **dict.fromkeys(GROUPED, _grouped_flops),
+    ATEN._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
+        *shapes[:4]
+    ),
+}
+"""Operators that torch has no formula for -> theirs, by the shapes of the arguments."""
+
 MATMULS: dict[Any, tuple[int, int]] = {
     ATEN.mm: (0, 1), ATEN.addmm: (1, 2), ATEN.bmm: (0, 1), ATEN.baddbmm: (1, 2), ATEN._scaled_mm: (0, 1),
+    **dict.fromkeys(GROUPED, (0, 1)),
 }  # fmt: skip
 """Matrix products -> the argument positions of their two factors, (…, m, k) and (…, k, n)."""
 
@@ -100,13 +122,13 @@ class OperatorStream(GraphMode):
         moved = _bytes_of(packet, func, args, read, written)
         if not moved:
             return
-        formula = flop_registry.get(packet)
+        formula = flop_registry.get(packet) or (shape_wrapper(FORMULAS[packet]) if packet in FORMULAS else None)
         flops = int(formula(*args, **named, out_val=out)) if formula is not None else 0
         made = written[0] if written else read[0]
         self._log.note(
-            COMPUTE, operator=str(packet).removeprefix("aten."), bytes=moved, flops=flops, sizes=_sizes(packet, args),
-            elements=made.numel(), dtype=str(_dtype(packet, args, made)).removeprefix("torch."),
-            stream=self._log.stream(),
+            COMPUTE, operator=str(packet).removeprefix("aten."), bytes=moved, flops=flops,
+            sizes=_sizes(packet, args, made), elements=made.numel(), stream=self._log.stream(),
+            dtype=str(_dtype(packet, args, made)).removeprefix("torch."),
         )  # fmt: skip
 
     def _number(self, thing: Any) -> int:
@@ -180,11 +202,15 @@ def _bytes_of(
     return made + sum(_size(one) for one in read)
 
 
-def _sizes(packet: Any, args: Sequence[Any]) -> str:
+def _sizes(packet: Any, args: Sequence[Any], made: torch.Tensor) -> str:
     if packet in MATMULS:
         left, right = (args[place] for place in MATMULS[packet])
-        batch = left.shape[0] if left.dim() == 3 else 1
-        return f"{batch}x{left.shape[-2]}x{right.shape[-1]}x{left.shape[-1]}"
+        batch = next((one.shape[0] for one in (left, right, made) if one.dim() == 3), 1)
+        sizes = [left.shape[-2], right.shape[-1], left.shape[-1]]
+        if packet in GROUPED and 2 in (left.dim(), right.dim()):  # the groups divide rows, columns or what is summed
+            shared = {(2, 3): 0, (3, 2): 1, (2, 2): 2}[left.dim(), right.dim()]
+            sizes[shared] = max(1, sizes[shared] // batch)
+        return "x".join(map(str, (batch, *sizes)))
     if packet in ATTENTIONS:
         query, key = (args[place] for place in ATTENTIONS[packet])
         batch, heads, length, head = query.shape

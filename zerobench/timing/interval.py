@@ -8,7 +8,8 @@ wide      without validation by published runs: WIDER times as far from 1
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ..config.cell import CellConfig
 from .costs import CpuCosts, GpuCosts
@@ -16,6 +17,7 @@ from .hardware import Device, validated
 
 WIDER = 2.0
 UNKNOWN = 0.5, 2.0
+NOT_VALIDATED = "not validated"
 
 
 @dataclass(frozen=True)
@@ -36,37 +38,53 @@ HERE = "calibrated machines"
 """Kind of the runs on calibrated machines."""
 
 
-def interval_of(costs: GpuCosts | CpuCosts, config: CellConfig) -> StepInterval:
-    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step."""
+def interval_of(
+    costs: GpuCosts | CpuCosts, config: CellConfig, without_formula: Sequence[str] = ()
+) -> StepInterval:  # fmt: skip
+    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step.
+    `without_formula`: operators whose time is unknown, and counted by their bytes alone.
+    """
     if isinstance(costs, CpuCosts):
-        return _interval_here(costs)
+        return _unless(without_formula, _interval_here(costs))
     if config.world_size == 1:
-        return _wider(costs, f"{costs.device.type}, one GPU")
-    return interval(costs, config.world_size > costs.cluster.devices_per_node)
+        return _unless(without_formula, _wider(costs, f"{costs.device.type}, one GPU"))
+    return interval(costs, config.world_size > costs.cluster.devices_per_node, without_formula)
+
+
+def _unless(without_formula: Sequence[str], found: StepInterval) -> StepInterval:
+    """Returns the interval, not validated if there are operators without a formula."""
+    if not without_formula:
+        return found
+    names = f"no formula for the time of {', '.join(without_formula)}"
+    if found.words.startswith(NOT_VALIDATED):
+        return replace(found, words=f"{found.words}; {names}")
+    words = f"{NOT_VALIDATED}: {names}; {WIDER:g} times as wide"
+    return StepInterval(found.low**WIDER, found.high**WIDER, words)
 
 
 def _interval_here(costs: CpuCosts) -> StepInterval:
     row = validated().get("intervals", {}).get(HERE)
     if row is None:
-        return StepInterval(*UNKNOWN, f"not validated: no run on {HERE} was compared with its prediction")
+        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run on {HERE} was compared with its prediction")
     if not costs.knows_steps:
-        return StepInterval(*UNKNOWN, "not validated: the calibration is of an earlier version; calibrate again")
+        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: the calibration is of an earlier version; calibrate again")
     if costs.has_idle_core:
-        return StepInterval(*UNKNOWN, "not validated: no run with fewer ranks than cores was compared")
+        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run with fewer ranks than cores was compared")
     return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
 
 
-def interval(costs: GpuCosts, spans_nodes: bool) -> StepInterval:
+def interval(costs: GpuCosts, spans_nodes: bool, without_formula: Sequence[str] = ()) -> StepInterval:
     """Returns the interval of a prediction on some hardware."""
     kind, known = kind_of(costs.device, spans_nodes), validated().get("intervals", {})
     if kind in known:
         row = known[kind]
-        return StepInterval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
-    return _wider(costs, kind)
+        found = StepInterval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
+        return _unless(without_formula, found)
+    return _unless(without_formula, _wider(costs, kind))
 
 
 def _wider(costs: GpuCosts, kind: str) -> StepInterval:
     rest = validated().get("intervals", {}).get("all", {"low": 0.8, "high": 1.25})
     low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
     measured = "" if costs.device.is_measured else "; no table of its products or collectives, a roofline instead"
-    return StepInterval(low, high, f"not validated: no published run on {kind}{measured}; {WIDER:g} times as wide")
+    return StepInterval(low, high, f"{NOT_VALIDATED}: no published run on {kind}{measured}; {WIDER:g} times as wide")

@@ -8,14 +8,22 @@ reduced    a deep model is simulated with MODEL_LAYERS[0] and MODEL_LAYERS[1] bl
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
 
 from ..config.cell import CellConfig
 from ..config.schema import Huggingface
 from ..fake_execution.execute import Execution
 from ..predict.build import facts_of
+from ..probes.operator_stream import FORMULAS
 from ..records import EventRow
+from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
 from .costs import Costs
@@ -79,6 +87,40 @@ class StepSchedule:
     cell: Reduced
     events: tuple[tuple[EventRow, ...], ...]
     problem: str = ""
+
+    @property
+    def without_formula(self) -> list[str]:
+        """Operators whose time is not known from their FLOPs or bytes: products without a formula, and others, not
+        known to take as long as their bytes, that move more than LEAST_SHARE of the step's.
+        """
+        moved, flops = Counter[str](), Counter[str]()
+        for event in self.events[-1] if self.events else ():
+            if event.kind == COMPUTE:
+                moved[event.operator] += event.bytes
+                flops[event.operator] += event.flops
+        least = LEAST_SHARE * moved.total()
+        unknown = [name for name in sorted(moved) if not flops[name] and not _has_formula(name)]
+        return [name for name in unknown if IS_PRODUCT.search(name) or moved[name] > least]
+
+
+LEAST_SHARE = 0.02
+IS_PRODUCT = re.compile(r"(mm|mv|dot|matmul|linear|convolution|attention|attn)(?![a-z0-9])")
+BY_BYTES = re.compile(
+    r"(fsdp\.|_fused_(adam|sgd|adagrad)|(_amp)?_foreach_|native_\w*(norm|dropout)|_fused_rms_norm|_?(log_|safe_)?softmax|nll_loss|"
+    r"embedding|index|gather|scatter|copy|_to_copy|clone|cat|stack|split|slice|select|new_|zero|one|full|fill|arange|"
+    r"constant_pad|repeat|roll|flip|tri[lu]|masked_|cum(sum|prod)|normal_|uniform_|bernoulli|random_)"
+)
+"""Names of operators that take as long as their bytes, other than those that torch tags as pointwise or reductions."""
+AS_THEIR_BYTES = {torch.Tag.pointwise, torch.Tag.reduction}
+
+
+def _has_formula(name: str) -> bool:
+    packet: Any = getattr(torch.ops.aten, name, None)
+    if IS_PRODUCT.search(name):
+        return packet in flop_registry or packet in FORMULAS
+    overloads = packet.overloads() if packet is not None else ()
+    tagged = any(AS_THEIR_BYTES & set(getattr(packet, one).tags) for one in overloads)
+    return tagged or BY_BYTES.match(name) is not None
 
 
 def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:

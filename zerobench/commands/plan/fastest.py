@@ -266,7 +266,8 @@ class FastestSearch:
         best = row.best
         if best is None:
             return None
-        time, interval = step_time(best.schedule, self.costs), interval_of(self.costs, best.cell.config)
+        time = step_time(best.schedule, self.costs)
+        interval = interval_of(self.costs, best.cell.config, best.schedule.without_formula)
         return Timed(row.candidate, best.cell, best.used, best.schedule, time, interval)
 
     def variants(self, one: Timed) -> Iterator[tuple[Candidate, Cell]]:
