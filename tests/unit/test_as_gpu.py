@@ -58,6 +58,15 @@ def test_reductions_on_a_gpu_have_no_slots_to_receive_in() -> None:
     assert on_gpu.volume_elements == on_cpu.volume_elements
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_a_reduction_on_a_gpu_copies_no_input() -> None:
+    """gloo's reduce-scatter sums in a copy; the largest is of the root's gradients."""
+    on_cpu, on_gpu = executed(CPU, "fsdp2", model="wide"), executed(CUDA, "fsdp2", model="wide")
+    root = 4 * (256 * 320 + 321 * 256)
+    assert most(on_gpu, "temporary") < root < most(on_cpu, "temporary")
+
+
 STATES: list[tuple[str, int, dict[str, Any]]] = [
     ("zero1", 4, {}),
     ("zero2", 2, {"arena": True}),

@@ -26,7 +26,7 @@ from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
 from ...zero.offload import placement
 from ...zero.parameters import versions
-from ..observers import listening
+from .. import observers
 from . import kernels
 from .device_memory import Allocations
 from .kernels import KERNELS, attend
@@ -89,8 +89,9 @@ NAMES: dict[str, tuple[Any, str, Any]] = {
     "dropout": (F, "dropout", kernels.dropout),
     "layer norm": (F, "layer_norm", kernels.layer_norm),
     "rms norm": (F, "rms_norm", kernels.rms_norm),
+    "copies by collectives": (observers, "COPIED", {}),
 }
-"""Replaced functions and classes: (module or class, name, replacement)."""
+"""Replaced names: (module or class, name, replacement)."""
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]
         return attend(attention, *arguments, **named)
 
     with ExitStack() as stack:
-        stack.enter_context(listening(allocations.hear))
+        stack.enter_context(observers.listening(allocations.hear))
         for row in ROWS.values():
             stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
         for module, name, replacement in NAMES.values():
