@@ -107,6 +107,38 @@ def test_every_path_on_a_page_exists(page: Path) -> None:
     assert [one for one in sorted(named) if not (ROOT / one).exists() and not one.startswith(MADE)] == []
 
 
+CITED = re.compile(r"(zerobench/[\w/]+\.py)(?::(\d+))?(?: in ([\w.]+))?")
+
+
+def wrong_citations(text: str) -> list[str]:
+    """Citations of our code in `text` whose file, function or line is not there."""
+    wrong = []
+    for found in CITED.finditer(text):
+        path, line, function = found.groups()
+        lines = (ROOT / path).read_text().splitlines() if (ROOT / path).is_file() else []
+        try:
+            excerpt = quoted.excerpt(path, function) if function else "\n".join(lines)
+        except ValueError:
+            excerpt = ""
+        here = lines[int(line) - 1].strip() if line and int(line) <= len(lines) else ""
+        if not excerpt or (line and (not here or here not in excerpt)):
+            wrong.append(found[0])
+    return wrong
+
+
+def test_code_that_a_page_cites_is_there(page: Path) -> None:
+    assert wrong_citations(page.read_text()) == []
+
+
+def test_a_citation_of_code_that_is_gone_is_found() -> None:
+    right = "zerobench/zero/arena.py:24 in Heap.take, zerobench/zero/arena.py in Heap.take, zerobench/zero/arena.py:1"
+    wrong = ["zerobench/zero/arena.py:1 in Heap.take", "zerobench/zero/arena.py in Heap.gone", "zerobench/gone.py:3"]
+    assert wrong_citations(f"{right}, {', '.join(wrong)}, zerobench/zero/arena.py:999") == [
+        *wrong,
+        "zerobench/zero/arena.py:999",
+    ]
+
+
 def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
     text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\nd  three\n\nLast.\n`e`: four,\nlonger"
     items = "- `a`: one and more\n- `b`, `c`: two\n- `d`: three"

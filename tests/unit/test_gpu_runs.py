@@ -66,5 +66,5 @@ def test_the_blocks_say_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.Mo
     assert "without a GPU in 1 of 2 cells" in words
     assert "in 2 cells are 1.00% off the simulated ones in the median, 1.0% at most" in words
     assert "Of 2 steps that were predicted beforehand, 1 took a time within" in words
-    assert "| states of a rank | 2 | 1 | 5.00% | 10.00% | 10.00% |" in render("gpu_memory", predicted.gpu_memory())
+    assert "| states of a rank | 2 | 1 | 5.00% | 9.00% | 10.00% |" in render("gpu_memory", predicted.gpu_memory())
     assert render("gpu_reserved", predicted.gpu_reserved()).splitlines()[2].endswith("| 200 B | 440 B | +120.0% |")

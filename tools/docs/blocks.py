@@ -38,7 +38,7 @@ CELLS = {
 MEASURED = (
     "answer", "memory_cap", "stage_traffic", "step_costs", "step_costs_link", "versions", "offload", "offload_time",
     "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "codes", "activation", "buffers", "arena",
-    "settings", "accumulation",
+    "settings", "accumulation", "outside_ledger",
 )  # fmt: skip
 """Functions of measured.py that are named as their blocks."""
 

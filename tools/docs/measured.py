@@ -5,6 +5,7 @@ A function is named as its block. It returns rows for the block's template in bl
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -213,6 +214,20 @@ def low_bit() -> Iterator[Any]:
         cell.bytes_per_parameter = OPTIMIZERS[name](implementation="loop").theory_shape().states_bytes(psi, 4) / psi
         cell.measured_bytes = int(limits[name]["max_optimizer_bytes"].value)
         yield cell
+
+
+def outside_ledger() -> str:
+    """The largest share of a peak in bf16 that only the allocator sees, of all budgets, which `make budget` checks."""
+    shares = [
+        (*(int(cell.limits[f"{key}_bytes"].value) for key in ("outside_ledger", "allocator_peak")), name, path.name)
+        for path in sorted((RESULTS / "budgets").glob("*.yaml"))
+        for environment in read_budget(path).environments.values()
+        for name, cell in environment.cells.items()
+        if "bf16" in name.split()
+    ]
+    outside, peak, name, file = max(shares, key=lambda share: share[0] / share[1])
+    words = f"{outside:,} B of {show_bytes(peak)}, {outside / peak:.1%} (`{name}` in `results/budgets/{file}`)"
+    return textwrap.fill(f"Of the {len(shares)} budgets in bf16 the largest share is {words}.", 130)
 
 
 def nodes() -> Iterator[Any]:
