@@ -27,14 +27,14 @@ R = TypeVar("R")
 def in_normal_mode(run: Callable[P, R]) -> Callable[P, R]:
     """Makes `run` leave the caller's torch.inference_mode(), whose tensors nobody may change or train with later."""
 
-    @wraps(run)
     def outside(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_inference_mode_enabled():
             return run(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return run(*args, **kwargs)
 
-    return outside
+    outside.__code__ = outside.__code__.replace(co_name=run.__name__)  # tracebacks and hang_watch.py name the method
+    return wraps(run)(outside)
 
 
 class Hook:
