@@ -253,13 +253,13 @@ def _sweep(arguments: list[str]) -> int:
         print(", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in VERSIONS))
         return 0
     with exit_when_interrupted(fork_server.end):
-        from .config.flags import only_compose, split_arguments, take_columns, unknown_flags
+        from .config.flags import not_a_verb, only_compose, split_arguments, take_columns, unknown_flags
 
     arguments, columns = take_columns(arguments)
     flags, words, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
-    if problems := unknown_flags(flags):
+    if problems := not_a_verb(arguments, tuple(VERBS)) or unknown_flags(flags):
         return refuse(ValueError("; ".join(problems)))
     if JOB in os.environ:
         from .dispatch.in_job import run_in_job

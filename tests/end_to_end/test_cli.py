@@ -106,6 +106,11 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["strategy=ddp,zero1"], "strategy: several values make a sweep; add -m"),
         (["measure=5"], "measure=5: no such measure"),
         (["exprot"], "exprot: neither KEY=VALUE nor a verb; did you mean export?"),
+        (["pln", "--gpus", "8"], "pln: neither KEY=VALUE nor a verb; did you mean plan?"),
+        (["precision=fp8"], "precision=fp8: no such precision; there are bf16, fp16, fp32"),
+        (["strategy=zero4"], "strategy=zero4: no such strategy; there are zero1, zero2, zero3"),
+        (["optimizer=lion"], "optimizer=lion: no such optimizer (valid: adadelta"),
+        (["model=mlp", "model.heads=2"], "no such key under model=mlp, which has layers, hidden, vocabulary; choose"),
         (["~strategy"], "keys cannot be deleted"),
         (["experiment=stage"], "did you mean stages?"),
         (["strategy"], "strategy: neither KEY=VALUE nor a verb; write strategy=VALUE, without spaces around ="),
@@ -236,6 +241,21 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch, cap
     assert "schema_version 99 is newer than" in capsys.readouterr().out, "and told of in a sentence"
 
 
+def test_a_misspelled_choice_of_a_verb_is_suggested(capsys) -> None:
+    for words, meant in (("plot memry --out x.png", "memory"), ("export --format marddown", "markdown")):
+        with pytest.raises(SystemExit, match="2"):
+            cli.run(words.split())
+        assert f"; did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_a_glob_says_which_choices_it_takes(capsys) -> None:
+    """`zero*` is the name of a peer, too; `zero?` is our stages."""
+    assert cli.run(["-m", "strategy=glob(zero*)", "world_size=2", "model=mlp", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "strategy=glob(zero*) takes zero1, zero2, zero3, zero_redundancy, zero_redundancy_tuned\n" in shown.err
+    assert "5 cells" in shown.out
+
+
 def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
     shown = in_a_process("--help", cwd=tmp_path).stdout
     for words in ("zerobench -m strategy=ddp,zero1,zero2,zero3", "gpt2_124m", "zerobench export", "Exit code"):
@@ -244,6 +264,11 @@ def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
     job = yaml.safe_load(run("strategy=zero3", "+experiment=stages", "--cfg", "job", cwd=tmp_path).stdout)
     assert job["strategy"]["name"] == "zero3"
     assert job["optimizer"]["lr"] == 3e-4
+    job = yaml.safe_load(run("strategy=zero3", "world_size=2", "--cfg", "job", cwd=tmp_path).stdout)
+    assert (job["world_size"], job["batch"], job["micro_batch"]) == (2, 8, 4), "what will run, not null"
+    assert job["precision"]["gradient_dtype"] == "fp32"
+    assert job["backend"] == "gloo"
+    assert not job["clip"]
     assert run("export", "nowhere", cwd=tmp_path).returncode == 2
 
 

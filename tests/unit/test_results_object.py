@@ -40,6 +40,17 @@ def test_categories_are_ordered_as_the_stages_the_ledger_and_a_step_are(stages: 
     assert list(some.runs.strategy.cat.categories) == ["ddp", "zero1"], "no others than there are"
 
 
+def test_results_are_a_collection_of_runs_with_the_names_of_their_tables(stages: Results) -> None:
+    assert len(stages) == len(stages.runs) > 3
+    first, second = list(stages)[:2]
+    assert (first.row["run_id"], len(second)) == (stages.runs["run_id"].iloc[0], 1)
+    assert list(stages.sweep()["cell"]) == list(stages.cell)
+    assert stages.run(stages.cell.iloc[-1]).row["cell_id"] == stages.runs["cell_id"].iloc[-1]
+    assert first.cell.startswith(f"{first.row['strategy']} {first.row['model']} N=")
+    assert first.cell in repr(first)
+    assert not len(stages.of([]))
+
+
 def test_bytes_are_integers_and_every_number_has_its_unit(stages: Results) -> None:
     for table in ALL_TABLES:
         frame = getattr(stages, table)

@@ -135,14 +135,14 @@ def test_a_figure_has_them_with_all_alone(flags: list[str], drawn: bool, tmp_pat
 def test_every_swept_key_is_a_column() -> None:
     swept = some().sweep()
     own = [column for column in swept if column not in RunRow.__dataclass_fields__]
-    assert own == ["offload", "deterministic", "optimizer.lr"]
+    assert own == ["cell", "offload", "deterministic", "optimizer.lr"]
     assert swept["optimizer.lr"].tolist()[:2] == [0.001, 0.01]
     assert swept["offload"].tolist() == ["none", "none", "none", "cpu", "none"]
     assert swept["deterministic"].tolist() == [False] * 4 + [True]
     assert list(swept.columns[len(own) :]) == list(RunRow.__dataclass_fields__)
     assert "seed" in swept
     assert "strategy.bucket_bytes" not in swept, "it follows from the strategy"
-    assert [c for c in results_of([]).sweep() if c not in RunRow.__dataclass_fields__] == []
+    assert [c for c in results_of([]).sweep() if c not in RunRow.__dataclass_fields__] == ["cell"]
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_verbs_take_where(tmp_path: Path, capsys) -> None:
     assert cli.run(["export", str(tmp_path / "runs"), "--where", "optimizer=adamw", "--where", "strategy=zero1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("optimizer.lr,run_id")
+    assert lines[0].startswith("cell,optimizer.lr,run_id")
     assert cli.run(["status", str(tmp_path / "runs"), "--where", "strategy=zero2"]) == 0
     assert "1 run of 1 cell" in capsys.readouterr().out
     assert cli.run(["compare", str(tmp_path / "runs"), str(tmp_path / "runs"), "--where", "strategy=zero2"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -377,7 +378,13 @@ def run(loop: Loop, steps: int, **how: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_that_shows_too_little_gets_a_sentence() -> None:
+def test_a_loop_that_shows_too_little_gets_a_sentence(monkeypatch) -> None:
+    monkeypatch.setattr("zerobench.watching.watch.CALLBACKS", {"transformers.trainer": "trainer_callback"})
+    monkeypatch.setitem(sys.modules, "transformers.trainer", sys)
+    assert sentence(lambda: run(Loop(), 3, ends="step")).endswith(
+        "was not called; a Trainer is watched by callbacks=[zerobench.trainer_callback()]"
+    )
+    monkeypatch.setattr("zerobench.watching.watch.CALLBACKS", {})
     assert sentence(lambda: run(Loop(), 0)) == "watch: the loop ended without a step: the optimizer took no step"
     assert sentence(lambda: run(Loop(), 3, ends="step")) == (
         "watch: the loop ended without a step: watch.step() was not called"
@@ -391,7 +398,9 @@ def test_a_loop_that_shows_too_little_gets_a_sentence() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_replaced_midway_is_named() -> None:
+def test_what_is_replaced_midway_is_named(monkeypatch) -> None:
+    monkeypatch.setattr("zerobench.watching.watch.CALLBACKS", {})
+
     def replace_model() -> None:
         loop = Loop()
         with zerobench.watch(loop.model, loop.optimizers[0]):

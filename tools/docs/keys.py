@@ -21,7 +21,8 @@ LARGE = 2**60
 def page() -> str:
     """Keys of their own, then each group with its choices and keys, then other sections."""
     check = checker([])
-    usual, defaults = dict(help._leaves(check.config_of([]))), _defaults(check)
+    usual = {key: value for key, value, _ in help._leaves(check.config_of([]))}
+    defaults = _defaults(check)
     sections = [
         "## Keys of a run",
         "Those that belong to no group.",
@@ -64,7 +65,7 @@ def _defaults(check: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
     found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in groups}
     for number in range(max(map(len, groups.values()))):
         chosen = {group: choices[number] for group, choices in groups.items() if number < len(choices)}
-        for key, value in help._leaves(check.config_of([f"{group}={choice}" for group, choice in chosen.items()])):
+        for key, value, _ in help._leaves(check.config_of([f"{group}={choice}" for group, choice in chosen.items()])):
             if (group := key.split(".")[0]) in chosen and "." in key:
                 found[group].setdefault(key, {})[chosen[group]] = value
     return found

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.resolvers import oc
 
 from ..cluster import job
+from ..host.pipes import print_note
 from ..host.signals import insist
+from ..host.terminal import is_quiet
 from ..registry import GROUPS
 from ..sizes import printable
 from ..strategies import specs
 from .cell import Cell
-from .flags import only_compose, split_arguments, unknown_flags
+from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
+from .flat import by_key
 from .grouping import problems_of_groups
 from .hydra_keys import not_composed, problem_of_missing, quoted, reason, sentence_of
 from .launcher import GROUP, LauncherChoice, planning_for
@@ -121,6 +125,8 @@ def _compose(arguments: list[str], verbs: tuple[str, ...]) -> Composed:
         raise RefusedError(check.problems)
     if check.launcher is not None and job.current_job() is not None:
         raise RefusedError([f"{GROUP}={check.launcher.name}: this is a job already, and launches its cells itself"])
+    for line, names in check.globs.items() if not is_quiet() else ():
+        print_note(f"zerobench: {line} takes {', '.join(names)}")
     if check.proposed is not None and only_compose(flags):
         return Composed([], check.launcher, check, check.proposed)
     with planning_for(check.launcher):
@@ -133,6 +139,9 @@ def _compose(arguments: list[str], verbs: tuple[str, ...]) -> Composed:
 def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> list[Cell]:
     if not check.multirun and only_compose(flags):
         return [_compose_one(check, overrides)]
+    if not check.multirun and asks_for_config(flags):
+        print(OmegaConf.to_yaml(_settled(check, overrides)), end="")
+        return []
     from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
 
     cells: list[Cell] = []
@@ -145,6 +154,24 @@ def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> li
         run_hydra([*flags, *overrides], compose_job)
     # cells that differ only in keys that do not apply to them are one cell
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
+
+
+def _settled(check: Overrides, overrides: list[str]) -> DictConfig:
+    """Returns the composed config of one cell, in which the values that follow from others and from this machine
+    replace null and auto: a cell that can run shows what will run.
+    """
+    config = check.config_of(overrides)
+    cell = _compose_one(check, overrides)
+    if cell.problems:
+        return config
+    plain: Any = OmegaConf.to_container(config)
+    for key, value in by_key(cell.config.as_dict()).items():
+        *path, last = key.split(".")
+        section = reduce(lambda one, name: one.get(name) or {}, path, plain)
+        if section.get(last, "") in (None, "auto"):
+            section[last] = value
+    settled: DictConfig = OmegaConf.create(plain)
+    return settled
 
 
 def compose_trial(check: Overrides, overrides: list[str]) -> Cell:

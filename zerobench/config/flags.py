@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .unknown_keys import meant_flag
+from .unknown_keys import meant_flag, meant_verb
 
 FLAGS_WITH_VALUE = (
     "--columns",
@@ -67,6 +67,22 @@ def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
 def only_compose(flags: list[str]) -> bool:
     """Whether `flags` ask Hydra only to compose configs."""
     return all(flag.partition("=")[0] in FLAGS_OF_RUNS for flag in flags if flag.startswith("-"))
+
+
+def asks_for_config(flags: list[str]) -> bool:
+    """Whether `flags` ask for the composed config alone: --cfg job."""
+    words = " ".join(flags).replace("=", " ").split()
+    return words[:2] in (["--cfg", "job"], ["-c", "job"]) and only_compose(words[2:])
+
+
+def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
+    """Returns an error message for a first word that is neither a verb, a flag nor KEY=VALUE: flags after it would be
+    those of a verb.
+    """
+    word = arguments[0] if arguments else "-"
+    if not word.replace("-", "_").isidentifier() or word.startswith("-") or arguments[1:2] == ["="]:
+        return []
+    return [f"{word}: neither KEY=VALUE nor a verb{meant_verb(word, verbs)}; see zerobench --help"]
 
 
 def unknown_flags(flags: list[str]) -> list[str]:

@@ -17,10 +17,13 @@ from ..sections import Key
 from .keys import GROUPS, KEYS
 from .overrides import Overrides
 from .schema import SCHEMAS, TUNED
-from .unknown_keys import IDENTITY, meant, nearest
+from .unknown_keys import IDENTITY, meant, nearest, type_name
 
 OF_A_BUILDER = Key("an option of its builder")
 """The Key for options of a user's model or data."""
+
+Leaf = tuple[str, Any, str]
+"""A key, its default, and its type in words."""
 
 WIDEST = 120
 """Maximum width of a line, and the width if output is not a terminal."""
@@ -52,7 +55,7 @@ def of_word(word: str, check: Overrides) -> str:
     config = check.config_of([])
     leaves = _leaves(config)
     if group in KEYS and not equals:
-        chosen = [one for one in leaves if one[0] == group] or [(group, None)]
+        chosen = [one for one in leaves if one[0] == group] or [(group, None, "")]
         return _table(chosen)
     if group in config and not equals:
         own = [one for one in leaves if one[0].startswith(f"{group}.")]
@@ -71,26 +74,27 @@ def _of_choice(group: str, choice: str, check: Overrides) -> str:
     return f"{text}\n\n{_table(leaves)}" if leaves else f"{text}\n\nIt has no keys."
 
 
-def _leaves(config: DictConfig, prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns (key, default) of everything that can be set, in the config's order."""
-    found: list[tuple[str, Any]] = []
+def _leaves(config: DictConfig, prefix: str = "") -> list[Leaf]:
+    """Returns everything that can be set, in the config's order."""
+    found: list[Leaf] = []
     for name in config:
         key, node = f"{prefix}{name!s}", config._get_node(name)
         if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
             found += _leaves(node, f"{key}.")
         elif not prefix or name not in IDENTITY:
             value = OmegaConf.to_container(node) if OmegaConf.is_config(node) else config[name]
-            found.append((key, value))
+            found.append((key, value, type_name(node)))
     return found
 
 
-def _table(leaves: list[tuple[str, Any]]) -> str:
+def _table(leaves: list[Leaf]) -> str:
     """Returns a line for each key: key=default, the meaning, the unit."""
     lines = []
-    for key, default in leaves:
+    for key, default, kind in leaves:
         declared = KEYS.get(key, OF_A_BUILDER)
+        meaning = declared.meaning + f": {kind}" * (declared is OF_A_BUILDER)
         shown = f"  {key}={_show(default)}" if default is not None else f"  {key}=null"
-        lines.append(_entry(shown, declared.meaning + f" [{declared.unit}]" * bool(declared.unit)))
+        lines.append(_entry(shown, meaning + f" [{declared.unit}]" * bool(declared.unit)))
     return "\n".join(lines)
 
 

@@ -43,7 +43,7 @@ from .schema import SCHEMAS
 from .size_limits import SUFFIX, in_bytes, in_one
 from .sweeper import KEY as OBJECTIVE
 from .sweeper import Proposed
-from .unknown_keys import meant, meant_verb, nearest, spaced, type_name
+from .unknown_keys import IDENTITY, meant, meant_verb, nearest, spaced, type_name
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -141,7 +141,8 @@ class Composer:
             known = list(node) if isinstance(node, DictConfig) else []
             if part not in known:
                 under = f" under {overrides[0]}" if overrides and path else ""
-                had = self._had_by(key)
+                had, own = self._had_by(key), ", ".join(one for one in known if one not in IDENTITY)
+                under += f", which has {own}" * bool(had and own and under)
                 return f"{key}: no such key{under}{had or meant(key, known, '.'.join(path))}"
             path.append(part)
             node = node._get_node(part)
@@ -187,6 +188,8 @@ class Overrides(Composer):
     ) -> None:  # fmt: skip
         super().__init__(config_dir, users, extra_dirs, composed)
         self.problems: list[str] = []
+        self.globs: dict[str, list[str]] = {}
+        """Override with a glob -> the choices that it takes."""
         self.elsewhere: set[str] = set()
         self.cells = 1
         self.multirun = False
@@ -404,7 +407,9 @@ class Overrides(Composer):
         """Returns the values that an override sets or sweeps over; a glob selects among a group's choices."""
         value = override.value()
         if isinstance(value, Glob):
-            return list(value.filter(self.choices.get(override.key_or_group, [])))
+            names = list(value.filter(self.choices.get(override.key_or_group, [])))
+            self.globs[override.input_line or ""] = names
+            return names
         if isinstance(value, IntervalSweep):
             return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]

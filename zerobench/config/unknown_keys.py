@@ -81,10 +81,17 @@ def stray_keys(
 
 def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
     """Returns the end of an error message: the name nearest to a mistyped one or, if none is near, the valid names."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    kin = [one for one in known if _letters(one) == _letters(name) != name]
+    if kin and not any({*one} == {*name} for one in kin):  # another number, such as fp8, is no slip of the hand
+        return f"; there are {', '.join(known if len(known) < 9 else kin)}"
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {f'{prefix}.{near[0]}' if prefix else near[0]}?"
     return f" (valid: {', '.join(known)})" if known else ""
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name if not letter.isdigit())
 
 
 def meant(key: str, known: Collection[str], prefix: str = "") -> str:

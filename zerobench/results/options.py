@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import update_wrapper
-from typing import Concatenate, NoReturn, ParamSpec
+from typing import Any, Concatenate, NoReturn, ParamSpec
 
 from ..sizes import printable
 
@@ -116,6 +116,15 @@ class Parser(argparse.ArgumentParser):
         has_lines = "\n" in f"{description}{epilog}"
         kind = argparse.RawDescriptionHelpFormatter if has_lines else argparse.HelpFormatter
         super().__init__(prog, None, description, epilog, formatter_class=kind)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raises ArgumentError, which names the nearest choice, for a value that is none."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(one) for one in action.choices]
+        near = get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"no such choice: {value!r}; {hint}")
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the message, and exits with code 2."""

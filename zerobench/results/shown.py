@@ -81,7 +81,7 @@ def _folded(sentences: Sequence[str]) -> list[str]:
 def title_of(run: Run) -> str:
     """Formats a run's cell, status and id."""
     [cell] = cells_of(run)
-    return f"{cell['name']}: {cell['status']} ({cell['run_id']})"
+    return printable(f"{cell['name']}: {cell['status']} ({cell['run_id']})")
 
 
 def figures_of(run: Run) -> list[tuple[str, str, str]]:

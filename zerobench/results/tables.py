@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from ..config.flat import swept
+from ..config.cell import CellConfig
+from ..config.flat import name_cells, swept
 from ..host.files import read_text
 from ..records import RunRow, SearchRow
 from ..records.describe import LONG, ROWS
@@ -84,15 +85,29 @@ class Results:
         rows: list[dict[str, Any]] = self.runs.to_dict("records")  # type: ignore[assignment]
         return Run(**self._tables_of([str(pick(name, rows, "these results")["run_id"])]))
 
+    def __len__(self) -> int:
+        """The number of runs."""
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Yields each run with its tables."""
+        return (Run(**self._tables_of([str(name)])) for name in self.runs["run_id"])
+
+    @property
+    def cell(self) -> Any:
+        """The name of each run's cell, as tables show it, with the index of `runs`: "zero2 gpt_tiny N=2 b=8"."""
+        configs = [CellConfig.from_json(config) for config in self.runs["config"]]
+        return pd.Series(name_cells(configs), index=self.runs.index, dtype="object", name="cell")
+
     def sweep(self) -> pd.DataFrame:
-        """`runs` with a leading column for each swept key that has no column of its own, named as on the command line:
-        "optimizer.lr", "model.hidden", "offload". It is empty if a run's choices have no such key.
+        """`runs` with leading columns: `cell`, and each swept key that has no column of its own, named as on the
+        command line: "optimizer.lr", "model.hidden", "offload". It is empty if a run's choices have no such key.
         """
         columns = swept(list(self.runs["config"]), beside=self.runs.columns)
         values = {
             key: pd.Series(one, index=self.runs.index, dtype="object").infer_objects() for key, one in columns.items()
         }
-        whole = pd.concat([pd.DataFrame(values, index=self.runs.index), self.runs], axis=1)
+        whole: pd.DataFrame = pd.concat([self.cell, pd.DataFrame(values, index=self.runs.index), self.runs], axis=1)
         whole.attrs = dict(self.runs.attrs)
         return whole
 
@@ -130,6 +145,11 @@ class Run(Results):
     def row(self) -> pd.Series:
         """Its row of the table of runs."""
         return self.runs.iloc[0]
+
+    @property
+    def cell(self) -> str:
+        """The name of its cell."""
+        return str(super().cell.iloc[0])
 
     @property
     def config(self) -> dict[str, Any]:

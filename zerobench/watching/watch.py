@@ -12,6 +12,7 @@ A step ends with the optimizer's step, or with the loop's call of `watch.step()`
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -47,6 +48,16 @@ ENDS = ("optimizer", "step")
 
 WATCH_TO = "ZEROBENCH_WATCH_TO"
 """The environment variable that names the results folder of watches without their own."""
+
+
+CALLBACKS = {"transformers.trainer": "trainer_callback", "lightning.pytorch.trainer": "lightning_callback"}
+"""Module of a trainer -> our callback, which watches the loop that a trainer hides."""
+
+
+def _callbacks() -> str:
+    """Returns the end of an error message that names the callback of each trainer that is imported."""
+    named = [f"zerobench.{callback}()" for module, callback in CALLBACKS.items() if module in sys.modules]
+    return f"; a Trainer is watched by callbacks=[{' or '.join(named)}]" if named else ""
 
 
 class Watch:
@@ -171,6 +182,8 @@ class Watch:
     def _tell(self, error: BaseException | None) -> None:
         measured, world = max(0, self.done - self.warmup), self._world
         why = self.problem or ("" if measured else self._why_nothing())
+        if why and (self.problem or self._others or not self.done):
+            why += _callbacks()
         if error is not None:
             why = f"it left the loop with {type(error).__name__}"
         if why:

@@ -17,8 +17,6 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from ...config.cell import CellConfig
-from ...config.flat import name_cells
 from ...records.describe import unit_of
 from ...results import selection, tables
 from ...results.grid import Grid
@@ -47,9 +45,7 @@ def select(
     if latest and "run_id" in frame:
         kept = selection.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
-    if table == "runs":
-        names = name_cells([CellConfig.from_json(config) for config in frame["config"]])
-        frame = frame.assign(cell=pd.Series(names, index=frame.index, dtype="object"))
+        frame = frame.assign(cell=results.of(kept).cell) if table == "runs" else frame  # of fewer: shorter names
     usual = short_columns(frame) if short and table == "runs" else list(frame.columns)
     wanted = columns.split(",") if columns else usual
     for column in wanted:
