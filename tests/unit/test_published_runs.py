@@ -12,9 +12,10 @@ import pytest
 from validation.__main__ import main
 from validation.published_runs.causes import GIB
 from validation.runner import run_real
-from zerobench.fake_execution.execute import settled
+from zerobench.fake_execution.execute import execute, settled
 from zerobench.published.cells import plan_of
-from zerobench.published.rows import NotGivenError, PublishedRun
+from zerobench.published.rows import NotGivenError, PublishedRun, shape_of
+from zerobench.timing.published import hardware_of
 
 HEADER = [
     "id", "system", "strategy", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
@@ -101,6 +102,30 @@ def test_a_run_that_cannot_be_estimated_says_why(case: str) -> None:
     with pytest.raises(NotGivenError) as refused:
         plan_of(run_of(ROWS[1] | more))
     assert words in str(refused.value)
+
+
+FP32_SUMS = {"system": "nanotron", "precision": "bf16, fp32 accumulation of gradients and fp32 masters"}
+
+
+def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
+    pytest.importorskip("transformers")
+    row = SMALL | FP32_SUMS | {"id": "sums", "strategy": "zero1", "grad_accum": 2, "notes": "tied embeddings"}
+    records = [execute(plan_of(run_of(row | more)).config).known for more in ({}, {"precision": "bf16"})]
+    numel = sum(shape.numel for shape in records[0].schedule.shapes)
+    of_backward = ({(m.phase, m.category): m.max_bytes for m in record.memory} for record in records)
+    wide, usual = (most["backward", "gradients"] for most in of_backward)
+    assert wide - usual == pytest.approx(2 * numel, rel=0.02)
+    assert hardware_of(run_of(row | {"gpu": "H100-SXM"})).declared.gradient_factor == 1, (
+        "the schedule sends fp32 itself"
+    )
+    ties = [shape_of(run_of(row | {"notes": f"{how}tied embeddings"})).options for how in ("", "un")]
+    assert [options["tie_word_embeddings"] for options in ties] == [True, False]
+
+
+def test_a_strategy_without_such_gradients_says_what_is_assumed() -> None:
+    pytest.importorskip("transformers")
+    plan = plan_of(run_of(SMALL | FP32_SUMS | {"id": "sums", "strategy": "ddp"}))
+    assert "gradients accumulated in the model's dtype, as ddp does here, and not in fp32" in plan.assumed
 
 
 def test_a_run_that_ended_out_of_memory_is_executed_for_its_verdict(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ..config.schema_training import OPTIMIZERS, PRECISIONS
 from ..fake_execution import Target
 from ..host.environment import FAKE, SIMULATED
 from ..sections import known
+from ..strategies import spec_of
 from .rows import SHAPE, NotGivenError, PublishedRun, shape_of
 
 FSDP = {"zero1": "fsdp2_no_reshard", "zero2": "fsdp2_no_reshard", "zero3": "fsdp2"}
@@ -197,11 +198,23 @@ def _precision(run: PublishedRun, strategy: str, notes: _Notes) -> Any:
     if name == "fp16" and casts:
         name = "bf16"
         notes.assume("dtype", "bf16 in place of fp16, which has the same size")
-    if name == "fp32" or not casts:
+    if name == "fp32":
         return PRECISIONS[name]()
+    if not casts:
+        return PRECISIONS[name](gradient_dtype=_gradient_dtype(printed, strategy, notes))
     if "fp32 reduce" not in printed:
         notes.assume("wire", "gradients reduced in fp32")
     return PRECISIONS[name](wire_dtype="fp32")
+
+
+def _gradient_dtype(printed: str, strategy: str, notes: _Notes) -> str | None:
+    """Returns the dtype in which gradients are accumulated; None: the default of the strategy."""
+    if "fp32 accumulation" not in printed:
+        return None
+    if spec_of(strategy).composes.gradient_dtypes:
+        return "fp32"
+    notes.assume("gradients", f"gradients accumulated in the model's dtype, as {strategy} does here, and not in fp32")
+    return None
 
 
 def _activation(run: PublishedRun, notes: _Notes) -> Any:

@@ -191,7 +191,7 @@ def shape_of(run: PublishedRun) -> Huggingface:
         if setting and size is not None:
             options[setting] = size
     options |= _like_falcon(run) if family.architecture == "falcon" else {}
-    options["tie_word_embeddings"] = family.ties
+    options["tie_word_embeddings"] = family.ties or re.search(r"\btied embeddings", run.notes) is not None
     return Huggingface(family.architecture, layers, hidden, heads, vocab, run.seq, options)
 
 

@@ -30,10 +30,10 @@ SPECIAL = re.compile(r"500W|power-limited|MIG|H100-(?:PCIe|NVL)")
 
 DECLARED: dict[tuple[str, str], Declared] = {
     ("nanotron", "ddp"): Declared(gradient_factor=2.0),
-    ("nanotron", "zero1"): Declared(reduces_after_backward=True, gradient_factor=2.0),
+    ("nanotron", "zero1"): Declared(reduces_after_backward=True),
 }
-"""(system, strategy) -> its schedule, if it differs from the simulated one. nanotron: fp32 gradients; ZeRO-1 reduces
-after the backward (nanotron issue 261)."""
+"""(system, strategy) -> its schedule, if it differs from the simulated one. nanotron: gradients in fp32, which DDP here
+does not have; ZeRO-1 reduces after the backward (nanotron issue 261)."""
 
 BUS = {"AR": "all_reduce", "AG": "all_gather", "RS": "reduce_scatter"}
 
