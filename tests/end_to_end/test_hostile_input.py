@@ -149,8 +149,8 @@ FED = {
 
 
 @pytest.mark.shown(15)
-@pytest.mark.parametrize("text", [FORGED, "a" * 7000], ids=["forged", "long"])
 @pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("text", [FORGED, "a" * 7000], ids=["forged", "long"])
 def test_a_text_from_outside_stays_on_its_line_in_every_verb(
     verb: str, text: str, of_a_stranger: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
