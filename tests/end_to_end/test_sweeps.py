@@ -219,16 +219,16 @@ def test_what_does_not_fit_is_refused_unless_it_is_to_run_anyway(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fit, "machine_bytes", lambda: 23 * 2**30)
     words = ["model=gpt_7b", "world_size=2", "strategy=ddp", "device=cpu"]
-    why = "model=gpt_7b: its states need 101.46 GiB per rank, 202.91 GiB for 2 ranks, and this machine has 23.00 GiB"
+    why = "model=gpt_7b: its states need 101.40 GiB per rank, 202.80 GiB for 2 ranks, and this machine has 23.00 GiB"
     anyway = "launch.check_memory=false"
     assert cli.run(words) == 2
     assert capsys.readouterr().err == f"zerobench: {why}; {anyway} runs it all the same\n"
     assert cli.run([*words, "--dry-run"]) == 1
     shown = capsys.readouterr().out
-    assert re.search(r"refuse .* 101.46 GiB +882 %", shown)
+    assert re.search(r"refuse .* 101.40 GiB +882 %", shown)
     assert f"{why}; {anyway}" in shown
     assert cli.run([*words, anyway, "--dry-run"]) == 0
-    assert re.search(r"run .* 101.46 GiB +882 %", capsys.readouterr().out)
+    assert re.search(r"run .* 101.40 GiB +882 %", capsys.readouterr().out)
     assert not list(tmp_path.iterdir())
 
 

@@ -21,7 +21,6 @@ from tests.cells import cell
 from tests.ranks import wait_until
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
-from zerobench.commands.follow import Followed
 from zerobench.config.cell import Cell
 from zerobench.config.grouping import group_of, problems_of_groups
 from zerobench.config.launcher import LauncherChoice, Resources, problem_of_setting
@@ -35,7 +34,7 @@ from zerobench.dispatch.task import _leased, run_job
 from zerobench.dispatch.threads import StayingThreads
 from zerobench.dispatch.watch import JobWatch
 from zerobench.host.signals import end_with_parent
-from zerobench.results.board import BoardWriter
+from zerobench.results.board import BoardWriter, read_board
 from zerobench.results.leftovers import JOBS, abandoned_jobs, boards_of_orphans, tidy
 from zerobench.results.rescue import Unwritten, sentences
 from zerobench.results.tables import load
@@ -354,14 +353,14 @@ def test_jobs_of_a_killed_sweep_are_followed_while_they_live_and_their_folders_g
         assert boards_of_orphans(tmp_path) == [], "on the sweep's board"
         writer.take_down()
         assert [path.parent for path in boards_of_orphans(tmp_path)] == [living.path]
-        followed = Followed(tmp_path)
-        assert followed.read()
-        assert [launch.name for board in followed.boards.values() for launch in board.launches] == ["ddp tiny N=2 b=8"]
+        board = read_board(boards_of_orphans(tmp_path)[0])
+        assert board is not None
+        assert [launch.name for launch in board.launches] == ["ddp tiny N=2 b=8"]
         assert abandoned_jobs(tmp_path) == [dead.path]
         assert dead.path in look(tmp_path).leftovers
         tidy(tmp_path)  # as a sweep does that needs no job
         assert list((tmp_path / JOBS).iterdir()) == [living.path]
-    assert not followed.read()
+    assert boards_of_orphans(tmp_path) == []
     assert abandoned_jobs(tmp_path) == [living.path]
     tidy(tmp_path)
     assert not (tmp_path / JOBS).exists()

@@ -176,7 +176,7 @@ def test_a_template_repeats_its_row_and_shows_a_missing_value_as_a_dash() -> Non
     rows[1].errors = [0.25]
     lines = render("gpu_memory", rows).splitlines()
     assert lines[0].startswith("| | cells |")
-    assert lines[2:] == ["| a | 2 | 0.5 | 25.50% | 50.00% | 50.00% |", "| b | 1 | – | 25.00% | 25.00% | 25.00% |"]
+    assert lines[2:] == ["| a | 2 | 0.5 | 25.50% | 45.10% | 50.00% |", "| b | 1 | – | 25.00% | 25.00% | 25.00% |"]
     cell = SimpleNamespace(
         config=Section(model=Section()), max_parameters_bytes=2**20, max_communication_bytes=math.nan
     )
