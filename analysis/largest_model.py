@@ -30,8 +30,8 @@ from zerobench.strategies import find
 FOLDER = Path("results/largest_model")
 
 CAPTION = (
-    "The largest model that fits, simulated: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, "
-    "sequence 1,024. ≥ marks the largest shape that was tried."
+    "The largest model whose reserved memory fits 92 % of a GPU, simulated: AdamW, bf16 with fp32 masters, batch 1, "
+    "blocks recomputed, sequence 1,024. ≥ marks the largest shape that was tried."
 )
 
 ORDER = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")
@@ -146,6 +146,7 @@ HEADER = [
     "largest model",
     "layers × hidden",
     "peak",
+    "reserved",
     "host per GPU",
     "binds",
     "the next, which does not fit",
@@ -159,8 +160,9 @@ def table(rows: list[Largest]) -> str:
         best, beyond = one.best, one.beyond
         host = show_bytes(best["host_bytes"]) if best["host_bytes"] else "–"
         why = "the family's largest" if one.at_end else "the states alone"
-        then = f"{_shape(beyond)}: {show_bytes(beyond['peak_bytes'])}" if beyond else f"– ({why})"
-        sizes = [f"{one.billions:.2f}B", _shape(best), show_bytes(best["peak_bytes"]), host]
+        then = f"{_shape(beyond)}: {show_bytes(beyond['reserved_bytes'])} reserved" if beyond else f"– ({why})"
+        sizes = [f"{one.billions:.2f}B", _shape(best), show_bytes(best["peak_bytes"])]
+        sizes += [show_bytes(best["reserved_bytes"]), host]
         lines.append([one.device, one.label, *sizes, best["binds"], then])
     return Grid(HEADER, lines).markdown(sides=False)
 

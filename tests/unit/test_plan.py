@@ -382,7 +382,10 @@ def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_
     endings = ("md", "png", "svg", "txt")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in endings}
     text = (tmp_path / "out/largest_model.md").read_text()
-    assert "| 8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | – | optimizer | – (the states alone) |" in text
+    assert (
+        "| 8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | 37.00 GiB | – | optimizer | – (the states alone) |"
+        in text
+    )
     assert "ZeRO-3 + cpu" in text
     assert "| ddp | 2.0B | 2.0B | 1.3B | 2.40B (54 × 1920) |" in text
     assert "| zero1 | 7.6B | 7.6B | 6.2B | – |" in text
