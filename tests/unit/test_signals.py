@@ -90,11 +90,13 @@ def test_once_interrupted_a_command_comes_to_its_end_whatever_follows(monkeypatc
 
 
 def test_what_others_ignore_or_heed_is_left_to_them() -> None:
-    before = signal.signal(HANG_UP, signal.SIG_IGN)
+    before = {HANG_UP: signal.signal(HANG_UP, signal.SIG_IGN)}
+    before[INTERRUPT] = signal.signal(INTERRUPT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         assert unclaimed([INTERRUPT, TERMINATE, HANG_UP]) == [INTERRUPT, TERMINATE]
     finally:
-        signal.signal(HANG_UP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_callers_own_timeout_stays() -> None:
