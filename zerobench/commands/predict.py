@@ -24,7 +24,7 @@ from ..host.pipes import print_note
 from ..host.terminal import print_on, progress_bar, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
-from ..results.options import TIME_LIMIT, Parser, add_columns, verb
+from ..results.options import Parser, add_columns, add_timeout, verb
 from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
@@ -149,13 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
     add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
-    add(
-        "--timeout",
-        type=TIME_LIMIT,
-        default=Limits().seconds,
-        metavar="S",
-        help="seconds per cell (default: %(default)g)",
-    )
+    add_timeout(parser, Limits().seconds)
     add_columns(parser, HEADER)
     return parser
 

@@ -107,6 +107,12 @@ TIME_LIMIT = seconds(0.001, 1e7)
 """The parser of a time limit, with the range of launch.timeout_s: the system's timers take no more."""
 
 
+def add_timeout(parser: argparse.ArgumentParser, default: float) -> None:
+    """Adds --timeout, for verbs that simulate cells. `default`: in seconds."""
+    words = "seconds per cell (default: %(default)g)"
+    parser.add_argument("--timeout", type=TIME_LIMIT, default=default, metavar="S", help=words)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose error messages escape control characters from the command line, and whose help keeps the line
     breaks of a description or epilog.

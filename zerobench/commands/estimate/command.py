@@ -27,7 +27,7 @@ from ...host.environment import FAKE, SIMULATED
 from ...host.pipes import print_note
 from ...host.terminal import progress_console
 from ...launch import fork_server
-from ...results.options import TIME_LIMIT, Parser, verb
+from ...results.options import Parser, add_timeout, verb
 from ...sizes import parse_bytes
 from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
@@ -179,13 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     add("--jobs", type=int, help="cells at a time (default: one per core)")
-    add(
-        "--timeout",
-        type=TIME_LIMIT,
-        default=Limits().seconds,
-        metavar="S",
-        help="seconds per cell (default: %(default)g)",
-    )
+    add_timeout(parser, Limits().seconds)
     return parser
 
 
