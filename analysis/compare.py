@@ -33,7 +33,6 @@ from zerobench.commands.plot import load_all
 from zerobench.plots.page import add_page_options, key, page_of, sheet
 from zerobench.plots.panels import MOST_PANELS
 from zerobench.plots.style import GRAY, PURPLE, look, rule
-from zerobench.results import selection
 from zerobench.results.options import add_options
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results
@@ -143,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     page = page_of(vars(chosen))
     out = chosen.out or chosen.runs[0]
     try:
-        results, left_out = selection.chosen(load_all(chosen.runs), chosen.where, chosen.all)
+        results, left_out = load_all(chosen.runs).chosen(chosen.where, chosen.all)
         if left_out:
             print(f"compare.py: {left_out}", file=sys.stderr)
         ratios = ratios_of(results)

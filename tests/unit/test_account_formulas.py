@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from zerobench.commands.account.account import between_nodes_lines, volume_lines
-from zerobench.commands.account.memory import table_of_formulas
-from zerobench.commands.text_blocks import print_parts
+from zerobench.commands.account import traffic_lines
+from zerobench.commands.account_memory import table_of_formulas
 from zerobench.records import MemoryRow
 from zerobench.theory.closed_forms import Formula, Term, from_json, to_json
 
@@ -38,7 +37,7 @@ def shown(gradients: int) -> tuple[str, list[str]]:
     table, lines = table_of_formulas(row(to_json(FORMULAS)), memory(gradients))
     assert table is not None
     console = Console(file=io.StringIO(), width=200)
-    print_parts(console, [table])
+    console.print(table)
     return console.file.getvalue(), lines  # type: ignore[attr-defined]
 
 
@@ -53,7 +52,7 @@ def test_each_category_has_its_equation_and_its_bytes() -> None:
 
 
 def test_the_volume_is_in_psi() -> None:
-    assert volume_lines(row(to_json(FORMULAS))) == [
+    assert traffic_lines(row(to_json(FORMULAS))) == [
         "formula (r + 1)ψ = 4.000 ψ, with r = 3 reductions of a gradient",
         "besides: padding +0.030 ψ",
     ]
@@ -61,14 +60,13 @@ def test_the_volume_is_in_psi() -> None:
 
 def test_bytes_between_nodes_stand_beside_their_formula() -> None:
     formulas = {"between nodes": Formula("1.5ψ(Z − 1)/N", 1536, {"ψ": 4096, "Z": 2, "N": 4})}
-    assert between_nodes_lines(row(to_json(formulas))) == ["between nodes by formula 1.5ψ(Z − 1)/N = 1.5 KiB"]
-    assert between_nodes_lines(row(to_json(FORMULAS))) == []
+    assert traffic_lines(row(to_json(formulas))) == ["between nodes by formula 1.5ψ(Z − 1)/N = 1.5 KiB"]
 
 
 @pytest.mark.parametrize("text", [None, float("nan")])
 def test_a_run_without_formulas_has_none(text: Any) -> None:
     assert table_of_formulas(row(text), memory(1)) == (None, [])
-    assert volume_lines(row(text)) == []
+    assert traffic_lines(row(text)) == []
 
 
 DAMAGED = (
@@ -82,8 +80,7 @@ def test_damaged_formulas_are_a_sentence(text: str) -> None:
     table, (line,) = table_of_formulas(row(text), memory(1))
     assert table is None
     assert line.startswith("formulas cannot be read: ")
-    assert between_nodes_lines(row(text)) == []
-    assert volume_lines(row(text)) == []
+    assert traffic_lines(row(text)) == []
 
 
 def test_formulas_survive_the_table_and_bounds_of_older_runs_are_no_terms() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
-from zerobench.commands.account.memory import passages_of_tiers
+from zerobench.commands.account_memory import tier_passages
 from zerobench.plots.marks import name_cells, rows_of_labels
 from zerobench.plots.page import Sheet
 from zerobench.records import MemoryRow, RunRow, SearchRow
@@ -150,7 +150,7 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
 
 def test_nothing_is_said_where_nothing_leaves() -> None:
     row = run("zero2", 2)
-    assert list(passages_of_tiers(vars(row), results_of([row]).memory)) == []
+    assert list(tier_passages(vars(row), results_of([row]).memory)) == []
 
 
 def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[str, Any]:

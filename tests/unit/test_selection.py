@@ -63,7 +63,7 @@ def some() -> Results:
     ],
 )
 def test_runs_are_taken_by_key_or_column(conditions: list[str], kept: str) -> None:
-    found, words = selection.chosen(some(), [Where.parse(one) for one in conditions])
+    found, words = some().chosen([Where.parse(one) for one in conditions])
     assert "".join(found.runs["run_id"]) == kept
     assert set(found.memory["run_id"]) == set(kept)
     assert words == ""
@@ -79,7 +79,7 @@ def test_runs_are_taken_by_key_or_column(conditions: list[str], kept: str) -> No
 )
 def test_a_condition_that_none_meets_is_a_sentence(condition: str, words: str) -> None:
     with pytest.raises(ValueError, match=r"^--where") as raised:
-        selection.chosen(some(), [Where.parse(condition)])
+        some().chosen([Where.parse(condition)])
     assert words in str(raised.value)
 
 
@@ -88,7 +88,7 @@ def test_of_several_conditions_the_one_that_fits_nothing_is_named() -> None:
     with pytest.raises(
         ValueError, match=r"^--where world_size=7: no such run among those with strategy=zero3; world_size is"
     ):
-        selection.chosen(some(), conditions)
+        some().chosen(conditions)
 
 
 @pytest.mark.parametrize("text", ["strategy", "=zero1", "strategy="])
@@ -108,10 +108,10 @@ def attempts() -> Results:
 
 @pytest.mark.slow
 def test_failed_and_superseded_attempts_are_left_out_unless_asked_for() -> None:
-    found, words = selection.chosen(attempts(), [], everything=False)
+    found, words = attempts().chosen([], everything=False)
     assert list(found.runs["run_id"]) == ["r2", "r5"]
     assert words == "3 failed attempts and 1 superseded run left out; --all takes them"
-    assert len(selection.chosen(attempts(), [], everything=True)[0].runs) == 6
+    assert len(attempts().chosen([], everything=True)[0].runs) == 6
     assert list(selection.standing_or_failed(attempts().runs)["run_id"]) == ["r2", "r4", "r5"]
 
 

@@ -1,6 +1,6 @@
 """`zerobench compare A B`: prints a comparison of two runs or two sets of runs; comparison.py computes it.
 
-Each pair of cells has a passage (commands/text_blocks.py), printed as text or Markdown.
+Each pair of cells has a passage (commands/passages.py), printed as text or Markdown.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
-from ..host.terminal import file_console, print_on, stdout_console
+from ..host.terminal import file_console, stdout_console
 from ..judging import noise_floor
 from ..judging.comparison import Compared, Comparison, Measured, compare_cells, compare_runs
 from ..judging.noise_floor import NoiseFloor
-from ..results.grid import Grid, markdown_text
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
 from ..results.tables import Results
-from ..sizes import printable
 from .comparison_text import MINIMUM_EFFECT, passages
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
-from .text_blocks import Passage, print_parts
+from .passages import Passage, print_passages
 
 NOISE_FOLDER = "results/noise"
 
@@ -108,33 +104,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write(found: list[Passage], style: str, out: Path | None) -> None:
-    text = "\n".join(_markdown(section) for section in found)
+def _write(comparison: list[Passage], style: str, out: Path | None) -> None:
+    text = "\n".join(passage.markdown() for passage in comparison)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("w") as file:
             if style == "markdown":
                 file.write(text)
             else:
-                _print(found, file_console(file))
+                print_passages(file_console(file), comparison)
     elif style == "markdown":
         sys.stdout.write(text)
     else:
-        _print(found, stdout_console())
-
-
-def _print(found: list[Passage], console: Console) -> None:
-    for section in found:
-        print_on(console, section.title, "bold")
-        print_parts(console, section.parts)
-        console.print()
-
-
-def _markdown(section: Passage) -> str:
-    lines = [f"## {markdown_text(printable(section.title))}", ""]
-    for part in section.parts:
-        if isinstance(part, Grid):
-            lines += ["", part.markdown()]
-        else:
-            lines.append(f"- {markdown_text(printable(part))}")
-    return "\n".join(lines) + "\n"
+        print_passages(stdout_console(), comparison)

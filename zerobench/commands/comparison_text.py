@@ -1,4 +1,4 @@
-"""A comparison as text (commands/text_blocks.py): a passage for each pair of cells that judging/comparison.py finds."""
+"""A comparison as text (commands/passages.py): a passage for each pair of cells that judging/comparison.py finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..judging.lines import Lines, MovedLine, moved_lines
 from ..judging.paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
 from ..results.grid import Grid
 from ..sizes import counted, show_bytes
-from .text_blocks import Part, Passage
+from .passages import Part, Passage
 
 MINIMUM_EFFECT = 3.0
 """Smallest relevant effect, in percent."""

@@ -22,7 +22,6 @@ from ..plots.panels import MOST_PANELS
 from ..plots.style import learn_colors
 from ..plots.throughput import add_drop_from
 from ..results.options import RESULTS, Parser, add_options, refuse
-from ..results.selection import chosen
 from ..results.tables import Results, load
 
 FIGURES = tuple(name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name)))
@@ -83,7 +82,7 @@ def save_figure(
     page, out = page_of(options), options.pop("out")
     try:
         page, folder, stem = _place(page, out, name)
-        results, left_out = chosen(load_all(runs), options.pop("where"), options.pop("all"))
+        results, left_out = load_all(runs).chosen(options.pop("where"), options.pop("all"))
         if left_out:
             print_note(f"{program}: {left_out}")
         if results.runs.empty:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..results import selection as rows
 from ..results.options import RESULTS, Parser, verb
 from ..results.tables import Results, load
-from .account.account import print_account
+from .account import print_account
 from .folder_contents import FolderContents, RunInFolder, look
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..results.selection import chosen
 from ..results.tables import Results
 from ..sizes import parse_bytes
 
@@ -105,7 +104,7 @@ class Plots:
         runs = self.results.runs
         if runs.empty:
             raise ValueError(f"plot.{name}: there are no runs in these results")
-        results, _ = chosen(self.results, (), everything=False)
+        results, _ = self.results.chosen((), everything=False)
         if results.runs.empty:
             last = runs.iloc[-1]
             raise ValueError(f"plot.{name}: no run has a result; the last is {last['status']}: {last['reason']}")

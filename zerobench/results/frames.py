@@ -12,7 +12,7 @@ bytes      are integers, except for means over a group of ranks (`wire_bytes` of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -24,7 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..records import ALLOCATOR, CATEGORIES, PHASES, SCHEMA_VERSION, TIERS, describe
+from ..records.describe import unit_of
+from ..sizes import show_bytes
 from ..strategies import built_in
+from .grid import Grid
 from .row_checks import columns_of, problem_of_table
 
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
@@ -175,3 +178,26 @@ def _ordered(column: pd.Series, order: Sequence[str]) -> pd.Series:
         found &= set(column.dropna().unique())
     values = [*(one for one in order if one in found), *sorted(found.difference(order))]
     return column.astype("object").astype(pd.CategoricalDtype(values, ordered=True))
+
+
+def table_of(frame: pd.DataFrame, headings: Mapping[str, str], left: int = 1) -> Grid:
+    """Returns a table of the columns in `headings`, each value in its column's unit. `left`: the number of columns of
+    words, which come first.
+    """
+    units = [unit_of(name) for name in headings]
+    rows = [
+        [show_figure(value, unit) for value, unit in zip(row, units, strict=True)]
+        for row in frame[list(headings)].itertuples(index=False, name=None)
+    ]
+    return Grid(list(headings.values()), rows, left)
+
+
+def show_figure(value: Any, unit: str) -> str:
+    """Formats a value of a column with this unit; a missing value is a dash."""
+    if value is None or pd.isna(value):
+        return "–"
+    if unit == "bytes":
+        return show_bytes(float(value))
+    if isinstance(value, float):
+        return f"{value:.3f}" if unit == "elements / ψ" else f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

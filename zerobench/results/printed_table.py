@@ -26,65 +26,57 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class SweepColumn:
-    """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max selects the best
-    of the compared strategies, None marks none. `there`: True if a cell makes the column worth showing. `times`: True
-    for a time, which is not ranked on a busy machine.
+    """A column of the table: the figure `key` of a run over `scale`, with `digits` after the point, or `text` instead.
+
+    `digits` None: bytes, with three digits below ten and one above. `best`: min or max selects the best of the compared
+    strategies, None marks none. `on_host`: the column of bytes in host memory that is added for the ranking without a
+    GPU. `is_rare`: shown if a cell has more than 0. `noun`: tokens or samples, for cells that count these.
     """
 
-    show: Callable[[Row], str]
-    value: Callable[[Row], Any] | None = None
+    key: str = ""
+    digits: int | None = None
+    scale: float = 1
     best: Callable[..., Any] | None = None
-    there: Callable[[Row], bool] = lambda row: True
-    times: bool = False
+    on_host: str = ""
+    is_rare: bool = False
+    noun: str = ""
+    text: Callable[[Row], str] | None = None
 
+    def is_shown(self, row: Row) -> bool:
+        """Returns True if the cell makes the column worth showing."""
+        if self.text is None:
+            return self._counts(row) and (not self.is_rare or _any(row, self.key))
+        # a reference alone is compared with nothing
+        return not self.is_rare or self.text(row) not in ("–", TRAINS["reference"])
 
-def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> SweepColumn:
-    """Builds a column of MiB. `on_host`: the column of bytes in host memory, added for the ranking without a GPU."""
+    def show(self, row: Row) -> str:
+        """Formats the cell; a missing figure is a dash."""
+        if self.text is not None:
+            return self.text(row)
+        figure = self._figure(row)
+        if pd.isna(figure):
+            return "–"
+        return "0" if self.is_rare and figure == 0 else f"{figure:.{self._places(figure)}f}"
 
-    def show(row: Row) -> str:
-        return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
+    def value(self, row: Row) -> float:
+        """Returns the figure that is ranked, rounded as shown, NaN if it is missing."""
+        figure = self._figure(row)
+        if self.on_host and row["device"] == "cpu" and _any(row, self.on_host):
+            figure += row[self.on_host] / self.scale
+        return figure if pd.isna(figure) else round(figure, self._places(figure))
 
-    def value(row: Row) -> float:
-        more = row[on_host] if on_host and row["device"] == "cpu" and _any(row, on_host) else 0
-        if pd.isna(row[key]):
-            return float("nan")
-        size: float = (row[key] + more) / MIB
-        return round(size, 1 if size >= 10 else 3)
+    def _counts(self, row: Row) -> bool:
+        return self.noun in ("", counted([row["sequence"]]))
 
-    return SweepColumn(show, value, best)
+    def _figure(self, row: Row) -> float:
+        return float("nan") if pd.isna(row[self.key]) or not self._counts(row) else float(row[self.key]) / self.scale
 
-
-def _some(key: str) -> SweepColumn:
-    """Builds a column of bytes that most sweeps lack."""
-    shown = _mib(key).show
-    return SweepColumn(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
-
-
-def _is_zero(value: Any) -> bool:
-    return bool(pd.notna(value) and value == 0)
+    def _places(self, figure: float) -> int:
+        return self.digits if self.digits is not None else 1 if figure >= 10 else 3
 
 
 def _any(row: Row, *keys: str) -> bool:
     return any(pd.notna(row[key]) and row[key] > 0 for key in keys)
-
-
-def _figure(
-    key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1, of: str = ""
-) -> SweepColumn:
-    """Builds a column of numbers, rounded for the ranking as well; a dash if a number is missing. `of`: tokens or
-    samples, for cells that count these.
-    """
-
-    def there(row: Row) -> bool:
-        return of in ("", counted([row["sequence"]]))
-
-    def value(row: Row) -> float:
-        return float("nan") if pd.isna(row[key]) or not there(row) else round(row[key] * scale, digits)
-
-    def show(row: Row) -> str:
-        return "–" if pd.isna(value(row)) else f"{value(row):.{digits}f}"
-
-    return SweepColumn(show, value, best, there, times=key in ("step_s", "tokens_per_s"))
 
 
 def _interval(row: Row) -> str:
@@ -104,38 +96,35 @@ def _loss(row: Row) -> str:
 TRAINS = {"equal": "= DDP", "close": "≈ DDP", "differs": "≠ DDP", "reference": "is DDP"}
 """Verdict on the training -> its form in the table."""
 
-
-def _trains(row: Row) -> str:
-    return TRAINS.get(row["training"], "–")
-
-
 CODED = ("quantized_gather_share", "quantized_reduction_share")
 
 
 def _coded(row: Row) -> str:
     """Formats "100 / 0 %": the share of ψ that is gathered, and reduced, quantized."""
+    if not _any(row, *CODED):
+        return "–"
     return " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED) + " %"
 
 
 COLUMNS: dict[str, SweepColumn] = {
-    "peak MiB": _mib("peak_bytes", min, on_host="host_peak_bytes"),
-    "host MiB": _some("host_peak_bytes"),
-    "files MiB": _some("nvme_bytes"),
-    "states MiB": _mib("states_bytes", min, on_host="host_states_bytes"),
-    "formula": _mib("floor_states_bytes"),
-    "predicted": _mib("predicted_states_bytes"),
-    "down MiB": _some("down_bytes"),
-    "up MiB": _some("up_bytes"),
-    "volume ψ": _figure("volume_psi", min),
-    "predicted ψ": _figure("predicted_volume_psi"),
-    "between nodes MiB": _some("between_nodes_bytes"),
-    "quantized": SweepColumn(_coded, there=lambda row: _any(row, *CODED)),
-    "step ms": _figure("step_s", min, digits=1, scale=1000),
-    "95 % interval": SweepColumn(_interval),
-    "tokens/s": _figure("tokens_per_s", max, digits=0, of="tokens"),
-    "samples/s": _figure("tokens_per_s", max, digits=0, of="samples"),
-    "last loss": SweepColumn(_loss),
-    "trains": SweepColumn(_trains, there=lambda row: row["training"] in ("equal", "close", "differs")),
+    "peak MiB": SweepColumn("peak_bytes", None, MIB, min, on_host="host_peak_bytes"),
+    "host MiB": SweepColumn("host_peak_bytes", None, MIB, is_rare=True),
+    "files MiB": SweepColumn("nvme_bytes", None, MIB, is_rare=True),
+    "states MiB": SweepColumn("states_bytes", None, MIB, min, on_host="host_states_bytes"),
+    "formula": SweepColumn("floor_states_bytes", None, MIB),
+    "predicted": SweepColumn("predicted_states_bytes", None, MIB),
+    "down MiB": SweepColumn("down_bytes", None, MIB, is_rare=True),
+    "up MiB": SweepColumn("up_bytes", None, MIB, is_rare=True),
+    "volume ψ": SweepColumn("volume_psi", 3, best=min),
+    "predicted ψ": SweepColumn("predicted_volume_psi", 3),
+    "between nodes MiB": SweepColumn("between_nodes_bytes", None, MIB, is_rare=True),
+    "quantized": SweepColumn(text=_coded, is_rare=True),
+    "step ms": SweepColumn("step_s", 1, 1e-3, min),
+    "95 % interval": SweepColumn("step_s_low", text=_interval),
+    "tokens/s": SweepColumn("tokens_per_s", 0, best=max, noun="tokens"),
+    "samples/s": SweepColumn("tokens_per_s", 0, best=max, noun="samples"),
+    "last loss": SweepColumn("loss_last", text=_loss),
+    "trains": SweepColumn("training", is_rare=True, text=lambda row: TRAINS.get(row["training"], "–")),
 }
 
 RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
@@ -176,7 +165,7 @@ def print_results(
 
 def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
     """Returns the columns of the table that any of the cells makes worth showing."""
-    return {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
+    return {name: column for name, column in COLUMNS.items() if any(column.is_shown(cell) for cell in cells)}
 
 
 def print_other_training(rows: list[Row]) -> None:
@@ -219,22 +208,22 @@ def sorted_cells(rows: list[Row]) -> list[Row]:
 
 
 def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
-    """Returns the indices of the best values of each comparison; if all values are equal, none is best."""
-    places: dict[tuple[Any, ...], list[int]] = {}
-    for place, cell in enumerate(cells):
-        if cell["status"] == "ok":
-            places.setdefault(tuple(cell[key] for key in SETTING), []).append(place)
-    found: set[int] = set()
-    for mine in places.values():
-        values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
-        values = {place: value for place, value in values.items() if not pd.isna(value)}
-        if column.times and any(is_busy(cells[place]) for place in values):
-            continue
-        if len(set(values.values())) > 1 and column.best is not None:
-            best = column.best(values.values())
-            # Values that look equal are equally good.
-            found |= {place for place, value in values.items() if value == best}
-    return found
+    """Returns the indices of the best values of each comparison; if all values are equal, none is best. On a busy
+    machine no time is.
+    """
+    if column.best is None:
+        return set()
+    settings: dict[tuple[Any, ...], dict[int, float]] = {}
+    for index, cell in enumerate(cells):
+        if cell["status"] == "ok" and not pd.isna(value := column.value(cell)):
+            settings.setdefault(tuple(cell[key] for key in SETTING), {})[index] = value
+    best: set[int] = set()
+    for values in settings.values():
+        is_rough = column.key in ("step_s", "tokens_per_s") and any(is_busy(cells[index]) for index in values)
+        if len(set(values.values())) > 1 and not is_rough:
+            # values that look equal are equally good
+            best |= {index for index, value in values.items() if value == column.best(values.values())}
+    return best
 
 
 def grid_of(

@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,26 +25,22 @@ from ..config.unknown_keys import meant
 from ..sizes import show_count
 from .options import Where
 
-if TYPE_CHECKING:
-    from .tables import Results
-
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
 """Statuses of rows without a result. Other statuses are results: for example, that a cell does not fit (oom)."""
 
 
-def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
-    """Returns the tables of the selected runs, and a message on attempts that were left out, or an empty one.
+def select(runs: pd.DataFrame, where: Sequence[Where], everything: bool) -> tuple[pd.DataFrame, str]:
+    """Returns the selected runs, and a message on attempts that were left out, or an empty one. `everything`: take
+    failed attempts and superseded runs, too.
 
     Raises ValueError for a key that no run has, and for conditions that no run meets.
     """
-    runs = matching(results.runs, where)
-    kept = runs if everything else standing(runs)
-    if len(kept) == len(results.runs):
-        return results, ""
-    failed = int(runs["status"].isin(ATTEMPTS).sum())
-    left = {"failed attempt": failed, "superseded run": len(runs) - len(kept) - failed}
+    met = matching(runs, where)
+    kept = met if everything else standing(met)
+    failed = int(met["status"].isin(ATTEMPTS).sum())
+    left = {} if everything else {"failed attempt": failed, "superseded run": len(met) - len(kept) - failed}
     words = " and ".join(show_count(number, name) for name, number in left.items() if number)
-    return results.of(kept["run_id"]), f"{words} left out; --all takes them" if words and not everything else ""
+    return kept, f"{words} left out; --all takes them" if words else ""
 
 
 def standing(runs: pd.DataFrame) -> pd.DataFrame:

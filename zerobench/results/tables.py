@@ -27,12 +27,13 @@ from ..config.flat import name_cells, swept
 from ..host.files import read_text
 from ..records import RunRow, SearchRow
 from ..records.describe import LONG, ROWS
-from . import shown
 from .frames import concatenate, read_table, records_of, to_frame, typed, write_frame
 from .long_form import long_form
+from .options import Where
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
 from .run_files import RunFiles, read_or_warn
-from .selection import in_order, pick
+from .selection import in_order, pick, select
+from .shown import html_of, html_of_run, text_of, text_of_run
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +79,11 @@ class Results:
         """Returns the tables of these runs only."""
         return Results(**self._tables_of(run_ids))
 
+    def chosen(self, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
+        """Returns the tables of the runs that `select` keeps, and its message on the others."""
+        kept, left_out = select(self.runs, where, everything)
+        return (self if len(kept) == len(self.runs) else self.of(kept["run_id"])), left_out
+
     def run(self, name: str) -> Run:
         """Returns one run: by its run_id, by a part that fits no other, or the newest of the cell of that name
         ("zero2 gpt_tiny N=2 b=8"). Raises ValueError if `name` fits none or several.
@@ -121,10 +127,10 @@ class Results:
         return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
 
     def __repr__(self) -> str:
-        return shown.text_of(self)
+        return text_of(self.runs)
 
     def _repr_html_(self) -> str:
-        return shown.html_of(self)
+        return html_of(self.runs)
 
     def _tables_of(self, run_ids: Iterable[str]) -> dict[str, pd.DataFrame]:
         kept = set(run_ids)
@@ -158,10 +164,10 @@ class Run(Results):
         return config
 
     def __repr__(self) -> str:
-        return shown.text_of_run(self)
+        return text_of_run(self.runs)
 
     def _repr_html_(self) -> str:
-        return shown.html_of_run(self)
+        return html_of_run(self.runs)
 
 
 TABLES = {name: ROWS[name] for name in LONG}

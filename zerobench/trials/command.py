@@ -104,7 +104,7 @@ def _columns(proposed: Proposed, trials: Sequence[Trial], best: Sequence[Trial])
 
         return show
 
-    return {one.column: SweepColumn(shows(place)) for place, one in enumerate(proposed.objectives)}
+    return {one.column: SweepColumn(text=shows(place)) for place, one in enumerate(proposed.objectives)}
 
 
 def _shown(proposed: Proposed, place: int, trial: Trial) -> str:

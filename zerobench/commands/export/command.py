@@ -10,7 +10,6 @@ from pathlib import Path
 from ...host.pipes import print_line
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, verb
-from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
 from ...sizes import show_count
 from .curves import write_wandb
@@ -45,7 +44,7 @@ def export(arguments: list[str]) -> int:
     is_file = chosen.format not in FILES or chosen.format == "perfetto"
     if chosen.out is not None and is_file and not chosen.out.absolute().parent.is_dir():
         raise ValueError(f"--out {chosen.out}: there is no folder {chosen.out.parent} to write into; make it first")
-    results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
+    results, _ = tables.load(chosen.runs).chosen(chosen.where)
     if chosen.format in FILES:
         kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
         said = FILES[chosen.format](results.of(kept), chosen.out)

@@ -10,7 +10,6 @@ from ...host.pipes import print_line, print_note
 from ...launch import fork_server
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, seconds, verb
-from ...results.selection import chosen as chosen_runs
 from ...sizes import show_bytes, show_count
 from ...timing.costs import CpuCosts, GpuCosts
 from ..predict import calibrated_costs, costs_of
@@ -51,7 +50,7 @@ def replay(arguments: list[str]) -> int:
         wanted = _worlds(chosen.worlds)
         if wanted != []:
             fork_server.start()
-        results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
+        results, _ = tables.load(chosen.runs).chosen(chosen.where)
         ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
         worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
         if chosen.out is not None:

@@ -9,23 +9,24 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from ...host.installed import installed_version
 from ...host.pipes import print_line, print_note
 from ...host.terminal import progress_bar
-from ...results.markup import Html, details, grid, h, join
+from ...results.markup import render
 from ...results.options import Parser, add_options, verb
-from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import show_bytes, show_count
+from ..account import passages_of, setting_of
 from ..compare import Judge, add_judge
+from ..comparison_text import passages
 from . import compared
 from .figures import figures_of
-from .page import PagePart, answers, page, runs_table
-from .runs import LIGHT, ReportedRun, accounts, columns_of_runs, commands, differing, failures, origin, runs_of, told_of
-from .settings import Setting, costs, overall, settings_of, verdict_of
+from .runs import ReportedRun, as_json, columns_of_runs, commands, days_of, differing, origin, runs_of
+from .settings import costs, overall, settings_of, verdict_of
 
 DESCRIPTION = """\
 Writes finished runs as one page of HTML: the verdict in words, the table of runs, figures,
@@ -55,11 +56,17 @@ def report(arguments: list[str]) -> int:
         raise ValueError(f"--out {chosen.out}: is a folder; name a file, as {chosen.out / 'report.html'}")
     judge = Judge.of(chosen)
     sides = [_load(where, chosen) for where in chosen.runs]
-    own = shlex.join(["zerobench", "report", *arguments])
-    make = of_two if len(sides) == 2 else of_runs
-    page = make(sides, chosen.runs, judge, chosen.title, own)
+    if len(sides) == 2:
+        values = of_two(sides[0], sides[1], chosen.runs, judge)
+    else:
+        values = of_runs(sides[0], chosen.runs[0], judge)
+    made_by = installed_version("zerobench") or "of a checkout"
+    values["facts"].append(f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by zerobench {made_by}")
+    values |= {"own": shlex.join(["zerobench", "report", *arguments])} | (
+        {"title": chosen.title} if chosen.title else {}
+    )
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(page, encoding="utf-8")
+    chosen.out.write_text(render("commands/report/page.html", **values), encoding="utf-8")
     counted = " and ".join(show_count(len(side.runs), "run") for side in sides)
     print_line(f"report: {chosen.out}, {counted}, {show_bytes(chosen.out.stat().st_size)}")
     return 0
@@ -74,7 +81,7 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
         print_note(f"zerobench report: {warning.message}")
     if results.runs.empty:
         raise ValueError(_why_none(where, caught))
-    return chosen_runs(results, options.where)[0]
+    return results.chosen(options.where)[0]
 
 
 def _why_none(where: Path, caught: Sequence[warnings.WarningMessage]) -> str:
@@ -101,105 +108,69 @@ def _parser() -> argparse.ArgumentParser:
 MOST = 24
 """Most settings that a page draws."""
 
-OPEN = 3
-"""Settings that are shown initially; the others open on a click."""
+MOST_RUNS = 60
+"""Most accounts, and most failures with their logs, on a page: the newest."""
+
+LIGHT = 40
+"""Most accounts that a page stores as elements; if there are more, they stay text until they are opened."""
 
 
-def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
-    """Builds the page on one folder."""
-    results = sides[0]
+def of_runs(results: Results, folder: Path, judge: Judge) -> dict[str, Any]:
+    """Returns the values of the page on one folder."""
     settings = settings_of(results.runs)
-    verdict = PagePart("verdict", "Verdict", "Verdict", _verdict(settings, judge))
-    parts = [verdict, *_about_runs(results, runs_of(results, folders), own)]
-    return page(title or f"Report on {_name(folders[0])}", _facts(results.runs), parts)
+    cards = [
+        {"title": setting.title, "answers": list(verdict_of(setting, judge)), "costs": costs(setting, judge),
+         "figures": list(figures_of(setting))}
+        for setting in settings[:MOST]
+    ]  # fmt: skip
+    undrawn = len(settings) - len(cards)
+    verdict = {"overall": list(overall(settings, judge)), "settings": cards, "undrawn": undrawn}
+    ended = ", ".join(f"{number} {status}" for status, number in Counter(results.runs["status"]).most_common())
+    cells = show_count(results.runs["cell_id"].nunique(), "cell")
+    facts = [f"{show_count(len(results), 'run')} of {cells}: {ended}", f"recorded {days_of(results.runs)}"]
+    about = _about_runs(results, runs_of(results, [folder]))
+    return about | {"title": f"Report on {_name(folder)}", "facts": facts, "verdict": verdict, "moved": None}
 
 
-def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
-    """Builds the page on the changes between two folders. Raises ValueError if they have no cell in common."""
-    a, b = sides
-    found = judge.compare_runs(a, b)
-    if not found.pairs:
+def of_two(a: Results, b: Results, folders: Sequence[Path], judge: Judge) -> dict[str, Any]:
+    """Returns the values of the page on the changes between two folders. Raises ValueError if they have no cell in
+    common.
+    """
+    comparison = judge.compare_runs(a, b)
+    if not comparison.pairs:
         raise ValueError(f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each shows its cells")
-    inside = join(
-        [answers(list(compared.summary(found))), compared.figures(found), grid(compared.table(found), "Cells")]
-    )
+    moved = {
+        "answers": list(compared.summary(comparison)), "figures": list(compared.figures_of(comparison)),
+        "table": compared.table(comparison), "passages": passages(comparison),
+    }  # fmt: skip
     both = a.with_runs(pd.concat([a.runs, b.runs], ignore_index=True))
     runs = [*runs_of(a, folders[:1]), *runs_of(b, folders[1:])]  # apart: equal code names runs alike
-    marks = ["A"] * len(a.runs) + ["B"] * len(b.runs)
-    parts = [
-        PagePart("verdict", "What moved", "What moved from A to B", inside),
-        PagePart("cells", "Cell by cell", "Cell by cell", compared.pairs(found, LIGHT)),
-        *_about_runs(both, runs, own, marks),
-    ]
-    facts = [f"A: {folders[0]}, {show_count(len(a.runs), 'run')}", f"B: {folders[1]}, {show_count(len(b.runs), 'run')}"]
-    return page(title or f"{_name(folders[0])} against {_name(folders[1])}", [*facts, _when()], parts)
+    facts = [f"A: {folders[0]}, {show_count(len(a), 'run')}", f"B: {folders[1]}, {show_count(len(b), 'run')}"]
+    title = f"{_name(folders[0])} against {_name(folders[1])}"
+    about = _about_runs(both, runs, ["A"] * len(a) + ["B"] * len(b))
+    return about | {"title": title, "facts": facts, "verdict": None, "moved": moved}
 
 
 def _name(folder: Path) -> str:
     return folder.resolve().name
 
 
-def _when() -> str:
-    made_by = installed_version("zerobench") or "of a checkout"
-    return f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by zerobench {made_by}"
-
-
-def _facts(runs: pd.DataFrame) -> list[str]:
-    ended = Counter(runs["status"]).most_common()
-    days = sorted({str(started)[:10] for started in runs["started"]})
-    cells = show_count(runs["cell_id"].nunique(), "cell")
-    counted = f"{show_count(len(runs), 'run')} of {cells}: {', '.join(f'{n} {status}' for status, n in ended)}"
-    return [counted, f"recorded {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""), _when()]
-
-
-def _verdict(settings: Sequence[Setting], judge: Judge) -> Html:
-    told = [h("p", words) for words in overall(settings, judge)]
-    drawn = settings[:MOST]
-    cards = [_card(setting, judge, place < OPEN, len(drawn)) for place, setting in enumerate(drawn)]
-    if left := settings[MOST:]:
-        words = (
-            f"Of {show_count(len(left), 'more setting')} the table has the cells; `zerobench report --where KEY=VALUE`"
-        )
-        told.append(h("p", f"{words} shows those that you choose."))
-    more = details(f"{show_count(len(cards) - OPEN, 'more setting')}", join(cards[OPEN:]), lazy=False)
-    return join([*told, *cards[:OPEN], *([more] if len(cards) > OPEN else [])])
-
-
-def _card(setting: Setting, judge: Judge, is_open: bool, count: int) -> Html:
-    beside = costs(setting, judge)
-    inside = join([
-        answers(list(verdict_of(setting, judge))),
-        figures_of(setting) if setting.ok else "",
-        grid(beside, f"Costs: {setting.title}") if beside else "",
-    ])  # fmt: skip
-    if is_open:
-        return h("article", h("h3", setting.title), inside, class_="card")
-    return details(setting.title, inside, count > LIGHT, class_="card")
-
-
-def _about_runs(
-    results: Results, runs: Sequence[ReportedRun], own: str, marks: Sequence[str] | None = None
-) -> list[PagePart]:
-    """Returns the parts that both pages have. `runs`: of `results`; `marks`: the side of each."""
-    told = {*told_of(runs, ok=True), *told_of(runs, ok=False)}
-    links = [f"run-{place}" if place in told else None for place in range(len(runs))]
-    table = runs_table(columns_of_runs(results, marks), links)
-    bad = sum(run.row["status"] != "ok" for run in runs)
-    parts = [PagePart("runs", "Runs", "Runs", table)]
-    parts += [PagePart("failures", f"Failures ({bad})", "Failures", failures(runs))] * bool(bad)
-    if differs := differing(results.runs):
-        parts.append(
-            PagePart("differs", "What differs", "What differs between configs", grid(differs, "Keys that differ"))
-        )
-    parts += [PagePart("accounts", "Accounts", "Accounts, run by run", _accounts(runs))] * (bad < len(runs))
-    made = grid(origin(results.runs), "Origin of the runs")
-    parts.append(PagePart("provenance", "Provenance", "Provenance", made))
-    return [*parts, PagePart("reproduce", "Reproduce", "Commands to reproduce", commands(results.runs, own))]
-
-
-def _accounts(runs: Sequence[ReportedRun]) -> Html:
-    with progress_bar("accounts", len(told_of(runs, ok=True)), "runs") as advance:
-        said = h(
-            "p", "Memory, traffic and time of each run as `zerobench show` prints them, with residuals.", class_="dim"
-        )
-        return join([said, accounts(runs, advance)])
+def _about_runs(results: Results, runs: Sequence[ReportedRun], sides: Sequence[str] | None = None) -> dict[str, Any]:
+    """Returns the values of the parts that both pages have. `runs`: of `results`; `sides`: the side of each."""
+    anchors = {run: f"run-{number}" for number, run in enumerate(runs)}
+    ok = [run for run in runs if run.row["status"] == "ok"]
+    failed = [run for run in runs if run.row["status"] != "ok"]
+    shown, shown_failed = ok[-MOST_RUNS:], failed[-MOST_RUNS:]
+    columns, accounts = columns_of_runs(results, sides), []
+    with progress_bar("accounts", len(shown), "runs") as advance:
+        for run in shown:
+            told = passages_of(run.row, run.results(), run.folder)
+            accounts.append((anchors[run], run, list(setting_of(run.row)), told))
+            advance()
+    return {
+        "columns": columns, "data": as_json(columns), "accounts": accounts, "failed": len(failed),
+        "links": [anchors[run] if run in shown or run in shown_failed else "" for run in runs],
+        "failures": [(anchors[run], run, passages_of(run.row, run.whole, run.folder)) for run in shown_failed],
+        "differing": differing(results.runs), "origin": origin(results.runs), "commands": list(commands(results.runs)),
+        "most": MOST_RUNS, "light": LIGHT,
+    }  # fmt: skip

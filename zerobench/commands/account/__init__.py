@@ -1,1 +1,0 @@
-"""Account of one run for `zerobench show`: memory, traffic, tiers, and measurements independent of the ledger."""
