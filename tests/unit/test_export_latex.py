@@ -38,9 +38,7 @@ def problems(text: str) -> list[str]:
     outside = "".join(bare.split("$")[::2])
     found += [f"bare {sign} outside of a formula" for sign in "_^" if sign in outside]
     (columns,) = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", body)
-    for row in rows_of(body):
-        wide = sum(int(n) - 1 for cell in row for n in re.findall(r"\\multicolumn\{(\d+)\}", cell)) + len(row)
-        found += [f"{wide} cells of {len(columns)}: {row}"] * (wide != len(columns))
+    found += [f"{len(row)} cells of {len(columns)}: {row}" for row in rows_of(body) if len(row) != len(columns)]
     order = [body.find(rf"\{word}") for word in ("begin", "toprule", "midrule", "bottomrule", "end")]
     return found + ["lines out of order"] * (order != sorted(order) or -1 in order)
 
@@ -56,8 +54,7 @@ def test_numbers_have_units_and_intervals_and_failures_a_word() -> None:
     assert units == ["", "(MiB)", "(ms)", r"($\psi$)", "(tokens / s)", "(ranks)"]
     assert ddp == ["ddp tiny N=2 b=4", "36.0", "100 [100, 100]", "3.000", "1280 [1280, 1280]", "2"]
     assert zero1[:3] == ["zero1 tiny N=2 b=4", "5.000", "100"]
-    assert zero3[:2] == ["zero3 tiny N=2 b=4", "--"]
-    assert "oom" in zero3[-1]
+    assert zero3[:3] == ["zero3 tiny N=2 b=4", r"\textit{oom}", "--"]
     assert text.splitlines()[0] == r"% \usepackage{booktabs}"
 
 
@@ -67,7 +64,7 @@ def test_usual_columns_are_those_that_say_something() -> None:
     assert head[:3] == ["cell", "peak", "states"]
     assert "nvme" not in head
     assert len(ddp) == len(head)
-    assert zero1 == ["zero1 tiny N=2 b=4", rf"\multicolumn{{{len(head) - 1}}}{{l}}{{\textit{{crash}}}}"]
+    assert zero1 == ["zero1 tiny N=2 b=4", r"\textit{crash}", *["--"] * (len(head) - 2)]
     assert problems(text) == []
 
 

@@ -1,4 +1,4 @@
-"""A table of text, rendered for a terminal, fitted to its width, and as Markdown, HTML and CSV.
+"""A table of text, rendered for a terminal, fitted to its width, and as Markdown and CSV; markup.html has its HTML.
 
 A column of *words* may be wrapped between words; a column of *figures* is shown whole or not at all. At its *natural*
 width a table has each cell on one line. If the terminal is narrower:
@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -40,7 +40,6 @@ LONGEST_WORD = 32
 
 Columns = tuple[int, ...]
 """Indices of columns, in display order."""
-
 
 GridCell = str | Text
 """Text of a cell; a *marked* one is a Text with a style, bold where fonts are available."""
@@ -79,21 +78,6 @@ class Grid:
         shown = (lambda text: text.replace("|", "\\|")) if is_markdown else markdown_text
         lines = [[shown(str(one)) for one in row] for row in (self.header, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
-
-    def html(self, words: str = "", figures: str = ' class="n"') -> str:
-        """Returns a table element; `words`, `figures`: attributes of cells. Text is escaped."""
-        sides = [words if place in self.words else figures for place in range(len(self.header))]
-
-        def row(kind: str, cells: Iterable[str]) -> str:
-            return (
-                "<tr>"
-                + "".join(f"<{kind}{side}>{one}</{kind}>" for side, one in zip(sides, cells, strict=True))
-                + "</tr>"
-            )
-
-        head = row("th", (escape(printable(name)) for name in self.header))
-        body = "".join(row("td", map(_marked_up, cells)) for cells in self._cells)
-        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
     def csv(self) -> str:
         """Returns comma-separated values, a line per row."""
@@ -187,11 +171,6 @@ def markdown_text(text: str) -> str:
     shown = re.sub(r"([\\`*\[\]|~#!])", r"\\\1", escape(line, quote=False))
     shown = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", shown)
     return shown.replace("@", "&#64;").replace("://", ":&#47;&#47;")
-
-
-def _marked_up(cell: Text) -> str:
-    text = escape(cell.plain.strip())
-    return f"<strong>{text}</strong>" if cell.style else text
 
 
 def _margins(count: int, roomy: bool) -> int:

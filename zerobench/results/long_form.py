@@ -14,7 +14,6 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 import pandas as pd
 
@@ -50,10 +49,9 @@ OF_MEMORY: dict[tuple[str, str, str], str] = {
 OF_STEPS = {"seconds": "step_s", "forward_s": "forward_s", "backward_s": "backward_s", "update_s": "update_s"}
 """Column of steps -> the metric that is its median over the measured steps of the timed pass."""
 
-OF_TRAFFIC = {"payload_bytes": "payload_bytes", "volume_elements": "volume_psi"}
-"""Column of traffic -> the metric that is its sum per step, over ψ for metrics ending in _psi."""
-
-RANKS = (*OF_MEMORY.values(), *OF_STEPS.values(), *OF_TRAFFIC.values(), *(f"volume_{n}_psi" for n in COLLECTIVES))
+RANKS = (
+    *OF_MEMORY.values(), *OF_STEPS.values(), "payload_bytes", "volume_psi", *(f"volume_{n}_psi" for n in COLLECTIVES),
+)  # fmt: skip
 """Metrics for which ranks have their own figures."""
 
 
@@ -66,40 +64,38 @@ def long_form(
     `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a column that
     does not exist.
     """
-    _check("metric", metrics, list(FIGURES))
-    _check("column", beside, [str(name) for name in runs.columns])
+    for kind, names, known in (("metric", metrics, list(FIGURES)), ("column", beside, list(map(str, runs.columns)))):
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+                hint = f"do you mean {' or '.join(near)}?" if near else "`zerobench columns` lists them"
+                raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
     wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
-    parts = [_of_runs(runs, wanted), _of_memory(memory), _of_steps(runs, steps), _of_traffic(runs, traffic)]
-    whole = pd.concat([part for part in parts if len(part)] or [_of_runs(runs, wanted)], ignore_index=True)
-    whole = whole[whole["metric"].isin(wanted)].dropna(subset=["value"])
-    whole["unit"] = whole["metric"].map(FIGURES)
-    whole["metric"] = whole["metric"].astype(pd.CategoricalDtype([n for n in FIGURES if n in wanted], ordered=True))
-    whole = whole.astype({"rank": "Int64", "value": "float64"})[list(COLUMNS)]
-    place = {run_id: number for number, run_id in enumerate(runs["run_id"])}
-    order = whole.assign(place=whole["run_id"].map(place)).sort_values(["place", "metric", "rank"], na_position="first")
-    whole = whole.loc[order.index].reset_index(drop=True)
-    whole = runs[["run_id", *beside]].merge(whole, on="run_id", how="right") if beside else whole
-    whole.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
-    return whole
+    wide = (runs[["run_id", *wanted]].assign(rank=None), _of_steps(runs, steps), _of_traffic(runs, traffic))
+    parts = [*map(_melted, wide), _of_memory(memory)]
+    long = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    long = long[long["metric"].isin(wanted)].dropna(subset=["value"])
+    long["unit"] = long["metric"].map(FIGURES)
+    long["metric"] = long["metric"].astype(pd.CategoricalDtype([n for n in FIGURES if n in wanted], ordered=True))
+    long = long.astype({"rank": "Int64", "value": "float64"})[list(COLUMNS)]
+    order = {run_id: number for number, run_id in enumerate(runs["run_id"])}
+    ordered = long.assign(order=long["run_id"].map(order)).sort_values(["order", "metric", "rank"], na_position="first")
+    long = long.loc[ordered.index].reset_index(drop=True)
+    long = runs[["run_id", *beside]].merge(long, on="run_id", how="right") if beside else long
+    long.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
+    return long
 
 
-def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            hint = f"do you mean {' or '.join(near)}?" if near else "`zerobench columns` lists them"
-            raise ValueError(f"long: {name!r} is not a {what} of the runs; {hint}")
-
-
-def _of_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
-    values = pd.concat([runs[["run_id"]], runs.loc[:, list(wanted)].astype("float64")], axis="columns")
-    return values.melt("run_id", var_name="metric", value_name="value").assign(rank=None)
+def _melted(figures: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per figure. `figures`: the columns run_id and rank, and a column per metric."""
+    typed = figures.astype({name: "float64" for name in figures.columns if name not in ("run_id", "rank")})
+    return typed.melt(["run_id", "rank"], var_name="metric", value_name="value")
 
 
 def _of_memory(memory: pd.DataFrame) -> pd.DataFrame:
     columns = ["at_peak_bytes", "max_bytes"]
-    memory = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
-    figures = memory.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
+    step = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
+    figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
     keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
     return figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])
 
@@ -108,7 +104,7 @@ def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     steps = steps[(steps["mode"] == "timed") & ~steps["warmup"].fillna(True)]
     timed = set(runs.loc[runs["step_s"].notna(), "run_id"])  # simulated worlds have no times
     medians = steps[steps["run_id"].isin(timed)].groupby(["run_id", "rank"])[list(OF_STEPS)].median()
-    return _melted(medians.rename(columns=OF_STEPS))
+    return medians.rename(columns=OF_STEPS).reset_index()
 
 
 def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:
@@ -122,8 +118,4 @@ def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:
     )
     for name in COLLECTIVES:
         moved[f"volume_{name}_psi"] = moved["volume_psi"].where(traffic["kind"] == name, 0.0)
-    return _melted(moved.groupby(["run_id", "rank"]).sum())
-
-
-def _melted(figures: Any) -> pd.DataFrame:
-    return figures.reset_index().melt(["run_id", "rank"], var_name="metric", value_name="value")  # type: ignore[no-any-return]
+    return moved.groupby(["run_id", "rank"]).sum().reset_index()

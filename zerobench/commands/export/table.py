@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -71,16 +71,10 @@ def note_of(frame: pd.DataFrame, columns: list[str]) -> str:
 def to_markdown(frame: pd.DataFrame) -> str:
     """Formats a pipe table; floats with four significant digits, missing values as a dash."""
 
-    def show(value: object) -> str:
-        if pd.isna(value):  # type: ignore[call-overload]
+    def show(value: Any) -> str:
+        if pd.isna(value):
             return "–"
-        return (
-            f"{value:.4g}"
-            if isinstance(value, float) and value < 1e4
-            else f"{value:.0f}"
-            if isinstance(value, float)
-            else str(value)
-        )
+        return f"{value:{'.4g' if value < 1e4 else '.0f'}}" if isinstance(value, float) else str(value)
 
     rows = [[show(value) for value in row] for row in frame.itertuples(index=False)]
     return Grid(list(frame.columns), rows).markdown(sides=False)
@@ -140,8 +134,41 @@ class Scale:
     """How a column's numbers are written: divided by `by`, under a head of `name` and `unit`, both LaTeX."""
 
     name: str
-    unit: str
+    unit: str = ""
     by: float = 1.0
+
+    @classmethod
+    def of(cls, name: str, values: pd.Series, noun: str) -> Scale:
+        """Returns the scale in which the largest value of a column reads well. `noun`: see `counted`."""
+        words = re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
+        unit = unit_of(name).replace("tokens /", f"{noun} /")
+        if name.startswith("tokens_per_s"):
+            words = words.replace("tokens", noun)
+        if not _is_numeric(values) or unit in SAYS_NOTHING:
+            return cls(escaped(words))
+        if unit in STEPS:
+            largest = float(values.astype("float64").abs().max())  # NaN, of a column without a number: above no step
+            step = next((step for step in STEPS[unit] if largest >= step[1]), STEPS[unit][-1])
+            return cls(escaped(words), *step)
+        return cls(escaped(words), r"$\psi$" if unit == "elements / ψ" else escaped(unit))
+
+    def show(self, value: Any, low: Any, high: Any) -> str:
+        """Formats a value, with the ends of its interval if it has one."""
+        if pd.isna(value):
+            return "--"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return escaped(value)
+        size = abs(value / self.by)
+        # three significant digits, four below ten
+        digits = 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
+        if pd.isna(low) or pd.isna(high):
+            return self._number(value, digits)
+        return f"{self._number(value, digits)} [{self._number(low, digits)}, {self._number(high, digits)}]"
+
+    def _number(self, value: float, digits: int) -> str:
+        if value == 0 or (isinstance(value, int) and self.by == 1):
+            return f"{value:.0f}"
+        return f"{value / self.by:.{digits}f}".replace("-", "$-$")
 
 
 def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
@@ -150,15 +177,27 @@ def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
         results = results.with_runs(summarize(results.runs))
     frame, wanted = select(results, table, columns, latest=False, short=False)
     if table == "runs" and columns is None:
-        wanted = [name for name in USUAL if name == "cell" or _says_something(frame[name])]
+        wanted = [name for name in USUAL if name == "cell" or frame[name].astype("float64").fillna(0).ne(0).any()]
     noun = counted(frame.get("sequence", ()))
-    scales = {name: scale_of(name, frame[name], noun) for name in wanted}
-    lines = [_source(frame), rf"\begin{{tabular}}{{{''.join(_side(frame[name]) for name in wanted)}}}", r"\toprule"]
-    lines += [_row([scales[name].name for name in wanted])]
-    if any(scale.unit for scale in scales.values()):
-        lines += [_row([f"({scale.unit})" if scale.unit else "" for scale in scales.values()])]
-    lines += [r"\midrule", *(_cells(row, scales) for row in frame.to_dict("records"))]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    scales = {name: Scale.of(name, frame[name], noun) for name in wanted}
+    rows = []
+    for row in frame.to_dict("records"):
+        shown = [
+            scale.show(row[name], row.get(f"{name}_low"), row.get(f"{name}_high")) for name, scale in scales.items()
+        ]
+        if row.get("status", "ok") != "ok" and "status" not in scales:
+            place = shown.index("--") if "--" in shown else -1
+            shown[place] = (shown[place] + rf" \textit{{{escaped(row['status'])}}}").removeprefix("-- ")
+        rows.append(shown)
+    heads = [(scale.name, f"({scale.unit})" if scale.unit else "") for scale in scales.values()]
+    has_units = any(unit for _, unit in heads)
+    text = pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(heads) if has_units else [name for name, _ in heads])
+    sides = "".join("r" if _is_numeric(frame[name]) else "l" for name in wanted)
+    return f"{_source(frame)}\n{text.to_latex(index=False, escape=False, column_format=sides, multicolumn=False)}"
+
+
+def _is_numeric(values: pd.Series) -> bool:
+    return bool(is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
 
 
 def escaped(text: object) -> str:
@@ -168,84 +207,12 @@ def escaped(text: object) -> str:
     return "".join(SIGNS.get(sign, sign if sign.isascii() else "?") for sign in printable(text))
 
 
-def scale_of(name: str, values: pd.Series, noun: str = "tokens") -> Scale:
-    """Returns the scale in which the largest value of a column reads well. `noun`: see `counted`."""
-    words, unit = escaped(_words(name)), unit_of(name)
-    if name.startswith("tokens_per_s"):
-        words, unit = words.replace("tokens", noun), unit.replace("tokens", noun)
-    if not _is_numeric(values) or unit in SAYS_NOTHING:
-        return Scale(words, "")
-    if unit in STEPS:
-        largest = float(values.astype("float64").abs().max())  # NaN, of a column without a number, is above no step
-        return Scale(words, *next((step for step in STEPS[unit] if largest >= step[1]), STEPS[unit][-1]))
-    return Scale(words, r"$\psi$" if unit == "elements / ψ" else escaped(unit))
-
-
-def _words(name: str) -> str:
-    """A column's name without the unit at its end: "predicted_states_bytes" -> "predicted states"."""
-    return re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
-
-
-def _is_numeric(values: pd.Series) -> bool:
-    return bool(pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
-
-
-def _says_something(values: pd.Series) -> bool:
-    return bool(values.astype("float64").fillna(0).ne(0).any())
-
-
-def _side(values: pd.Series) -> str:
-    return "r" if _is_numeric(values) else "l"
-
-
-def _row(parts: Sequence[str]) -> str:
-    return " & ".join(parts) + r" \\"
-
-
-def _cells(row: Mapping[Hashable, Any], scales: dict[str, Scale]) -> str:
-    """A row of the table; for a cell that is not ok, its name and its status across the empty columns."""
-    shown = [_show(row, name, scale) for name, scale in scales.items()]
-    if row.get("status", "ok") == "ok" or "status" in scales:
-        return _row(shown)
-    kept = next((place for place, text in enumerate(shown) if text == "--"), len(shown))
-    if kept == len(shown) or any(text != "--" for text in shown[kept:]):
-        return _row([*shown[:-1], rf"{shown[-1]} (\textit{{{escaped(row['status'])}}})"])
-    across = rf"\multicolumn{{{len(shown) - kept}}}{{l}}{{\textit{{{escaped(row['status'])}}}}}"
-    return _row([*shown[:kept], across])
-
-
-def _show(row: Mapping[Hashable, Any], name: str, scale: Scale) -> str:
-    value = row[name]
-    if pd.isna(value):
-        return "--"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return escaped(value)
-    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
-    digits = _digits(value / scale.by)
-    if not isinstance(low, int | float) or not isinstance(high, int | float) or pd.isna(low) or pd.isna(high):
-        return _number(value, scale, digits)
-    ends = ", ".join(_number(end, scale, digits) for end in (low, high))
-    return f"{_number(value, scale, digits)} [{ends}]"
-
-
-def _number(value: float, scale: Scale, digits: int) -> str:
-    if value == 0 or (isinstance(value, int) and scale.by == 1):
-        return f"{value:.0f}"
-    return f"{value / scale.by:.{digits}f}".replace("-", "$-$")
-
-
-def _digits(value: float) -> int:
-    """Digits after the decimal point that leave three significant ones, four below ten."""
-    size = abs(value)
-    return 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
-
-
 def _source(frame: pd.DataFrame) -> str:
     """A comment: the package that the table needs and the origin of its numbers."""
     lines = [r"% \usepackage{booktabs}"]
     if {"device_class", "torch_version", "launches"} <= set(frame.columns) and len(frame):
-        told = [sorted({printable(one) for one in frame[name].dropna()}) for name in ("device_class", "torch_version")]
-        counts = ", ".join(map(str, sorted({int(count) for count in frame["launches"]})))
-        lines += [f"% {', '.join(told[0])}; torch {', '.join(told[1])}"]
-        lines += [f"% launches per cell: {counts}; [low, high]: 95 % intervals over them, or over the steps of one"]
+        values = {name: sorted(set(frame[name].dropna())) for name in ("device_class", "torch_version", "launches")}
+        device, torch, launches = (", ".join(map(printable, one)) for one in values.values())
+        lines += [f"% {device}; torch {torch}"]
+        lines += [f"% launches per cell: {launches}; [low, high]: 95 % intervals over them, or over the steps of one"]
     return "\n".join(lines)
