@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ..judging.comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured
-from ..judging.lines import Lines, MovedLine, moved_lines
+from ..judging.comparison import ROUGH_NOISE, Change, Compared, Comparison
+from ..judging.lines import Lines, moved_lines
 from ..judging.paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
 from ..results.grid import Grid
-from ..sizes import counted, show_bytes
+from ..sizes import counted, show_bytes, show_count
 from .passages import Part, Passage
 
 MINIMUM_EFFECT = 3.0
@@ -25,17 +25,14 @@ ONE_PAIR = (
 )
 
 
-def passages(found: Comparison) -> list[Passage]:
+def passages(comparison: Comparison) -> list[Passage]:
     """Returns a passage per pair of cells, and one on the cells that only one side has."""
-    sections = [Passage(title(pair), _parts(pair)) for pair in found.pairs]
-    for side, cells in (("A", found.only_a), ("B", found.only_b)):
+    sections = [Passage(title(pair), _parts(pair)) for pair in comparison.pairs]
+    for side, cells in (("A", comparison.only_a), ("B", comparison.only_b)):
+        failed = {id(c): f": {c.row['status']}: {c.row['reason']}" for c in cells if c.row["status"] != "ok"}
         if cells:
-            sections.append(Passage(f"only in {side}", [_name(cell) for cell in cells]))
+            sections.append(Passage(f"only in {side}", [cell.name + failed.get(id(cell), "") for cell in cells]))
     return sections
-
-
-def _name(cell: Measured) -> str:
-    return cell.name if cell.row["status"] == "ok" else f"{cell.name}: {cell.row['status']}: {cell.row['reason']}"
 
 
 def title(pair: Compared) -> str:
@@ -54,42 +51,35 @@ def _parts(pair: Compared) -> list[Part]:
     return [*differs, *_exact(pair), *_rough(pair), *_losses(pair), *_times(pair)]
 
 
-def _exact(pair: Compared) -> list[Part]:
-    parts: list[Part] = []
+def _exact(pair: Compared) -> Iterator[Part]:
     if pair.moved:
-        header = ["bytes and volumes", "A", "B", "difference", ""]
-        parts += [Grid(header, [_moved(change) for change in pair.moved])]
-    parts += _peak(pair)
-    for at, title in HEADER.items():
-        rows = rows_of(at, pair.a.lines, pair.b.lines)
-        parts += [Grid([title, "A", "B", "difference"], rows)] * bool(rows)
-    parts += [f"{words}: noise" for words in pair.unsteady]
+        yield Grid(["bytes and volumes", "A", "B", "difference", ""], [_moved(change) for change in pair.moved])
+    parts = parts_of_peak(pair)
+    made_of = f": {made_up(parts)} at the peak" if parts else ""
+    by = next((change.difference for change in pair.moved if change.metric == "peak_bytes"), None)
+    if by:
+        yield f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}{made_of}"
+    elif parts:
+        yield f"peak_bytes did not move and is made up differently{made_of}"
+    for at, heading in HEADER.items():
+        if rows := rows_of(at, pair.a.lines, pair.b.lines):
+            yield Grid([heading, "A", "B", "difference"], rows)
+    yield from (f"{words}: noise" for words in pair.unsteady)
     count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
-    return [*parts, f"{len(pair.equal)} of {count} bytes and volumes are equal, exactly"]
+    yield f"{len(pair.equal)} of {count} bytes and volumes are equal, exactly"
 
 
 def _moved(change: Change) -> list[str]:
-    signed = "–" if change.difference is None else _figure(change.difference, sign="+")
+    def figure(value: float | None, sign: str = "") -> str:
+        return "–" if value is None else f"{value:{sign}.6f}" if isinstance(value, float) else f"{value:{sign},}"
+
     share = "" if change.relative is None else percent(change.relative, 2)
-    return [change.metric, _figure(change.a), _figure(change.b), signed, share]
+    return [change.metric, figure(change.a), figure(change.b), figure(change.difference, "+"), share]
 
 
 def percent(share: float, digits: int = 1) -> str:
     """Formats a signed percentage; a value that rounds to zero is +0, never −0."""
     return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
-
-
-def _figure(value: float | None, sign: str = "") -> str:
-    return "–" if value is None else f"{value:{sign}.6f}" if isinstance(value, float) else f"{value:{sign},}"
-
-
-def _peak(pair: Compared) -> list[str]:
-    parts = parts_of_peak(pair)
-    made_of = f": {made_up(parts)} at the peak" if parts else ""
-    by = next((change.difference for change in pair.moved if change.metric == "peak_bytes"), None)
-    if by:
-        return [f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}{made_of}"]
-    return [f"peak_bytes did not move and is made up differently{made_of}"] if parts else []
 
 
 def parts_of_peak(pair: Compared) -> list[tuple[str, float]]:
@@ -102,49 +92,46 @@ def made_up(parts: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {signed(by)}" for name, by in sorted(parts, key=lambda part: -abs(part[1])))
 
 
-def _rough(pair: Compared) -> list[str]:
-    lines = []
+def signed(size: float) -> str:
+    """Formats a difference of bytes: "+1.0 MiB", "−512 B"."""
+    return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"
+
+
+def _rough(pair: Compared) -> Iterator[str]:
     for change in pair.rough:
-        if change.relative is None:
-            continue
-        verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
-        shown = (
-            f"{change.metric} {show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({percent(change.relative)})"
-        )
-        lines.append(f"{shown}: {verdict}; the system's figure is not exact")
-    return lines
+        if change.relative is not None:
+            verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
+            sizes = f"{show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({percent(change.relative)})"
+            yield f"{change.metric} {sizes}: {verdict}; the system's figure is not exact"
 
 
-def _losses(pair: Compared) -> list[str]:
+def _losses(pair: Compared) -> Iterator[str]:
     if pair.loss_refused:
-        return [f"losses {NOT_COMPARABLE}: {'; '.join(pair.loss_refused)}"]
-    return [
-        f"{change.metric} is equal to the bit"
-        if change.a == change.b
-        else f"{change.metric} is {change.a} in A and {change.b} in B, a difference of {change.difference or 0:+.3g}"
-        for change in pair.losses
-    ]
+        yield f"losses {NOT_COMPARABLE}: {'; '.join(pair.loss_refused)}"
+        return
+    for change in pair.losses:
+        if change.a == change.b:
+            yield f"{change.metric} is equal to the bit"
+        else:
+            by = f"a difference of {change.difference or 0:+.3g}"
+            yield f"{change.metric} is {change.a} in A and {change.b} in B, {by}"
 
 
-def _times(pair: Compared) -> list[Part]:
+def _times(pair: Compared) -> Iterator[Part]:
     if pair.time_refused:
-        return [f"times {NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"]
-    header = ["times", "A ms", "B ms", "ratio B/A", "95 % interval", "least effect", "verdict"]
-    step = pair.effects[0]
+        yield f"times {NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"
+        return
+    rows = [
+        [effect.metric, f"{effect.a * 1000:.2f}", f"{effect.b * 1000:.2f}", f"{effect.ratio:.3f}",
+         interval(effect) or "–", f"{100 * effect.threshold:.1f} %", effect.verdict]
+        for effect in pair.effects
+    ]  # fmt: skip
+    yield Grid(["times", "A ms", "B ms", "ratio B/A", "95 % interval", "least effect", "verdict"], rows)
     ours, theirs = (side.row["tokens_per_s"] for side in (pair.a, pair.b))
     rates = f"{counted([pair.a.row['sequence']])}/s {ours:.0f} → {theirs:.0f} ({percent(theirs / ours - 1)})"
-    return [
-        Grid(header, [_effect(effect) for effect in pair.effects]),
-        f"{rates}: {step.verdict}",
-        _launches(pair),
-        *(f"noise floor: of {floor.title}" for floor in pair.floors),
-        *([] if pair.floors else [NO_FLOOR]),
-    ]
-
-
-def _effect(effect: Effect) -> list[str]:
-    shown = [f"{effect.a * 1000:.2f}", f"{effect.b * 1000:.2f}", f"{effect.ratio:.3f}", interval(effect) or "–"]
-    return [effect.metric, *shown, f"{100 * effect.threshold:.1f} %", effect.verdict]
+    yield f"{rates}: {pair.effects[0].verdict}"
+    yield _launches(list(pair.pairs))
+    yield from [f"noise floor: of {floor.title}" for floor in pair.floors] or [NO_FLOOR]
 
 
 def interval(effect: Effect) -> str:
@@ -152,24 +139,20 @@ def interval(effect: Effect) -> str:
     return "" if effect.low is None or effect.high is None else f"{effect.low:.3f}–{effect.high:.3f}"
 
 
-def _launches(pair: Compared) -> str:
-    count = len(pair.pairs)
-    words = f"{count} pair{'s' * (count != 1)} of launches"
-    pairs = list(pair.pairs)
+def _launches(pairs: list[Pair]) -> str:
+    """Reports the number of pairs, the effect that so many detect, and how many detect the smallest relevant effect."""
+    words = f"{show_count(len(pairs), 'pair')} of launches"
     if same_runs(pairs):
         return f"{words}: the same on both sides"
-    if count == 1:
+    if len(pairs) == 1:
         return ONE_PAIR
-    return f"{words}, interleaved{_power(pairs)}" if interleaved(pairs) else f"{words}, {DRIFT}; {IN_TURNS}"
-
-
-def _power(pairs: list[Pair]) -> str:
-    """Reports the effect that this many pairs detect, and how many pairs would detect the smallest relevant effect."""
-    found, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
-    if found is None:
-        return ""
-    more = f"{MINIMUM_EFFECT:g} % needs {needed} pairs" if needed else f"{MINIMUM_EFFECT:g} % needs a quieter machine"
-    return f": in 80 of 100 cases a change of {percent(found)} is found; {more}"
+    if not interleaved(pairs):
+        return f"{words}, {DRIFT}; {IN_TURNS}"
+    effect, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
+    if effect is None:
+        return f"{words}, interleaved"
+    more = f"{MINIMUM_EFFECT:g} % needs {f'{needed} pairs' if needed else 'a quieter machine'}"
+    return f"{words}, interleaved: in 80 of 100 cases a change of {percent(effect)} is found; {more}"
 
 
 SHOWN = 8
@@ -186,19 +169,8 @@ def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
     if at not in a or at not in b:
         return []
     moved = moved_lines(a[at], b[at])
-    rows = [[_words(one), show_bytes(one.before), show_bytes(one.after), signed(one.difference)] for one in moved]
-    left = moved[SHOWN:]
-    if len(left) <= 1:
-        return rows
-    before, after = sum(one.before for one in left), sum(one.after for one in left)
-    others = [f"{len(left)} other lines", show_bytes(before), show_bytes(after), signed(after - before)]
-    return [*rows[:SHOWN], others]
-
-
-def _words(one: MovedLine) -> str:
-    return f"{one.line} ({one.about})" if one.about else one.line
-
-
-def signed(size: float) -> str:
-    """Formats a difference of bytes: "+1.0 MiB", "−512 B"."""
-    return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"
+    rows = [(f"{one.line} ({one.about})" if one.about else one.line, one.before, one.after) for one in moved]
+    if len(left := rows[SHOWN:]) > 1:
+        others = f"{len(left)} other lines", sum(before for _, before, _ in left), sum(after for *_, after in left)
+        rows = [*rows[:SHOWN], others]
+    return [[words, show_bytes(before), show_bytes(after), signed(after - before)] for words, before, after in rows]

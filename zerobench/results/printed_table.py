@@ -188,12 +188,11 @@ def shares_memory(cells: list[Row]) -> bool:
 def print_failures(rows: list[Row]) -> None:
     """Prints a line for each run that is not ok, with its reason, and for each with unexplained figures."""
     for row in rows:
-        if row["status"] == "ok" and isinstance(said := row.get("unexplained"), str) and said:
-            words = f"{row.get('name') or name_of(row)}: unexplained: {said}"
-            print_on(stdout_console(), words)
+        name, unexplained = row.get("name") or name_of(row), row.get("unexplained")
         if row["status"] != "ok":
-            words = f"{row.get('name') or name_of(row)}: {row['status']}: {row['reason']}"
-            print_on(stdout_console(), words)
+            print_on(stdout_console(), f"{name}: {row['status']}: {row['reason']}")
+        elif isinstance(unexplained, str) and unexplained:
+            print_on(stdout_console(), f"{name}: unexplained: {unexplained}")
 
 
 def sorted_cells(rows: list[Row]) -> list[Row]:
@@ -244,38 +243,28 @@ def grid_of(
     return Grid(["cell", "status", *columns], rows, 2, FIRST_TO_GO, chosen)
 
 
-def print_searches(found: list[SearchRow]) -> None:
+def print_searches(searches: list[SearchRow]) -> None:
     """Prints the results of searches, one line each, by limit; the fastest strategy of each limit is marked."""
-    order = sorted(found, key=lambda s: (s.model, s.world_size, s.batch, s.limit_bytes, s.strategy))
     rows = []
-    for search in order:
-        rivals = [s for s in found if all(getattr(s, key) == getattr(search, key) for key in RIVALS)]
+    for search in sorted(searches, key=lambda s: (s.model, s.world_size, s.batch, s.limit_bytes, s.strategy)):
+        rivals = [s for s in searches if all(getattr(s, key) == getattr(search, key) for key in RIVALS)]
         fastest = max((s.tokens_per_s or 0.0 for s in rivals), default=0.0)
-        mark = "*" if search.tokens_per_s == fastest and len(rivals) > 1 else " "
-        start = [
-            show_bytes(search.limit_bytes),
-            f"{search.strategy} {search.model} N={search.world_size}{_numbers(search)}",
-        ]
-        rows.append([*start, *_show_found(search, mark), str(search.tried)])
+        cell = f"{search.strategy} {search.model} N={search.world_size}"
+        cell += f" {search.precision}" * (search.precision != "fp32")
+        best = [f"nothing fits: {search.reason}", "–", "–", "–"]
+        if search.tokens_per_s is not None and search.peak_bytes is not None:
+            how = f"{search.micro_batch} × {search.accumulation}" + ", recomputed" * bool(search.checkpointing)
+            rate = f"{search.tokens_per_s:.0f}" + ("*" if search.tokens_per_s == fastest and len(rivals) > 1 else " ")
+            low, high = search.tokens_per_s_low, search.tokens_per_s_high
+            interval = "too few steps" if low is None or pd.isna(low) else f"{low:.0f}–{high:.0f}"
+            best = [how, show_bytes(search.peak_bytes), rate, interval]
+        rows.append([show_bytes(search.limit_bytes), cell, *best, str(search.tried)])
     console = stdout_console()
-    rate = f"{counted(search.sequence for search in found)}/s"
+    rate = f"{counted(search.sequence for search in searches)}/s"
     header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", rate, "95 % interval", "tried"]
     console.print(Grid(header, rows, left=3))
     if not is_quiet() and any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")
-
-
-def _numbers(search: SearchRow) -> str:
-    return "" if search.precision == "fp32" else f" {search.precision}"
-
-
-def _show_found(search: SearchRow, mark: str) -> list[str]:
-    if search.tokens_per_s is None or search.peak_bytes is None:
-        return [f"nothing fits: {search.reason}", "–", "–", "–"]
-    how = f"{search.micro_batch} × {search.accumulation}" + ", recomputed" * bool(search.checkpointing)
-    low, high = search.tokens_per_s_low, search.tokens_per_s_high
-    interval = "too few steps" if low is None or pd.isna(low) else f"{low:.0f}–{high:.0f}"
-    return [how, show_bytes(search.peak_bytes), f"{search.tokens_per_s:.0f}{mark}", interval]
 
 
 def name_of(row: Row) -> str:
