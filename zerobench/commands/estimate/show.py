@@ -6,12 +6,11 @@ files    JSON with everything, CSV with a line per cell; both have the columns o
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,52 +86,42 @@ def shared_words(rows: Sequence[object], words: dict[str, str]) -> str:
 
 def verdict(row: EstimateRow, memory: int) -> str:
     """Returns a message if a cell does not fit a device, with the shortfall and the largest part; empty if it fits."""
-    if _left(row, memory) >= 0:
+    needed = row.needed_bytes or 0
+    if needed <= memory:
         return ""
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
     needs = "its allocator reserves up to" if row.reserved_high_bytes else "its peak is"
     fewer = ""
-    if (row.reserved_low_bytes or memory + 1) <= memory:
+    if row.reserved_low_bytes and row.reserved_low_bytes <= memory:
         way = "as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         fewer = f"; at least {show_bytes(row.reserved_low_bytes)}, {way}"
     return (
-        f"{row.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(row.needed_bytes)},"
-        f" {show_bytes(-_left(row, memory))} too much{fewer};"
+        f"{row.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(needed)},"
+        f" {show_bytes(needed - memory)} too much{fewer};"
         f" the largest part of its peak: {part}, {show_bytes(row.parts_bytes[part])}"
     )
 
 
-def _left(row: EstimateRow, memory: int) -> int:
-    return memory - (row.needed_bytes or 0)
-
-
 def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Grid:
-    header = ["", *(printable(row.name).replace(" ", "\n") for row in rows)]
-    lines = [[Text(text, style) for text in (name, *values)] for name, values, style in _lines(rows, memory)]
-    return Grid(header, lines)
+    def sizes(figure: Figure) -> list[str]:
+        return [show_bytes(figure(row)) for row in rows]
 
-
-def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[str, list[str], str]]:
-    """Yields name, values and style of each line of the table."""
-
-    def line(name: str, figure: Figure, form: Callable[[float | None], str] = show_bytes) -> tuple[str, list[str], str]:
-        return name, [form(figure(row)) for row in rows], "bold" if not name.startswith(" ") else ""
-
-    yield line("peak", lambda row: row.peak_bytes)
+    lines = {"peak": sizes(lambda row: row.peak_bytes)}
     for part in PARTS:
         if any(row.parts_bytes[part] for row in rows):
-            yield line(f"  {part}", lambda row, part=part: row.parts_bytes[part])  # type: ignore[misc]
-    for name, figure in SOMETIMES.items():
-        if any(figure(row) for row in rows):
-            yield line(name, figure)
+            lines[f"  {part}"] = [show_bytes(row.parts_bytes[part]) for row in rows]
+    lines |= {name: sizes(figure) for name, figure in SOMETIMES.items() if any(map(figure, rows))}
     if memory is not None:
-        yield line(f"left of {show_bytes(memory)}", lambda row: _left(row, memory))
-    yield line("states", lambda row: row.states_bytes)
-    yield line("  formula", lambda row: row.formula_bytes)
-    yield line("  in flight", lambda row: row.in_flight_bytes)
-    yield line("volume ψ", lambda row: row.volume_psi, lambda value: "–" if value is None else f"{value:.3f}")
-    yield line("sent a step", lambda row: row.wire_bytes)
-    yield line("seconds", lambda row: row.seconds, lambda value: f"{value or 0:.1f}")
+        lines[f"left of {show_bytes(memory)}"] = [show_bytes(memory - (row.needed_bytes or 0)) for row in rows]
+    lines["states"] = sizes(lambda row: row.states_bytes)
+    lines["  formula"] = sizes(lambda row: row.formula_bytes)
+    lines["  in flight"] = sizes(lambda row: row.in_flight_bytes)
+    lines["volume ψ"] = ["–" if row.volume_psi is None else f"{row.volume_psi:.3f}" for row in rows]
+    lines["sent a step"] = sizes(lambda row: row.wire_bytes)
+    lines["seconds"] = [f"{row.seconds or 0:.1f}" for row in rows]
+    header = ["", *(printable(row.name).replace(" ", "\n") for row in rows)]
+    style = {name: "" if name.startswith(" ") else "bold" for name in lines}
+    return Grid(header, [[Text(text, style[name]) for text in (name, *cells)] for name, cells in lines.items()])
 
 
 def _largest(rows: Sequence[EstimateRow]) -> Grid:
@@ -155,23 +144,23 @@ FORM = 1
 
 def as_json(rows: Sequence[EstimateRow], memory: int | None) -> str:
     """Returns `{"form", "versions", "device_memory_bytes", "estimates": [a row's fields, ...]}`."""
-    whole = {
-        "form": FORM,
-        "versions": versions(("zerobench", "torch")),
-        "device_memory_bytes": memory,
-        "estimates": [row.as_dict() for row in rows],
-    }
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    made_by = {"form": FORM, "versions": versions(("zerobench", "torch")), "device_memory_bytes": memory}
+    estimates = [row.as_dict() for row in rows]
+    return json.dumps(made_by | {"estimates": estimates}, indent=1, ensure_ascii=False) + "\n"
 
 
 def as_csv(rows: Sequence[EstimateRow], memory: int | None) -> str:
     """Returns a line per cell: its fields, each part of the peak as PART_bytes, and the largest tensor."""
-    text = io.StringIO()
-    lines = [_flat(row) for row in rows]
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    import pandas as pd  # takes a third of a second, which the other formats need not wait for
+
+    lines = []
+    for row in rows:
+        fields = {key: value for key, value in row.as_dict().items() if key not in ("parts_bytes", "tensors", "config")}
+        parts = {f"{part}_bytes": row.parts_bytes.get(part) for part in PARTS}
+        largest = row.tensors[0] if row.tensors else None
+        ends = {"largest_bytes": largest and largest.bytes, "largest": largest and largest.where}
+        lines.append(fields | parts | ends)
+    return str(pd.DataFrame(lines, dtype="object").to_csv(index=False))
 
 
 def as_table(rows: Sequence[EstimateRow], memory: int | None) -> str:
@@ -197,14 +186,3 @@ def write(rows: Sequence[EstimateRow], form: str, out: Path | None, memory: int 
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)
-
-
-def _flat(row: EstimateRow) -> dict[str, Any]:
-    flat = row.as_dict()
-    tensors, parts = row.tensors, flat.pop("parts_bytes")
-    del flat["tensors"], flat["config"]
-    flat |= {f"{part}_bytes": parts.get(part) for part in PARTS}
-    return flat | {
-        "largest_bytes": tensors[0].bytes if tensors else None,
-        "largest": tensors[0].where if tensors else None,
-    }

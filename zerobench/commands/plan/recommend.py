@@ -16,7 +16,7 @@ from typing import Any
 from ...config.cell import CellConfig
 from ...config.schema import Gpt
 from ...sizes import show_bytes
-from .candidates import STRATEGIES, Capacity, Used, name_of
+from .candidates import STRATEGIES, Capacity, name_of
 from .search import INTERRUPTED, ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
@@ -55,7 +55,8 @@ def _model_words(probe: ExecutedCell) -> str:
     return f"{probe.used.numel / 1e9:.2f}B parameters, {shape_words(probe.cell.config)}"
 
 
-def _traffic_words(used: Used) -> str:
+def _traffic_words(probe: ExecutedCell) -> str:
+    used = probe.used
     words, elements = f"{used.volume_psi:.2f} ψ a step between GPUs", used.volume_psi * used.psi
     return words + f", {elements:,.0f} elements beside {used.frozen:,} frozen parameters" * (used.frozen > 0)
 
@@ -65,7 +66,7 @@ GOALS = {
     for goal in (
         Goal(
             LEAST_TRAFFIC, lambda _: fixed_axis(), lambda _: 0.0,
-            lambda probe: _traffic_words(probe.used), "sends the least of those that fit",
+            _traffic_words, "sends the least of those that fit",
         ),
         Goal(
             "largest_model", lambda _: layers_axis(), lambda probe: float(probe.used.numel), _model_words,
@@ -132,18 +133,16 @@ def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
     assert row.best is not None
     whose = "" if row.candidate.strategy in OURS else " (PyTorch's own, not a strategy of zerobench)"
     free = show_bytes(usable_bytes - row.best.used.held_bytes)
-    said = f"Take {row.candidate.name}{whose}: it {goal.why} ({goal.words(row.best)}) and leaves {free} free"
-    return f"{said}; {_others(rows, row, goal)}."
+    take = f"Take {row.candidate.name}{whose}: it {goal.why} ({goal.words(row.best)}) and leaves {free} free"
+    return f"{take}; {_others(rows, row, goal)}."
 
 
 def _others(rows: Sequence[PlanRow], row: PlanRow, goal: Goal) -> str:
     """Returns why the alternatives were not chosen: for cheaper rows, the one that comes closest."""
-    assert row.best is not None
-    cheaper = [one for one in rows if one.best is not None and one is not row and cost(one) < cost(row)]
+    cheaper = {one.candidate.name: one.best for one in rows if one.best is not None and cost(one) < cost(row)}
     if cheaper:
-        next_ = max(cheaper, key=lambda one: goal.value(one.best) if one.best is not None else 0.0)
-        assert next_.best is not None
-        return f"{next_.candidate.name}, which costs less, ends at {goal.words(next_.best)}"
+        name = max(cheaper, key=lambda name: goal.value(cheaper[name]))
+        return f"{name}, which costs less, ends at {goal.words(cheaper[name])}"
     unfit = [one for one in rows if one.best is None and one.candidate.recomputes == row.candidate.recomputes]
     before = [one for one in unfit if _place(one) < _place(row)]
     if before:
@@ -195,16 +194,13 @@ def _line(row: PlanRow, capacity: Capacity, goal: Goal) -> list[str]:
     if shown is None:
         states = f"states alone {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
         return [row.candidate.name, "no", *["–"] * (len(HEADER) - 3), states]
-    used, binding = shown.used, shown.used.binding
-    part = used.at_peak[binding] / (sum(used.at_peak.values()) or 1)
-    largest = f"{show_bytes(used.largest.bytes)} {name_of(used.largest)[:NAME_WIDTH]}" if used.largest else "–"
-    fits = goal.short(shown) if row.best else "no"
+    used, fits = shown.used, goal.short(shown) if row.best else "no"
     sizes = [used.peak_bytes, used.reserved_bytes, capacity.usable_bytes - used.held_bytes]
     sizes += [used.host_bytes or None, used.file_bytes or None]
-    return [
-        row.candidate.name, "≥ " * (row.at_end and fits != "yes") + fits, *map(show_bytes, sizes),
-        f"{used.volume_psi:.2f}", f"{binding} {part:.0%}", largest,
-    ]  # fmt: skip
+    binds = f"{used.binding} {used.at_peak[used.binding] / (sum(used.at_peak.values()) or 1):.0%}"
+    largest = f"{show_bytes(used.largest.bytes)} {name_of(used.largest)[:NAME_WIDTH]}" if used.largest else "–"
+    fits = "≥ " * (row.at_end and fits != "yes") + fits
+    return [row.candidate.name, fits, *map(show_bytes, sizes), f"{used.volume_psi:.2f}", binds, largest]
 
 
 def notes_of(rows: Sequence[PlanRow]) -> list[str]:
@@ -241,20 +237,16 @@ def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
 
 def overrides_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal) -> list[str]:
     """Returns the overrides that compose to a simulated cell, without the device and the world."""
-    config = probe.cell.config
-    own = [f"strategy={row.candidate.strategy}", f"offload={row.candidate.offload}"]
-    own += [f"activation={row.candidate.activation}"]
-    changed: dict[str, Any] = {}
+    model, one, changed = probe.cell.config.model, row.candidate, dict[str, Any]()
     if goal.name == "largest_model":
-        changed = {f"model.{key}": getattr(config.model, key) for key in ("layers", "hidden", "heads")}
+        changed = {f"model.{key}": getattr(model, key) for key in ("layers", "hidden", "heads")}
     elif goal.name == "largest_batch":
         changed = {"micro_batch": probe.value}
-    kept = [word for word in words if word.partition("=")[0] not in (*changed, "world_size", *_ELSEWHERE)]
-    return [*(word for word in own if word not in _PLAIN), *kept, *(f"{key}={value}" for key, value in changed.items())]
-
-
-_PLAIN = ("offload=none", "activation=none")
-_ELSEWHERE = ("backend", "tensors", "device", "draw_on")
+    choices = {"strategy": one.strategy, "offload": one.offload, "activation": one.activation}
+    own = {key: value for key, value in choices.items() if value != "none"}
+    without = (*changed, "world_size", "backend", "tensors", "device", "draw_on")
+    kept = [word for word in words if word.partition("=")[0] not in without]
+    return [*(f"{key}={value}" for key, value in own.items()), *kept, *(f"{k}={v}" for k, v in changed.items())]
 
 
 def commands_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal, device: str) -> list[str]:
@@ -274,35 +266,32 @@ def as_json(
 ) -> dict[str, Any]:
     """Returns the plan as plain values: sizes in bytes, volumes in ψ."""
     best = recommended(rows, goal)
-    found: dict[str, Any] = {
+    plan: dict[str, Any] = {
         "goal": goal.name, "device": device, "overrides": list(words), "device_bytes": capacity.device_bytes,
         "usable_bytes": capacity.usable_bytes, "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
-        "rows": [_row_as_json(row) for row in rows],
+        "rows": [
+            {
+                "strategy": row.candidate.strategy, "offload": row.candidate.offload,
+                "activation": row.candidate.activation, "problem": row.problem, "best": _probe_as_json(row.best),
+                "beyond": _probe_as_json(row.beyond), "at_end": row.at_end, "bound_bytes": row.bound_bytes,
+                "executed": len(row.probes),
+            }
+            for row in rows
+        ],
         "recommended": best.candidate.name if best else None,
         "sentence": sentence(rows, goal, capacity.usable_bytes) if best else nothing_fits(rows, capacity),
     }  # fmt: skip
     if best is not None and best.best is not None:
-        found["commands"] = commands_of(best.best, best, words, goal, device)
-    return found
-
-
-def _row_as_json(row: PlanRow) -> dict[str, Any]:
-    one = row.candidate
-    named = {"strategy": one.strategy, "offload": one.offload, "activation": one.activation, "problem": row.problem}
-    return named | {"best": _probe_as_json(row.best), "beyond": _probe_as_json(row.beyond), "at_end": row.at_end,
-                    "bound_bytes": row.bound_bytes, "executed": len(row.probes)}  # fmt: skip
+        plan["commands"] = commands_of(best.best, best, words, goal, device)
+    return plan
 
 
 def _probe_as_json(probe: ExecutedCell | None) -> dict[str, Any] | None:
     if probe is None:
         return None
     used, config = probe.used, probe.cell.config
-    return {
-        "psi": used.psi, "frozen": used.frozen, "shape": shape_words(config), "gpus": config.world_size,
-        "micro_batch": config.micro_batch,
-        "peak_bytes": used.peak_bytes, "reserved_bytes": used.reserved_bytes,
-        "host_bytes": used.host_bytes, "file_bytes": used.file_bytes,
-        "at_peak": used.at_peak, "binds": used.binding, "largest_tensor": name_of(used.largest),
+    return {key: value for key, value in vars(used).items() if key != "largest"} | {
+        "shape": shape_words(config), "gpus": config.world_size, "micro_batch": config.micro_batch,
+        "binds": used.binding, "largest_tensor": name_of(used.largest),
         "largest_tensor_bytes": used.largest.bytes if used.largest else None,
-        "volume_psi": used.volume_psi, "wire_bytes": used.wire_bytes,
     }  # fmt: skip
