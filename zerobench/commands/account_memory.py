@@ -169,9 +169,9 @@ def _in_tier(row: Row, tier: str, memory: pd.DataFrame) -> pd.DataFrame:
     fullest = memory[memory["category"] == "total"].set_index("rank")["max_bytes"].astype("int64").idxmax()
     rows = _by_category(memory, fullest)[["category", "at_peak_bytes", "max_bytes"]].to_dict("records")
     states = memory[memory["category"] == "states"]["max_bytes"].max()  # over the ranks, as the prediction is
-    for one in rows:
-        if one["category"] == "states":
-            one |= {"max_bytes": states, "predicted_bytes": row[ELSEWHERE[tier]]}
+    for entry in rows:
+        if entry["category"] == "states":
+            entry |= {"max_bytes": states, "predicted_bytes": row[ELSEWHERE[tier]]}
     if tier == "host" and pd.notna(row["host_peak_all_bytes"]):
         size = CellConfig.from_json(row["config"]).topology.ranks_per_node
         rows.append({"category": f"a node of {size}", "max_bytes": row["host_peak_all_bytes"]})

@@ -38,11 +38,38 @@ FOLDED = 20
 LONGEST_WORD = 32
 """Longest word, in characters, that a column is kept wide enough for; a longer one is broken."""
 
-Columns = tuple[int, ...]
-"""Indices of columns, in display order."""
-
 GridCell = str | Text
 """Text of a cell; a *marked* one is a Text with a style, bold where fonts are available."""
+
+
+@dataclass(frozen=True, eq=False)
+class GridColumn:
+    """A column: its heading and cells. `names_rows`: it is the first one."""
+
+    name: str
+    cells: Sequence[Text]
+    is_words: bool
+    names_rows: bool
+
+    @cached_property
+    def widest(self) -> int:
+        """Characters of the widest cell."""
+        return max(map(_width, self.cells), default=0)
+
+    @property
+    def natural(self) -> int:
+        """Characters with every cell and the heading on one line."""
+        return max(_width(Text(self.name)), self.widest)
+
+    def least(self, width: int) -> int:
+        """Returns the characters that the column needs. The first one is wrapped only if it would take more than three
+        fifths of the terminal.
+        """
+        cells = self.widest
+        if self.is_words and not (self.names_rows and cells <= width * 3 // 5):
+            longest = max((_longest_word(cell.plain) for cell in self.cells), default=0)
+            cells = min(cells, max(FOLDED, min(longest, LONGEST_WORD)))
+        return max(cells, _longest_word(self.name))
 
 
 @dataclass(frozen=True)
@@ -66,103 +93,83 @@ class Grid:
         """Indices of the columns of words."""
         if isinstance(self.left, int):
             return frozenset(range(self.left))
-        return frozenset(place for place, name in enumerate(self.header) if name in self.left)
-
-    @cached_property
-    def _cells(self) -> list[list[Text]]:
-        return [[one if isinstance(one, Text) else Text(printable(one)) for one in row] for row in self.rows]
+        return frozenset(index for index, name in enumerate(self.header) if name in self.left)
 
     def markdown(self, sides: bool = True, is_markdown: bool = False) -> str:
         """Returns a pipe table. `sides`: align columns of figures right. `is_markdown`: cells are Markdown already."""
-        ruler = ["---" if place in self.words or not sides else "--:" for place in range(len(self.header))]
+        ruler = ["---" if index in self.words or not sides else "--:" for index in range(len(self.header))]
         shown = (lambda text: text.replace("|", "\\|")) if is_markdown else markdown_text
-        lines = [[shown(str(one)) for one in row] for row in (self.header, *self.rows)]
+        lines = [[shown(str(cell)) for cell in row] for row in (self.header, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
 
     def csv(self) -> str:
         """Returns comma-separated values, a line per row."""
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([self.header, *([str(one) for one in row] for row in self.rows)])
+        lines = [self.header, *([str(cell) for cell in row] for row in self.rows)]
+        csv.writer(out, lineterminator="\n").writerows(lines)
         return out.getvalue()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        every = self._wanted()
+        columns, width = self._wanted(), options.max_width
         if is_endless(console):
-            yield self._drawn(every, FILE_WIDTH, squeezed=False)
+            yield _drawn(columns, FILE_WIDTH, squeezed=False)
         elif self.chosen is not None or self.first_to_go is None:
-            yield from (self._drawn(block, options.max_width) for block in self._blocks(every, options.max_width))
+            block = columns[:1]
+            for column in columns[1:]:
+                if len(block) > 1 and not _fit([*block, column], width):
+                    yield _drawn(block, width)
+                    block = columns[:1]
+                block = [*block, column]
+            yield _drawn(block, width)
         else:
-            kept = next(k for k in self._fewer(every) if len(k) < 3 or self._fits(k, options.max_width))
-            yield self._drawn(kept, options.max_width)
-            yield from self._hint([self.header[place] for place in every if place not in kept], console)
+            named = [column for name in self.first_to_go for column in columns if column.name == name]
+            leaving = [*named, *(column for column in reversed(columns[1:]) if column not in named)]
+            kept = list(columns)
+            while len(kept) > 2 and not _fit(kept, width):
+                kept.remove(leaving.pop(0))
+            yield _drawn(kept, width)
+            yield from self._hint([column.name for column in columns if column not in kept], console)
+
+    def _wanted(self) -> list[GridColumn]:
+        """Returns the columns to show: all, or the first and the chosen ones, if this table has any."""
+        cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in self.rows]
+        columns = [
+            GridColumn(name, [row[index] for row in cells], index in self.words, index == 0)
+            for index, name in enumerate(self.header)
+        ]
+        chosen = [columns[self.header.index(name)] for name in self.chosen or () if name in self.header]
+        return list(dict.fromkeys([columns[0], *chosen])) if chosen else columns
 
     def _hint(self, missing: list[str], console: Console) -> Iterator[Text]:
         """Yields the line on dropped columns; only once per console, as it may have many similar tables."""
         words = f"left out at {console.width} columns: {', '.join(missing)}"
-        told = console.told if isinstance(console, Output) else set()
-        if missing and self.hints and not is_quiet() and words not in told:
-            told.add(words)
+        printed = console.told if isinstance(console, Output) else set()
+        if missing and self.hints and not is_quiet() and words not in printed:
+            printed.add(words)
             yield Text(f"{words}; a wider terminal shows them, or --columns NAME,NAME or all", style="dim")
 
-    def _wanted(self) -> Columns:
-        """Returns the columns to show: all, or the first and the chosen ones, if this table has any."""
-        mine = [self.header.index(name) for name in self.chosen or () if name in self.header]
-        return tuple(dict.fromkeys([0, *mine])) if mine else tuple(range(len(self.header)))
 
-    def _fewer(self, every: Columns) -> Iterator[Columns]:
-        """Yields the columns, then one fewer each time, down to the first only."""
-        named = [self.header.index(name) for name in self.first_to_go or () if name in self.header]
-        rest = [place for place in reversed(every) if place not in named and place != 0]
-        yield every
-        for gone in range(1, len(every)):
-            yield tuple(place for place in every if place not in [*named, *rest][:gone])
+def _fit(columns: Sequence[GridColumn], width: int) -> bool:
+    return sum(column.least(width) for column in columns) + _margins(len(columns), roomy=False) <= width
 
-    def _blocks(self, every: Columns, width: int) -> Iterator[Columns]:
-        """Yields the columns of each of the tables below one another."""
-        block: Columns = (0,)
-        for place in every[1:]:
-            if len(block) > 1 and not self._fits((*block, place), width):
-                yield block
-                block = (0,)
-            block = (*block, place)
-        yield block
 
-    def _fits(self, columns: Columns, width: int) -> bool:
-        return sum(self._least(place, width) for place in columns) + _margins(len(columns), roomy=False) <= width
-
-    def _natural(self, place: int) -> int:
-        return max(_width(Text(self.header[place])), self._widest(place))
-
-    def _widest(self, place: int) -> int:
-        """Returns the characters of the widest cell."""
-        return max((_width(row[place]) for row in self._cells), default=0)
-
-    def _least(self, place: int, width: int) -> int:
-        """Returns the characters that a column needs. The first column names the rows: it is wrapped only if it would
-        take more than three fifths of the terminal.
-        """
-        cells = self._widest(place)
-        if place in self.words and (place or cells > width * 3 // 5):
-            longest = max((_longest_word(row[place].plain) for row in self._cells), default=0)
-            cells = min(cells, max(FOLDED, min(longest, LONGEST_WORD)))
-        return max(cells, _longest_word(self.header[place]))
-
-    def _drawn(self, columns: Columns, width: int, squeezed: bool = True) -> Table:
-        """Draws these columns. `squeezed`: margins and headings may be reduced."""
-        natural = {place: self._natural(place) for place in columns}
-        roomy = not squeezed or sum(natural.values()) + _margins(len(columns), roomy=True) <= width
-        least = {
-            place: self._least(place, width) if squeezed or place in self.words else natural[place] for place in columns
-        }
-        widths = _between(least, natural, width - _margins(len(columns), roomy))
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1) if roomy else (0, 1, 0, 0), show_edge=roomy, pad_edge=roomy)
-        for place in columns:
-            side: Literal["left", "right"] = "left" if place in self.words else "right"
-            heading = Align(Text(self.header[place]), side, vertical="bottom")
-            table.add_column(heading, justify=side, width=widths[place], overflow="fold")
-        for row in self._cells:
-            table.add_row(*(row[place] for place in columns))
-        return table
+def _drawn(columns: Sequence[GridColumn], width: int, squeezed: bool = True) -> Table:
+    """Draws columns. `squeezed`: margins and headings may be reduced."""
+    roomy = not squeezed or sum(column.natural for column in columns) + _margins(len(columns), roomy=True) <= width
+    widths = {c: c.least(width) if squeezed or c.is_words else c.natural for c in columns}
+    spare = width - _margins(len(columns), roomy) - sum(widths.values())
+    # columns that need little more come first, so that the others share what these leave
+    for number, column in enumerate(sorted(columns, key=lambda column: column.natural - widths[column])):
+        more = max(0, min(column.natural - widths[column], spare // (len(columns) - number)))
+        widths[column], spare = widths[column] + more, spare - more
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1) if roomy else (0, 1, 0, 0), show_edge=roomy, pad_edge=roomy)
+    for column in columns:
+        side: Literal["left", "right"] = "left" if column.is_words else "right"
+        heading = Align(Text(column.name), side, vertical="bottom")
+        table.add_column(heading, justify=side, width=widths[column], overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*row)
+    return table
 
 
 def markdown_text(text: str) -> str:
@@ -176,16 +183,6 @@ def markdown_text(text: str) -> str:
 def _margins(count: int, roomy: bool) -> int:
     """Returns the number of characters between and around columns, as rich draws them."""
     return 3 * count + 1 if roomy else 2 * (count - 1)
-
-
-def _between(least: dict[int, int], natural: dict[int, int], room: int) -> dict[int, int]:
-    """Returns the width of each column: its minimum plus a share of the spare room, up to its natural width."""
-    found, spare = dict(least), room - sum(least.values())
-    wishes = sorted(least, key=lambda place: natural[place] - least[place])
-    for number, place in enumerate(wishes):
-        more = max(0, min(natural[place] - found[place], spare // (len(wishes) - number)))
-        found[place], spare = found[place] + more, spare - more
-    return found
 
 
 def _longest_word(text: str) -> int:

@@ -231,12 +231,12 @@ def grid_of(
     """Returns the table of cells; the best values are styled, and followed by `sign`."""
     best = {name: best_rows(cells, column) for name, column in columns.items()}
     rows = []
-    for place, cell in enumerate(cells):
+    for index, cell in enumerate(cells):
         status = cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")
         shown = []
         for name, column in columns.items():
             text = column.show(cell) if cell["status"] == "ok" else "–"
-            is_best = place in best[name]
+            is_best = index in best[name]
             mark = (sign if is_best else " " * len(sign)) if column.best else ""
             shown.append(Text(text + mark, style="bold green" if is_best else ""))
         rows.append([Text(printable(cell["name"])), Text(status), *shown])

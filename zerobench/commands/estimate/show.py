@@ -128,10 +128,10 @@ def _largest(rows: Sequence[EstimateRow]) -> Grid:
     header = ["", "largest at the peak", "part", "shape", "made by"]
     body = []
     for row in rows:
-        for number, (one, times) in enumerate(Counter(row.tensors).items()):
-            where = " ".join(filter(None, [one.where, f"({one.source})" if one.source else ""]))
-            size = f"{times} × " * (times > 1) + show_bytes(one.bytes)
-            body.append(["" if number else row.name, size, one.part, one.shape, where])
+        for number, (tensor, times) in enumerate(Counter(row.tensors).items()):
+            where = " ".join(filter(None, [tensor.where, f"({tensor.source})" if tensor.source else ""]))
+            size = f"{times} × " * (times > 1) + show_bytes(tensor.bytes)
+            body.append(["" if number else row.name, size, tensor.part, tensor.shape, where])
     return Grid(header, body, left=("", *header[2:]))
 
 

@@ -105,12 +105,6 @@ TEXTS: dict[str, Callable[[pd.DataFrame], str]] = {"csv": to_csv, "markdown": to
 """Format -> function that formats a table."""
 
 
-USUAL = (
-    "cell", "peak_bytes", "host_peak_bytes", "nvme_bytes", "states_bytes", "predicted_states_bytes", "volume_psi",
-    "between_nodes_bytes", "step_s", "tokens_per_s", "loss_last",
-)  # fmt: skip
-"""Default columns of runs; a column whose numbers are all 0 or missing is dropped."""
-
 SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -177,7 +171,8 @@ def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
         results = results.with_runs(summarize(results.runs))
     frame, wanted = select(results, table, columns, latest=False, short=False)
     if table == "runs" and columns is None:
-        wanted = [name for name in USUAL if name == "cell" or frame[name].astype("float64").fillna(0).ne(0).any()]
+        figures = [name for name in short_columns(frame) if name not in ("cell", "repeat", "status")]
+        wanted = ["cell", *(name for name in figures if frame[name].astype("float64").fillna(0).ne(0).any())]
     noun = counted(frame.get("sequence", ()))
     scales = {name: Scale.of(name, frame[name], noun) for name in wanted}
     rows = []

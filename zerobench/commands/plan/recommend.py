@@ -16,7 +16,7 @@ from typing import Any
 from ...config.cell import CellConfig
 from ...config.schema import Gpt
 from ...sizes import show_bytes
-from .candidates import STRATEGIES, Capacity, name_of
+from .candidates import AXES, STRATEGIES, Capacity, name_of
 from .search import INTERRUPTED, ExecutedCell, PlanAxis, PlanRow, fixed_axis, gpus_axis, layers_axis, micro_batch_axis
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
@@ -92,8 +92,8 @@ GOALS = {
 def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
     """Returns the cost of a row that fits, as a sort key."""
     assert row.best is not None
-    one = row.candidate
-    return one.offloads, round(row.best.used.volume_psi, 1), one.recomputes, _place(row)
+    candidate = row.candidate
+    return candidate.offloads, round(row.best.used.volume_psi, 1), candidate.recomputes, _place(row)
 
 
 def recommended(rows: Sequence[PlanRow], goal: Goal) -> PlanRow | None:
@@ -139,15 +139,14 @@ def sentence(rows: Sequence[PlanRow], goal: Goal, usable_bytes: int) -> str:
 
 def _others(rows: Sequence[PlanRow], row: PlanRow, goal: Goal) -> str:
     """Returns why the alternatives were not chosen: for cheaper rows, the one that comes closest."""
-    cheaper = {one.candidate.name: one.best for one in rows if one.best is not None and cost(one) < cost(row)}
+    cheaper = {other.candidate.name: other.best for other in rows if other.best and cost(other) < cost(row)}
     if cheaper:
         name = max(cheaper, key=lambda name: goal.value(cheaper[name]))
         return f"{name}, which costs less, ends at {goal.words(cheaper[name])}"
-    unfit = [one for one in rows if one.best is None and one.candidate.recomputes == row.candidate.recomputes]
-    before = [one for one in unfit if _place(one) < _place(row)]
-    if before:
-        names = ", ".join(dict.fromkeys(one.candidate.strategy for one in before))
-        return f"{names} partition{'s' * (len(before) == 1)} less and cannot be had here"
+    unfit = [r for r in rows if r.best is None and r.candidate.recomputes == row.candidate.recomputes]
+    names = [other.candidate.strategy for other in unfit if _place(other) < _place(row)]
+    if names:
+        return f"{', '.join(dict.fromkeys(names))} partition{'s' * (len(names) == 1)} less and cannot be had here"
     return "nothing else that was tried costs less"
 
 
@@ -237,13 +236,12 @@ def nothing_fits(rows: Sequence[PlanRow], capacity: Capacity) -> str:
 
 def overrides_of(probe: ExecutedCell, row: PlanRow, words: Sequence[str], goal: Goal) -> list[str]:
     """Returns the overrides that compose to a simulated cell, without the device and the world."""
-    model, one, changed = probe.cell.config.model, row.candidate, dict[str, Any]()
+    model, candidate, changed = probe.cell.config.model, row.candidate, dict[str, Any]()
     if goal.name == "largest_model":
         changed = {f"model.{key}": getattr(model, key) for key in ("layers", "hidden", "heads")}
     elif goal.name == "largest_batch":
         changed = {"micro_batch": probe.value}
-    choices = {"strategy": one.strategy, "offload": one.offload, "activation": one.activation}
-    own = {key: value for key, value in choices.items() if value != "none"}
+    own = {key: getattr(candidate, key) for key in AXES if getattr(candidate, key) != "none"}
     without = (*changed, "world_size", "backend", "tensors", "device", "draw_on")
     kept = [word for word in words if word.partition("=")[0] not in without]
     return [*(f"{key}={value}" for key, value in own.items()), *kept, *(f"{k}={v}" for k, v in changed.items())]
@@ -271,10 +269,9 @@ def as_json(
         "usable_bytes": capacity.usable_bytes, "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
         "rows": [
             {
-                "strategy": row.candidate.strategy, "offload": row.candidate.offload,
-                "activation": row.candidate.activation, "problem": row.problem, "best": _probe_as_json(row.best),
-                "beyond": _probe_as_json(row.beyond), "at_end": row.at_end, "bound_bytes": row.bound_bytes,
-                "executed": len(row.probes),
+                **{key: getattr(row.candidate, key) for key in AXES}, "problem": row.problem,
+                "best": _probe_as_json(row.best), "beyond": _probe_as_json(row.beyond), "at_end": row.at_end,
+                "bound_bytes": row.bound_bytes, "executed": len(row.probes),
             }
             for row in rows
         ],

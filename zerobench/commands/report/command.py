@@ -164,8 +164,8 @@ def _about_runs(results: Results, runs: Sequence[ReportedRun], sides: Sequence[s
     columns, accounts = columns_of_runs(results, sides), []
     with progress_bar("accounts", len(shown), "runs") as advance:
         for run in shown:
-            told = passages_of(run.row, run.results(), run.folder)
-            accounts.append((anchors[run], run, list(setting_of(run.row)), told))
+            account = passages_of(run.row, run.results(), run.folder)
+            accounts.append((anchors[run], run, list(setting_of(run.row)), account))
             advance()
     return {
         "columns": columns, "data": as_json(columns), "accounts": accounts, "failed": len(failed),

@@ -20,7 +20,7 @@ def figures_of(setting: Setting) -> Iterator[BarFigure]:
             (bar(cell.label, cell.row) if cell.row["status"] == "ok" else None) or _absent(cell.label, cell.row)
             for cell in setting.cells
         ]
-        if not all(one.absent for one in bars):
+        if not all(drawn.absent for drawn in bars):
             yield BarFigure(title, caption + undrawn(len(bars)), bars[:MOST], marks=marks)
 
 

@@ -162,8 +162,8 @@ def as_json(columns: Sequence[PageColumn]) -> str:
         index = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         repeats = 2 * len(index) < len(pairs)
         values, texts = map(list, zip(*(index if repeats else pairs), strict=True))
-        one = {"name": column.name, "meaning": column.meaning, "number": column.number, "shown": column.shown}
-        one |= {"values": values} | ({"texts": texts} if texts != values else {})
-        written.append(one | ({"of": [index[pair] for pair in pairs]} if repeats else {}))
+        record = {"name": column.name, "meaning": column.meaning, "number": column.number, "shown": column.shown}
+        record |= {"values": values} | ({"texts": texts} if texts != values else {})
+        written.append(record | ({"of": [index[pair] for pair in pairs]} if repeats else {}))
     # "<" would end the element that contains it
     return json.dumps(written, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -78,13 +78,13 @@ class Setting:
 def settings_of(runs: pd.DataFrame) -> list[Setting]:
     """Groups the cells of these runs, each with its newest launches, by setting."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
-    for one in sorted(measured(runs, None), key=lambda one: [(one.row[k] is None, one.row[k] or 0) for k in ORDER]):
-        groups.setdefault(tuple(one.row[key] for key in SETTING), []).append(one)
+    for cell in sorted(measured(runs, None), key=lambda cell: [(cell.row[k] is None, cell.row[k] or 0) for k in ORDER]):
+        groups.setdefault(tuple(cell.row[key] for key in SETTING), []).append(cell)
     titles = _titles([group[0].row for group in groups.values()])
     settings = []
     for title, group in zip(titles, groups.values(), strict=True):
-        labels = name_strategies([one.config for one in group])
-        cells = [SettingCell(label, one) for label, one in zip(labels, group, strict=True)]
+        labels = name_strategies([cell.config for cell in group])
+        cells = [SettingCell(label, cell) for label, cell in zip(labels, group, strict=True)]
         ok = [cell for cell in cells if cell.row["status"] == "ok"]
         named = [cell for cell in ok if (spec := find(cell.row["strategy"])) and spec.reference is not None]
         settings.append(Setting(title, cells, next(iter([*named, *ok]), None)))
