@@ -128,9 +128,8 @@ pages: setup
 notebook: setup
 	$(RUN) tools/docs/notebook.py
 
-# NO_MKDOCS_2_WARNING: material prints an announcement of other software with each build.
 docs: .venv/documents
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	$(RUN) tools/docs/site.py
 
 .venv/documents: requirements/docs.txt | setup
 	$(INSTALL) -r requirements/docs.txt
