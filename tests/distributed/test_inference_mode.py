@@ -93,8 +93,6 @@ def there_and_back(kind: str, rank: int, n: int, folder: str, mode: Callable[[],
         ways = rollbacks(engine, Path(folder) / kind / mode.__name__)
     losses = [loss.item()]
     for way, back in ways.items():
-        if kind == "zero2, late" and way in ("module.load_state_dict", "full_parameters"):
-            continue  # refused at the next step
         losses += take_steps(engine, rank, n, range(1, 3))
         with mode(), torch.no_grad():
             back()

@@ -141,3 +141,23 @@ def test_a_backward_leaves_the_gradients_of_a_late_update_alone(monkeypatch: pyt
     engine.step()
     engine.settle()
     assert not engine.update.is_running
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("how", ["load_state_dict", "in place", "full_parameters"])
+def test_a_write_before_the_forward_in_which_a_delayed_update_starts_is_followed_once(strategy: str, how: str) -> None:
+    """The update of the step after ends without an error: the write was followed before the update started."""
+    model = zoo.build("tied").bfloat16()
+    engine = initialize(model, torch.optim.AdamW(model.parameters()), strategy, offload=Offload(delayed_after=1))
+    for step in range(5):
+        loss = engine(*zoo.tokens(0, 1, step))
+        engine.backward(loss)
+        engine.step()
+        if how == "load_state_dict":
+            engine.module.load_state_dict({k: 0.5 * v for k, v in engine.full_state_dict().items()})
+        elif how == "full_parameters":
+            with engine.full_parameters(), torch.no_grad():
+                next(iter(engine.module.parameters())).mul_(0.5)
+        elif strategy != "zero3":
+            with torch.no_grad():
+                next(iter(engine.module.parameters())).mul_(0.5)

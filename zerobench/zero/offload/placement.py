@@ -134,7 +134,8 @@ class ShardRange:
     def note_parameters(self) -> None:
         """Records the parameters as the engine leaves them: later writes are a user's."""
         compares = self._placement.is_tiered and self._placement.has_parameters(self.unit)
-        self._left = fingerprint(self.parameters) if compares and not self.is_parameters else None
+        with torch.inference_mode(False):  # it outlives the call, which may be an evaluation's
+            self._left = fingerprint(self.parameters) if compares and not self.is_parameters else None
 
     @property
     def is_present(self) -> bool:
@@ -239,6 +240,7 @@ class Placement:
         ranges = [(one.offset, one.offset + one.numel) for one in segments if one.parameter in loaded]
         for one in self.ranges.get(unit, []):  # a frozen unit has no masters
             one.follow_parameters(ranges, asks)
+            one.note_parameters()  # else the next step finds this write again, perhaps while a delayed update runs
 
     def note_parameters(self, unit: Unit) -> None:
         """Records the unit's parameter shard as the engine leaves it."""
