@@ -92,7 +92,7 @@ def there_and_back(kind: str, rank: int, n: int, folder: str, mode: Callable[[],
         engine.step()
         ways = rollbacks(engine, Path(folder) / kind / mode.__name__)
     losses = [loss.item()]
-    for way, back in ways.items():
+    for back in ways.values():
         losses += take_steps(engine, rank, n, range(1, 3))
         with mode(), torch.no_grad():
             back()
