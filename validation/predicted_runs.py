@@ -39,13 +39,13 @@ from zerobench.timing.published import NEEDED
 from zerobench.timing.schedules import Schedules
 
 from .intervals import interval_of, write_validated
+from .predicted_here import OUT as HERE_RESULTS
 from .predicted_here import HereRow, measured_errors
 from .store import read, write
 
 RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))
 ERRORS = Path("results/predicted_runs/errors.csv")
 CACHE = Path("results/runs/predicted_runs")
-HERE_RESULTS = Path("results/predicted_here")
 
 ENOUGH = 20
 """Rows of a kind of run from which it has an interval."""
@@ -294,8 +294,7 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
         if row.device not in ROUGH:
             for kind in (row.kind, "all"):
                 kinds[kind].append(errors[row.one.run.id])
-    for path in HERE_RESULTS.glob("*.csv"):
-        kinds[HERE] += [abs(math.log(1 + error)) for error in measured_errors(read(path, HereRow))]
+    kinds[HERE] += [abs(math.log(1 + error)) for error in measured_errors(read(HERE_RESULTS, HereRow))]
     return kinds
 
 
