@@ -261,8 +261,9 @@ predicted-maps: setup
 	$(RUN) analysis/predicted_maps.py
 	$(RUN) tools/docs/pages.py
 
+# FILE=mine.csv predicts the runs of a file of the same columns, and fits nothing.
 predicted-runs: setup
-	$(VALIDATE) predicted-runs $(PREDICTED_RUNS)
+	$(VALIDATE) predicted-runs $(if $(FILE),--file $(FILE)) $(PREDICTED_RUNS)
 
 peers: setup
 	$(RUN) -m pip install setuptools wheel

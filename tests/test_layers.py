@@ -25,7 +25,7 @@ LAYERS = {
         {"rank_record", "plots", "judging"},
         {"worker"},
         {"launch", "fake_execution"},
-        {"sweep", "published"},
+        {"sweep"},
         {"watching", "dispatch", "trials", "timing"},
         {"commands"},
         {"cli", "gate"},

@@ -15,7 +15,7 @@ from zerobench.sizes import printable
 NAMES = {
     "table1": ("table1", "table 1 of the ZeRO paper, simulated up to 1T parameters on 1,024 ranks"),
     "published": ("published.command", "the papers' figures: formula, simulated, printed"),
-    "published-runs": ("published_runs.command", "others' measured peaks and our estimates"),
+    "published-runs": ("published_runs.peaks", "others' measured peaks and our estimates"),
     "predicted-here": ("predicted_here", "steps of this machine and predictions that were written before them"),
     "link-rates": ("link_rates", "collectives of a series over a link, and the link's rate"),
     "predicted-runs": ("predicted_runs", "others' measured throughput and our predictions; fits the scales"),

@@ -1,4 +1,4 @@
-"""Others' measured throughput beside our predictions, with what may be fitted fitted to other sources than the row's.
+"""Others' measured throughput next to our predictions, with scales that are fitted to other sources than the row's.
 
 scales     by the least mean |log error|, every source with the same weight: Scales.compute per type of device,
            Scales.attention for all
@@ -9,8 +9,10 @@ interval   of a kind of run the factor that holds 90 % of measured over predicte
            covered: the fraction within it when the factor is made from nine tenths of the rows for the rest, in turns
 
 Writes a row per run to --out, and to zerobench/hardware/validated.yaml scales and intervals, for `zerobench predict`.
+With --file nothing is fitted: each run of the file is predicted with the committed scales, on its own hardware.
 
     python -m validation predicted-runs
+    python -m validation predicted-runs --file mine.csv --out predictions.csv
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,20 +29,23 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from zerobench.commands.predict_published import PlannedRun, planned_or_reason
+from zerobench.config.cell import CellConfig
+from zerobench.fake_execution import Target
 from zerobench.host.terminal import stdout_console
-from zerobench.published.rows import PublishedRun
-from zerobench.published.rows import read as read_runs
 from zerobench.results.grid import Grid
+from zerobench.sizes import show_count
 from zerobench.timing.hardware import Scales
-from zerobench.timing.interval import HERE, kind_of
-from zerobench.timing.prediction import step_time
-from zerobench.timing.published import NEEDED
+from zerobench.timing.interval import HERE, NOT_VALIDATED, interval, kind_of
+from zerobench.timing.prediction import Reduced, StepTime, reduced, step_time
 from zerobench.timing.schedules import Schedules
 
 from .intervals import interval_of, write_validated
 from .predicted_here import OUT as HERE_RESULTS
 from .predicted_here import HereRow, measured_errors
+from .published_runs.cells import plan_of
+from .published_runs.hardware import RunHardware, hardware_of
+from .published_runs.rows import SIMULATED, NotGivenError, PublishedRun
+from .published_runs.rows import read as read_runs
 from .store import read, write
 
 RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))
@@ -80,6 +85,50 @@ class ErrorRow:
 
 
 @dataclass(frozen=True)
+class PredictionRow:
+    """A run of a file: tokens per second and GPU, with the 90 % interval. `reason`: why there is no prediction, or why
+    the interval is not validated; `assumed`: assumptions for data that the row does not give.
+    """
+
+    id: str
+    predicted_tokens_s_gpu: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    step_s: float | None = None
+    exposed_s: float | None = None
+    host_s: float | None = None
+    binds: str = ""
+    assumed: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that can be predicted. `cell`: of `config`, as simulated for the device `target`."""
+
+    run: PublishedRun
+    config: CellConfig
+    cell: Reduced
+    target: Target
+    hardware: RunHardware
+    assumed: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step on one GPU."""
+        return self.config.micro_batch * self.config.accumulation * self.config.sequence
+
+    def step(self, schedules: Schedules, scales: Scales | None = None) -> StepTime:
+        """Returns the predicted step; `scales`: in place of the committed ones."""
+        costs = self.hardware.costs if scales is None else self.hardware.costs.scaled(scales)
+        return step_time(schedules.of(self.cell, self.target), costs, self.hardware.declared)
+
+    def utilization(self, step_s: float) -> float:
+        """Returns model FLOPs over the peak in a step."""
+        return _flops_per_token(self.run) * self.tokens / (step_s * _peak(self))
+
+
+@dataclass(frozen=True)
 class Laid:
     """A run with its measured step, and the parts of its predicted one without scales, seconds."""
 
@@ -91,7 +140,7 @@ class Laid:
 
     @property
     def source(self) -> str:
-        """What is left out whole: all rows of one publisher; of nanotron those of one N."""
+        """The source that is left out whole: all rows of one publisher; of nanotron those of one N."""
         return source_of(self.one.run)
 
     @property
@@ -105,12 +154,8 @@ class Laid:
         return kind_of(self.one.hardware.costs.device, self.one.hardware.spans_nodes)
 
     def step_s(self, scales: Scales) -> float:
-        """Returns the step under some scales, as if what is exposed stayed."""
+        """Returns the step under some scales, as if the exposed time stayed."""
         return scales.compute * (self.compute_s + scales.attention * self.attention_s) + self.rest_s
-
-    def utilization(self, step_s: float) -> float:
-        """Returns model FLOPs over the peak in a step."""
-        return _flops_per_token(self.one.run) * _tokens(self.one) / (step_s * _peak(self.one))
 
 
 def source_of(run: PublishedRun) -> str:
@@ -125,43 +170,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     words = f"default: {' '.join(map(str, RUNS))}"
     parser.add_argument("--runs", type=Path, nargs="+", default=RUNS, metavar="CSV", help=words)
-    parser.add_argument("--out", type=Path, default=ERRORS, metavar="CSV", help="default: %(default)s")
+    words = "predict the runs of this file, in the columns of docs/reference/validated.md, and fit nothing"
+    parser.add_argument("--file", type=Path, metavar="CSV", help=words)
+    words = f"default: {ERRORS}; with --file: FILE_predicted.csv"
+    parser.add_argument("--out", type=Path, metavar="CSV", help=words)
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="of schedules: %(default)s")
     parser.add_argument("--jobs", type=int, help="executions at once (default: one per core)")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Predicts the runs, fits the scales, and writes errors and what was validated."""
-    runs = [one for path in chosen.runs for one in read_runs(path, NEEDED) if one.tokens_s_gpu is not None]
-    planned = {one.id: planned_or_reason(one) for one in runs}
+    """Predicts the runs of a file; or else fits the scales, and writes errors and what was validated."""
     schedules = Schedules(chosen.cache, chosen.jobs)
-    schedules.execute(
-        "published runs", [(one.cell, one.target) for one in planned.values() if isinstance(one, PlannedRun)]
-    )
-    laid = [_laid(one, schedules) for one in planned.values() if isinstance(one, PlannedRun)]
-    known = {one.one.run.id: one for one in laid if one is not None}
+    if chosen.file is not None:
+        runs = read_runs(chosen.file, SIMULATED)
+        planned = _simulated(runs, schedules)
+        out = chosen.out or chosen.file.with_name(f"{chosen.file.stem}_predicted.csv")
+        write(out, PredictionRow, [_predicted(run, planned[run.id], schedules) for run in runs])
+        print(f"{out}: {show_count(len(runs), 'run')}; a run without a prediction has a reason")
+        return 0
+    runs = [run for path in chosen.runs for run in read_runs(path, SIMULATED) if run.tokens_s_gpu is not None]
+    planned = _simulated(runs, schedules)
+    known = {name: _laid(plan, schedules) for name, plan in planned.items() if isinstance(plan, PlannedRun)}
     rows = list(errors_of(runs, planned, known, schedules))
-    write(chosen.out, ErrorRow, rows)
+    write(chosen.out or ERRORS, ErrorRow, rows)
     write_validated(_validated(list(known.values()), rows))
     show(rows)
     return 0
 
 
-def _laid(one: PlannedRun, schedules: Schedules) -> Laid | None:
-    schedule = schedules.of(one.cell, one.target)
-    if schedule.problem or one.run.tokens_s_gpu is None:
-        return None
-    plain, heavy = (
-        step_time(schedule, one.hardware.costs.scaled(Scales(1.0, factor)), one.hardware.declared) for factor in (1, 2)
-    )
+def _simulated(runs: Iterable[PublishedRun], schedules: Schedules) -> dict[str, PlannedRun | str]:
+    """Returns each run's plan, whose schedule is simulated; or the reason why it cannot be predicted."""
+    planned = {run.id: planned_or_reason(run) for run in runs}
+    plans = [plan for plan in planned.values() if isinstance(plan, PlannedRun)]
+    schedules.execute("published runs", [(plan.cell, plan.target) for plan in plans])
+    problems = {plan.run.id: schedules.of(plan.cell, plan.target).problem for plan in plans}
+    return planned | {name: problem for name, problem in problems.items() if problem}
+
+
+def planned_or_reason(run: PublishedRun) -> PlannedRun | str:
+    """Returns a run's cell and hardware, or the reason why it cannot be predicted."""
+    try:
+        plan = plan_of(run, flash=True)
+        cell, hardware = reduced(plan.config), hardware_of(run)
+    except NotGivenError as error:
+        return str(error)
+    return PlannedRun(run, plan.config, cell, plan.target, hardware, "; ".join((*plan.assumed, *hardware.assumed)))
+
+
+def _predicted(run: PublishedRun, plan: PlannedRun | str, schedules: Schedules) -> PredictionRow:
+    """Returns the prediction of a run with the committed scales."""
+    if isinstance(plan, str):
+        return PredictionRow(run.id, reason=plan)
+    step, unknown = plan.step(schedules), schedules.of(plan.cell, plan.target).without_formula
+    rate = plan.tokens / step.step_s
+    range_ = interval(plan.hardware.costs, plan.hardware.spans_nodes, unknown)
+    reason = range_.words if range_.words.startswith(NOT_VALIDATED) else ""
+    return PredictionRow(
+        run.id, rate, rate / range_.high, rate / range_.low, reason, step.step_s, step.exposed_s, step.host_s,
+        step.binds, plan.assumed,
+    )  # fmt: skip
+
+
+def _laid(plan: PlannedRun, schedules: Schedules) -> Laid:
+    assert plan.run.tokens_s_gpu is not None
+    plain, heavy = (plan.step(schedules, Scales(1.0, factor)) for factor in (1, 2))
     attention = heavy.compute_s - plain.compute_s
     rest = plain.exposed_s + plain.host_s
-    measured = _tokens(one) / one.run.tokens_s_gpu
-    return Laid(one, measured, plain.step_s - rest - attention, attention, rest)
-
-
-def _tokens(one: PlannedRun) -> int:
-    return one.config.micro_batch * one.config.accumulation * one.config.sequence
+    measured = plan.tokens / plan.run.tokens_s_gpu
+    return Laid(plan, measured, plain.step_s - rest - attention, attention, rest)
 
 
 def _flops_per_token(run: PublishedRun) -> float:
@@ -240,12 +316,11 @@ def errors_of(
         about = ErrorRow(
             run.id, source_of(run), run.system, run.strategy, run.model, run.gpu, run.gpus, run.tokens_s_gpu
         )
-        found = known.get(run.id)
-        if found is None:
-            one = planned[run.id]
-            reason = one if isinstance(one, str) else schedules.of(one.cell, one.target).problem
-            yield ErrorRow(**vars(about) | {"reason": reason})
+        plan = planned[run.id]
+        if isinstance(plan, str):
+            yield replace(about, reason=plan)
             continue
+        found = known[run.id]
         others = [row for row in all_rows if row.source != found.source]
         if found.source not in without:
             without[found.source] = fitted(others)
@@ -256,22 +331,15 @@ def errors_of(
 def _error_row(
     about: ErrorRow, found: Laid, schedules: Schedules, whole: Scales, without: Scales, others: Sequence[Laid]
 ) -> ErrorRow:
-    one, published = found.one, about.published or math.nan
-    schedule = schedules.of(one.cell, one.target)
-    step, left_out = (
-        step_time(schedule, one.hardware.costs.scaled(scales), one.hardware.declared) for scales in (whole, without)
-    )
-    rates = [_tokens(one) / each.step_s for each in (step, left_out)]
-    used = [row.utilization(row.measured_s) for row in others]
-    naive = median(used) * _peak(one) / _flops_per_token(one.run) if used else None
-    return ErrorRow(
-        **vars(about)
-        | {
-            "predicted": rates[0], "left_out": rates[1], "naive": naive, "error": rates[0] / published - 1,
-            "left_out_error": rates[1] / published - 1, "naive_error": naive / published - 1 if naive else None,
-            "exposed": step.exposed_s / step.step_s, "binds": step.binds,
-            "assumed": "; ".join((*one.plan.assumed, *one.hardware.assumed)),
-        }
+    plan, published = found.one, about.published or math.nan
+    step, left_out = plan.step(schedules, whole), plan.step(schedules, without)
+    rates = [plan.tokens / each.step_s for each in (step, left_out)]
+    used = [row.one.utilization(row.measured_s) for row in others]
+    naive = median(used) * _peak(plan) / _flops_per_token(plan.run) if used else None
+    return replace(
+        about, predicted=rates[0], left_out=rates[1], naive=naive, error=rates[0] / published - 1,
+        left_out_error=rates[1] / published - 1, naive_error=naive / published - 1 if naive else None,
+        exposed=step.exposed_s / step.step_s, binds=step.binds, assumed=plan.assumed,
     )  # fmt: skip
 
 

@@ -108,6 +108,7 @@ REMOVED = {
     "table1": "make table1",
     "published": "make published",
     "estimate --published": "make published-runs",
+    "predict --published": "make predicted-runs",
     "versions": "make versions",
     "codes": "make codes",
     "gpu-suite": "make gpu-suite",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -65,7 +64,7 @@ def test_what_has_no_rates_has_no_prediction(word: str, capsys: pytest.CaptureFi
     [
         (["--cluster", "h100"], "cluster h100 is not described"),
         ([], "--cluster: name one of"),
-        (["--cluster", "h100-3200", "--published", "x.csv"], "--cluster, --published: each names the hardware"),
+        (["--cluster", "h100-3200", "--calibration", "x"], "--cluster, --calibration: each names the hardware"),
         (["--cluster", "h100-3200", "--node-gbit-s", "0"], "--node-gbit-s 0: must be above 0"),
     ],
 )
@@ -74,30 +73,6 @@ def test_a_wrong_command_is_one_error_message(words: list[str], said: str, capsy
     told = capsys.readouterr().err
     assert said in told
     assert len(told.strip().splitlines()) == 1
-
-
-ROW = {
-    "id": "one", "system": "fsdp2", "strategy": "zero3", "model": "llama", "layers": "4", "hidden": "256", "heads": "4",
-    "ffn": "512", "vocab": "512", "seq": "128", "micro_batch": "2", "grad_accum": "1", "gpus": "8",
-    "gpus_per_node": "8",
-    "gpu": "A100-SXM", "gpu_mem_gib": "80", "precision": "bf16", "act_ckpt": "none",
-}  # fmt: skip
-
-
-def test_published_runs_are_predicted_or_say_why_not(tmp_path: Path) -> None:
-    rows = [ROW, ROW | {"id": "two", "gpu": "GB200"}, ROW | {"id": "three", "precision": "FP8"}]
-    with (tmp_path / "runs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(ROW))
-        writer.writeheader()
-        writer.writerows(rows)
-    command = ["--published", str(tmp_path / "runs.csv"), "--out", str(tmp_path / "predictions.csv")]
-    assert predict([*command, "--cache", str(tmp_path / "cache")]) == 0
-    one, two, three = csv.DictReader((tmp_path / "predictions.csv").read_text().splitlines())
-    assert float(one["low"]) < float(one["predicted_tokens_s_gpu"]) < float(one["high"])
-    assert "no device of that name" in two["reason"]
-    assert "less than 16 bits" in three["reason"]
-    assert not two["predicted_tokens_s_gpu"]
-    assert list((tmp_path / "cache").glob("*.parquet")), "a command that was stopped goes on there"
 
 
 def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ from tests.cells import cell
 from tests.unit.test_status_show_prune import make
 from validation import store
 from validation.gpu_suite import suite
+from validation.published_runs import rows as published_runs
 from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
@@ -42,7 +43,6 @@ from zerobench.judging import noise_floor
 from zerobench.judging.budget_file import read_budget
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
-from zerobench.published import rows as published_runs
 from zerobench.records import MemoryRow, RunRow, SearchRow
 from zerobench.results import run_files
 from zerobench.results.board import board_folders, read_board
@@ -219,7 +219,9 @@ READERS: dict[str, Reader] = {
     "budget": Reader(copied("budgets/gpt_tiny.yaml"), lambda _, path: read_budget(path)),
     "noise": Reader(copied("noise"), lambda folder, _: noise_floor.read(folder)),
     "calibration": Reader(copied("calibration/cpu"), lambda _, path: load_calibration(path.parent)),
-    "published runs": Reader(copied("published_runs/training.csv"), lambda _, path: published_runs.read(path)),
+    "published runs": Reader(
+        copied("published_runs/training.csv"), lambda _, path: published_runs.read(path, published_runs.SIMULATED)
+    ),
     "table 1": Reader(
         copied("table1"), lambda _, path: store.read(path, CellRow if path.name == "cells.csv" else StatesRow)
     ),

@@ -11,11 +11,11 @@ import pytest
 
 from validation.__main__ import main
 from validation.published_runs.causes import GIB
+from validation.published_runs.cells import built_as, family_of, plan_of
+from validation.published_runs.hardware import hardware_of
+from validation.published_runs.rows import NotGivenError, PublishedRun
 from validation.runner import run_real
 from zerobench.fake_execution.execute import execute, settled
-from zerobench.published.cells import plan_of
-from zerobench.published.rows import NotGivenError, PublishedRun, shape_of
-from zerobench.timing.published import hardware_of
 
 HEADER = [
     "id", "system", "strategy", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",
@@ -118,8 +118,9 @@ def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     assert hardware_of(run_of(row | {"gpu": "H100-SXM"})).declared.gradient_factor == 1, (
         "the schedule sends fp32 itself"
     )
-    ties = [shape_of(run_of(row | {"notes": f"{how}tied embeddings"})).options for how in ("", "un")]
-    assert [options["tie_word_embeddings"] for options in ties] == [True, False]
+    tied, untied = (run_of(row | {"notes": f"{how}tied embeddings"}) for how in ("", "un"))
+    options = [built_as(run, family_of(run)).options["tie_word_embeddings"] for run in (tied, untied)]
+    assert options == [True, False]
 
 
 def test_a_strategy_without_such_gradients_says_what_is_assumed() -> None:
@@ -137,3 +138,17 @@ def test_a_run_that_ended_out_of_memory_is_executed_for_its_verdict(tmp_path: Pa
     assert found["status"] == "out of memory"
     assert float(found["estimate_low_gib"]) >= 0
     assert not found["error_percent"]
+
+
+def test_the_runs_of_a_file_are_predicted_or_say_why_not(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    row = ROWS[2] | {"id": "one", "gpus": 8, "gpu": "A100-SXM"}
+    rows = [row, row | {"id": "two", "gpu": "GB200"}, row | {"id": "three", "precision": "FP8"}]
+    path = written(tmp_path / "runs.csv", rows)
+    assert main(["predicted-runs", "--file", str(path), "--cache", str(tmp_path / "cache")]) == 0
+    one, two, three = csv.DictReader((tmp_path / "runs_predicted.csv").read_text().splitlines())
+    assert float(one["low"]) < float(one["predicted_tokens_s_gpu"]) < float(one["high"])
+    assert "no device of that name" in two["reason"]
+    assert "less than 16 bits" in three["reason"]
+    assert not two["predicted_tokens_s_gpu"]
+    assert list((tmp_path / "cache").glob("*.parquet")), "a command that was stopped goes on there"

@@ -14,20 +14,20 @@ from tests.cells import cell
 from tests.test_layers import LAYERS
 from validation import predicted_here, predicted_maps
 from validation.predicted_here import HereRow
+from validation.published_runs.hardware import hardware_of
+from validation.published_runs.rows import NotGivenError, PublishedRun
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
 from zerobench.commands import predict
 from zerobench.commands.estimate.command import ask
 from zerobench.config.schema_training import Fp16, Muon
 from zerobench.fake_execution.execute import CPU, CUDA, execute
-from zerobench.published.rows import NotGivenError, PublishedRun
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
 from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, held_out_error, is_called, matmul_rows
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import StepSchedule, reduced, schedule_of, step_time
-from zerobench.timing.published import hardware_of
 from zerobench.timing.schedules import NOT_EXECUTED, Schedules
 from zerobench.timing.timeline import Declared, lay_out
 

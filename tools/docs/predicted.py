@@ -24,11 +24,11 @@ from validation import predicted_here as here
 from validation import predicted_maps as maps
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
-from validation.published_runs.command import OUT_OF_MEMORY
+from validation.published_runs.peaks import NEEDED, OUT_OF_MEMORY
+from validation.published_runs.rows import read as read_runs
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
 from zerobench.commands.plan.candidates import RESERVE
-from zerobench.published import rows as published_rows
 from zerobench.strategies import spec_of
 from zerobench.timing.costs import held_out_error, matmul_rows
 from zerobench.timing.hardware import validated as fitted
@@ -149,7 +149,7 @@ def not_compared() -> Iterator[Any]:
 
 def memory_verdicts() -> str:
     """Whether a run fits its card, as estimated, next to what happened: precision and recall of "does not fit"."""
-    training = published_rows.read(RESULTS / "published_runs/training.csv")
+    training = read_runs(RESULTS / "published_runs/training.csv", NEEDED)
     memory = {run.id: run.gpu_mem_gib for run in training if run.gpu_mem_gib is not None}
     rows = [
         SimpleNamespace(

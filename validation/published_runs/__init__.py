@@ -1,5 +1,6 @@
-"""Others' measured peaks next to our estimates: a file of published runs, each executed as the cell that stands for it.
+"""Published training runs of others: a file with a row per run, the cells that represent them, and their peaks.
 
-causes.py    an estimate next to a peak, and causes of an error, each executed
-command.py   compares a file, and writes the file of errors
+rows.py       the file
+cells.py      the cell and the device of a run; hardware.py describes the device and the network for times
+peaks.py      estimates next to published peaks; causes.py searches for the cause of an error
 """

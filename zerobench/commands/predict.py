@@ -54,7 +54,6 @@ trained on sequences of a thousand tokens and more (a sweep's default is 128)
   zerobench predict --cluster a100-80gb-1600 model=zero_7_5b world_size=64 precision=bf16 activation=checkpoint
   zerobench predict --cluster a100-80gb-1600 --node-gbit-s 100 model=zero_7_5b world_size=64 precision=bf16
   zerobench predict --cluster h100-3200 model=gpt2_1_5b precision=bf16 strategy=zero3 --trace step.json
-  zerobench predict --published runs.csv --out predictions.csv        rows as in docs/reference/validated.md
 
 Clusters: {", ".join(hardware.names("cluster"))}
 They are described in zerobench/hardware/clusters.yaml, with the source of each figure.
@@ -107,10 +106,6 @@ def predict(arguments: list[str]) -> int:
     chosen = _parser().parse_intermixed_args(arguments)
     try:
         _check(chosen)
-        if chosen.published:
-            from .predict_published import predict_published
-
-            return predict_published(chosen.published, chosen.out, chosen.jobs, chosen.cache)
         rows, schedules = _predict(chosen)
     except KeyboardInterrupt:
         print_note("zerobench predict: stopped; nothing is written")
@@ -138,8 +133,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RATE",
         help="rate of a node's network; with --calibration: of a link between two nodes with half of the ranks each",
     )
-    add("--published", type=Path, metavar="CSV", help="predict the runs of a file instead, each on its own hardware")
-    add("--cache", type=Path, metavar="DIR", help="--published: keep schedules here, so that a stopped command resumes")
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
     add(
         "--out",
@@ -156,16 +149,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(chosen: argparse.Namespace) -> None:
     """Raises ValueError, naming the option, if options contradict each other."""
-    given = [flag for flag in ("cluster", "calibration", "published") if getattr(chosen, flag) is not None]
-    if not given:
-        names = ", ".join(hardware.names("cluster"))
-        raise ValueError(f"--cluster: name one of {names}; or give --calibration DIR, or --published CSV")
-    if len(given) > 1:
-        raise ValueError(f"--{given[0]}, --{given[1]}: each names the hardware; give one")
-    if chosen.published is not None and chosen.overrides:
-        raise ValueError("--published: its rows name the model; leave KEY=VALUE out")
-    if chosen.published is not None and chosen.out is None:
-        raise ValueError("--published: name the file for the predictions, as in --out predictions.csv")
+    if chosen.cluster is None and chosen.calibration is None:
+        raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}; or give --calibration DIR")
+    if chosen.cluster is not None and chosen.calibration is not None:
+        raise ValueError("--cluster, --calibration: each names the hardware; give one")
     if chosen.jobs is not None and chosen.jobs < 1:
         raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:

@@ -30,7 +30,7 @@ COLUMNS = (
 
 LIMITS = Limits(seconds=1800.0)
 
-NOT_EXECUTED = ("timing", "commands", "published", "sweep", "watching", "dispatch", "trials", "gate")
+NOT_EXECUTED = ("timing", "commands", "sweep", "watching", "dispatch", "trials", "gate")
 """Packages above fake_execution: a schedule stays valid if their code changes."""
 
 Work = tuple[Reduced, Target]

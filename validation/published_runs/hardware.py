@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ..published.rows import NotGivenError, PublishedRun
-from . import hardware
-from .costs import GpuCosts
-from .timeline import PLAIN, Declared
+from zerobench.timing import hardware
+from zerobench.timing.costs import GpuCosts
+from zerobench.timing.timeline import PLAIN, Declared
 
-NEEDED = ("id", "strategy", "model", "gpus", "seq", "micro_batch")
-"""Columns that a prediction of time needs."""
+from .rows import NotGivenError, PublishedRun
 
 CLUSTERS = (
     ("V100", 0, "jean-zay-v100"), ("A100-PCIe", 0, "a100-pcie-100"), ("A100", 40, "a100-40gb-1600"),

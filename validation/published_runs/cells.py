@@ -1,8 +1,8 @@
 """Converts a published run to a cell and a device by the tables below, and reports assumptions.
 
-given        columns of the row
+model        its architecture is recognized by part of the printed name; its shape is the row's
 assumed      values missing from the row, and their replacements in the simulation; one note each, in the errors file
-not given    the run cannot be estimated; NotGivenError has the reason
+not given    the run cannot be simulated; NotGivenError has the reason
 """
 
 from __future__ import annotations
@@ -15,17 +15,55 @@ from typing import Any
 
 import torch
 
-from .. import models
-from ..config import schema as schemas
-from ..config.cell import CellConfig
-from ..config.resolve import resolve
-from ..config.schema_memory import SCHEMAS
-from ..config.schema_training import OPTIMIZERS, PRECISIONS
-from ..fake_execution import Target
-from ..host.environment import FAKE, SIMULATED
-from ..sections import known
-from ..strategies import spec_of
-from .rows import SHAPE, NotGivenError, PublishedRun, shape_of
+from zerobench import models
+from zerobench.config import schema as schemas
+from zerobench.config.cell import CellConfig
+from zerobench.config.resolve import resolve
+from zerobench.config.schema_memory import SCHEMAS
+from zerobench.config.schema_training import OPTIMIZERS, PRECISIONS
+from zerobench.fake_execution import Target
+from zerobench.host.environment import FAKE, SIMULATED
+from zerobench.sections import known
+from zerobench.strategies import spec_of
+
+from .rows import NotGivenError, PublishedRun
+
+SHAPE = ("layers", "hidden", "heads", "vocab")
+"""Columns that every model needs."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture. `names`: a pattern for printed names. `ffn`, `kv_heads`: its settings for these columns, empty
+    if it has none; `ties`: whether embeddings are tied; `has_flash`: whether its attention in transformers is flash's.
+    """
+
+    architecture: str
+    names: str
+    ffn: str = ""
+    kv_heads: str = ""
+    ties: bool = False
+    has_flash: bool = True
+
+
+FAMILIES = (
+    Family("qwen3", r"qwen-?3", "intermediate_size", "num_key_value_heads"),
+    Family("qwen2", r"qwen-?2", "intermediate_size", "num_key_value_heads"),
+    Family("mistral", r"mistral", "intermediate_size", "num_key_value_heads"),
+    Family("llama", r"llama|granite-7b", "intermediate_size", "num_key_value_heads"),
+    Family("mpt", r"\bmpt", ties=True, has_flash=False),
+    Family("gpt_neox", r"neox|pythia", "intermediate_size"),
+    Family("bloom", r"bloom", ties=True, has_flash=False),
+    Family("falcon", r"falcon", "ffn_hidden_size", ties=True),
+    Family("gpt2", r"gpt", "n_inner", ties=True),
+)
+"""Architectures in the order in which names are matched."""
+
+OTHERS = {
+    r"\bt5": "an encoder with a decoder, which is not simulated here: its loss is of another kind",
+    r"bert": "an encoder with a loss over masked tokens, which is not simulated here",
+}
+"""Pattern of a name -> why it cannot be simulated."""
 
 FSDP = {"zero1": "fsdp2_no_reshard", "zero2": "fsdp2_no_reshard", "zero3": "fsdp2"}
 OURS = {stage: stage for stage in ("zero1", "zero2", "zero3")}
@@ -50,9 +88,6 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {("nanotron", "zero1"): {"bucke
 
 FUSES_NORMS = ("nanotron",)
 """Systems whose models have single-kernel norms; compiled models do too."""
-
-EIGHT_BIT = re.compile(r"fp8|float8|fp4|int8", re.IGNORECASE)
-"""Precisions below 16 bits, which are not simulated."""
 
 POLICIES = {"none": "none", "full": "checkpoint", "selective": "selective"}
 """act_ckpt -> activation."""
@@ -85,7 +120,7 @@ class _Notes:
 
 
 def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
-    """Returns the plan of a run. Raises NotGivenError, with the reason, if it cannot be estimated.
+    """Returns the plan of a run. Raises NotGivenError, with the reason, if it cannot be simulated.
 
     `flash`: for time predictions, which cover eager operators: nothing is compiled, and a model without flash attention
     in transformers is built as our GPT, which has the same blocks.
@@ -94,54 +129,41 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     _refuse(run)
     on_cpu = "cpu" in run.gpu.lower()
     strategy = _strategy(run, notes)
-    shape = shape_of(run)
+    family = family_of(run)
     compiles = run.compile == "1" and not flash
-    as_gpt = flash and shape.architecture in WITHOUT_FLASH
+    as_gpt = flash and not family.has_flash
     if as_gpt:
-        notes.assume("model", f"our GPT, with flash attention, in place of {shape.architecture}, without biases")
+        notes.assume("model", f"our GPT, with flash attention, in place of {family.architecture}, without biases")
     config = schemas.Config(
         strategy=schemas.SCHEMAS["strategy"][strategy](**OPTIONS.get((run.system, strategy), {})),
-        model=_gpt_like(run) if as_gpt else schemas.HuggingfaceModel(),
+        model=_gpt(run) if as_gpt else schemas.HuggingfaceModel(),
         data=schemas.Synthetic(),
         optimizer=_optimizer(run, on_cpu, notes),
         precision=_precision(run, strategy, notes),
         activation=_activation(run, notes),
-        huggingface=shape,
+        huggingface=built_as(run, family),
         world_size=run.gpus, micro_batch=run.micro_batch, accumulation=_accumulation(run, notes), sequence=run.seq or 1,
         device="cpu", backend=SIMULATED, tensors=FAKE, compile="blocks" if compiles else "none",
     )  # fmt: skip
     cell = resolve(config, "gpt" if as_gpt else "huggingface", [])
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
-    if not as_gpt:
-        _compare_sizes(run, shape, notes)
+    if not as_gpt and run.params is not None:
+        built = _psi(json.dumps(built_as(run, family).values()))
+        if abs(off := built / run.params - 1) > 0.001:
+            notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of the row's number")
     if compiles:
         notes.assume("compile", "blocks compiled, the loss not")
     elif run.compile not in ("", "0"):
         notes.assume("compile", f"simulated eagerly, although the source compiles ({run.compile})")
-    target = _target(cell.config, on_cpu, notes)
-    if flash and target.kind == "cuda" and (run.system in FUSES_NORMS or run.compile not in ("", "0")):
-        target = replace(target, fused_norms=True)
+    target = Target()
+    if not on_cpu:
+        takes_flash = cell.config.precision.name != "fp32"
+        words = "flash attention" if takes_flash else "the kernel of attention that torch chooses: flash takes no fp32"
+        notes.assume("attention", words)
+        fuses_norms = flash and (run.system in FUSES_NORMS or run.compile not in ("", "0"))
+        target = Target("cuda", "flash" if takes_flash else None, fused_norms=fuses_norms)
     return RunPlan(cell.config, target, tuple(notes.sentences), frozenset(notes.columns))
-
-
-WITHOUT_FLASH = ("mpt", "bloom")
-"""Architectures whose attention in transformers uses plain operators."""
-
-
-def _gpt_like(run: PublishedRun) -> schemas.Gpt:
-    layers, hidden, heads, vocabulary = (known(getattr(run, column)) for column in SHAPE)
-    return schemas.Gpt(layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary)
-
-
-def _target(config: CellConfig, on_cpu: bool, notes: _Notes) -> Target:
-    if on_cpu:
-        return Target()
-    if config.precision.name == "fp32":
-        notes.assume("attention", "the kernel of attention that torch chooses: flash takes no fp32")
-        return Target("cuda")
-    notes.assume("attention", "flash attention")
-    return Target("cuda", "flash")
 
 
 def _refuse(run: PublishedRun) -> None:
@@ -149,12 +171,53 @@ def _refuse(run: PublishedRun) -> None:
     others = [f"{name}={size}" for name in ("tp", "pp", "cp") if (size := getattr(run, name) or 1) > 1]
     if others:
         raise NotGivenError(f"{' '.join(others)}: only data parallelism is simulated")
-    if EIGHT_BIT.search(run.precision):
+    if re.search(r"fp8|float8|fp4|int8", run.precision, re.IGNORECASE):
         raise NotGivenError(f"precision={run.precision}: less than 16 bits is not simulated")
     if missing := [column for column in ("gpus", "seq", "micro_batch") if getattr(run, column) is None]:
         raise NotGivenError(f"the row does not give {', '.join(missing)}")
     if "offload" in run.notes.lower():
         raise NotGivenError("the notes mention offloading, and no column says which states are offloaded")
+
+
+def family_of(run: PublishedRun) -> Family:
+    """Returns the architecture of a run's model. Raises NotGivenError, with the reason, if it is not simulated."""
+    name = run.model.lower()
+    for pattern, reason in OTHERS.items():
+        if re.search(pattern, name):
+            raise NotGivenError(f"{run.model}: {reason}")
+    if missing := [column for column in SHAPE if getattr(run, column) is None]:
+        raise NotGivenError(f"the row does not give {', '.join(missing)}")
+    for family in FAMILIES:
+        if re.search(family.names, name):
+            return family
+    names = ", ".join(family.architecture for family in FAMILIES)
+    raise NotGivenError(f"model={run.model}: no architecture is known by that name; known are {names}")
+
+
+def built_as(run: PublishedRun, family: Family) -> schemas.Huggingface:
+    """Returns the options by which transformers builds a run's model."""
+    sizes = {family.ffn: run.ffn, family.kv_heads: run.kv_heads}
+    options: dict[str, Any] = {name: size for name, size in sizes.items() if name and size is not None}
+    if family.architecture == "falcon":
+        options |= {"multi_query": run.kv_heads == 1, "new_decoder_architecture": (run.kv_heads or 1) > 1}
+    options["tie_word_embeddings"] = family.ties or re.search(r"\btied embeddings", run.notes) is not None
+    return schemas.Huggingface(family.architecture, *_shape(run), run.seq, options)
+
+
+def _gpt(run: PublishedRun) -> schemas.Gpt:
+    layers, hidden, heads, vocabulary = _shape(run)
+    return schemas.Gpt(layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary)
+
+
+def _shape(run: PublishedRun) -> tuple[int, int, int, int]:
+    return known(run.layers), known(run.hidden), known(run.heads), known(run.vocab)
+
+
+@cache
+def _psi(options: str) -> int:
+    with torch.device("meta"):
+        model = models.build("huggingface", json.loads(options))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _strategy(run: PublishedRun, notes: _Notes) -> str:
@@ -231,20 +294,3 @@ def _accumulation(run: PublishedRun, notes: _Notes) -> int:
     if run.grad_accum is None:
         notes.assume("grad_accum", "one micro-batch a step")
     return run.grad_accum or 1
-
-
-def _compare_sizes(run: PublishedRun, shape: schemas.Huggingface, notes: _Notes) -> None:
-    """Adds a note if the model's size differs from the row's."""
-    if run.params is None:
-        return
-    built = _psi(json.dumps(shape.values()))
-    off = built / run.params - 1
-    if abs(off) > 0.001:
-        notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of the row's number")
-
-
-@cache
-def _psi(options: str) -> int:
-    with torch.device("meta"):
-        model = models.build("huggingface", json.loads(options))
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,114 @@
+"""A file of published runs: a CSV with a row per run and the columns of docs/reference/validated.md.
+
+empty cell       the source does not say
+columns          those of PublishedRun, in any order; others are ignored, and the required ones depend on the proof
+peak_kind        the kind of published figure: allocated, reserved, or `?` if the source does not say
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from zerobench.config.unknown_keys import nearest
+from zerobench.host.files import read_text
+from zerobench.sizes import printable
+
+KINDS = ("allocated", "reserved", "?")
+"""Values of peak_kind, if there is a peak."""
+
+SIMULATED = ("id", "strategy", "model", "gpus", "seq", "micro_batch")
+"""Columns that every simulation of a run needs."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A published run. Numbers are None and texts empty if the source does not give them; units are the file's."""
+
+    id: str = ""
+    source: str = ""
+    system: str = ""
+    strategy: str = ""
+    model: str = ""
+    params: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq: int | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    gpu: str = ""
+    gpu_mem_gib: float | None = None
+    interconnect: str = ""
+    precision: str = ""
+    optimizer: str = ""
+    act_ckpt: str = ""
+    compile: str = ""
+    tokens_s_gpu: float | None = None
+    peak_mem_gib: float | None = None
+    peak_kind: str = ""
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    notes: str = ""
+    date: str = ""
+
+
+class NotGivenError(Exception):
+    """The configuration of a run is incomplete or not supported here; the message says which."""
+
+
+def read(path: Path, needed: Sequence[str]) -> list[PublishedRun]:
+    """Reads the runs of a file, which must have the columns `needed`. Raises ValueError, with row and column, for
+    anything that does not match the schema.
+    """
+    try:
+        table = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{path}: this is no CSV file in UTF-8: {error}") from error
+    header = table[0] if table else []
+    for name in needed:
+        if name not in header:
+            raise ValueError(f"{path}: there is no column {name}{nearest(name, header)}")
+    runs: dict[str, PublishedRun] = {}
+    for number, row in enumerate(table[1:], 2):
+        if any(row):
+            run = _run(f"{path}, row {number}", header, row)
+            if not run.id or run.id in runs:
+                raise ValueError(f"{path}, row {number}, id={printable(run.id)}: each row needs an id of its own")
+            runs[run.id] = run
+    return list(runs.values())
+
+
+def _run(where: str, header: Sequence[str], row: Sequence[str]) -> PublishedRun:
+    if len(row) != len(header):
+        raise ValueError(f"{where}: it has {len(row)} cells, and the header {len(header)}; quote texts with commas")
+    cells = dict(zip(header, (text.strip() for text in row), strict=True))
+    types = {field.name: str(field.type) for field in fields(PublishedRun)}
+    run = PublishedRun(**{name: _value(where, name, cells.get(name, ""), kind) for name, kind in types.items()})  # type: ignore[arg-type]
+    if run.peak_mem_gib is not None and run.peak_kind not in KINDS:
+        raise ValueError(f"{where}, peak_kind={printable(run.peak_kind)}: use one of {', '.join(KINDS)}")
+    return run
+
+
+def _value(where: str, column: str, text: str, kind: str) -> str | float | None:
+    if kind == "str" or not text:
+        return text if kind == "str" else None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    is_whole = kind.startswith("int")
+    if not math.isfinite(number) or number <= 0 or (is_whole and number != int(number)):
+        right = "a whole number above 0" if is_whole else "a number above 0"
+        raise ValueError(f"{where}, {column}={printable(text)}: write {right}, or nothing if the source gives none")
+    return int(number) if is_whole else number
