@@ -16,16 +16,15 @@ from zerobench.judging.judge import Limit, judge_cell
 from zerobench.judging.lines import (
     REST,
     Line,
-    LinesOfRuns,
     LineTable,
     MovedLine,
-    _ordered,
     fold,
+    lines_by_cell,
     lines_of,
     moved_lines,
+    ordered,
     parse_lines,
     plain,
-    shortened,
     unfold,
 )
 from zerobench.probes.intervals import rows_by_line
@@ -41,11 +40,16 @@ def line(number: int, size: int, module: str = "blocks.3", **more: Any) -> Line:
 
 
 def table(*lines: Line, rest: int = 0, rest_most: int = 0) -> LineTable:
-    return LineTable(_ordered(lines), rest, rest_most)
+    return LineTable(ordered(lines), rest, rest_most)
 
 
 def shown(moved: list[MovedLine]) -> list[tuple[str, int, int]]:
     return [(one.source, one.before, one.after) for one in moved]
+
+
+def shortened(lines: LineTable, most: int = 40) -> LineTable:
+    """The table as it comes back from a budget file."""
+    return parse_lines(plain({"peak": lines}, most))["peak"]
 
 
 def random_table(seed: int, number: int = 60) -> LineTable:
@@ -65,7 +69,6 @@ def test_equal_modules_fold_to_one_row_and_come_back(seed: int) -> None:
     lines = random_table(seed)
     assert unfold(fold(lines.lines)) == lines.lines
     assert sum(one.bytes for one in fold(lines.lines)) == lines.bytes
-    assert parse_lines(plain({"peak": lines}))["peak"] == shortened(lines)
     assert shortened(lines).bytes == lines.bytes, "the sum stays exact"
 
 
@@ -181,10 +184,8 @@ def test_the_fullest_rank_and_launch_count() -> None:
     assert [(one.source, one.bytes) for one in found["peak"].lines] == [("x.py:1 in f", 5), ("x.py:2 in f", 5)]
     assert found["growth"].bytes == 0
     assert lines_of(pd.DataFrame(rows).iloc[:0]) == {}
-    runs = LinesOfRuns(pd.DataFrame(rows))
-    assert runs.of(["b", "a"]) == found
-    assert runs.of(["a"])["growth"].lines == ()
-    assert runs.of(["c"]) == {}
+    launches = pd.DataFrame({"run_id": ["b", "a", "c"], "cell_id": ["one", "one", "two"]})
+    assert lines_by_cell(pd.DataFrame(rows), launches) == {"one": found}
 
 
 def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:
@@ -254,6 +255,6 @@ def test_a_line_like_its_neighbor_is_told_apart_where_an_edit_above_has_shifted_
     """All code is one line further down, so what was 18 is 19, though 18 is now a line of the same bytes."""
     others = [Line("optimizer", "net", f"a.py:{n} in f", 100 * n, 1) for n in (3, 5)]
     before = LineTable((*others, Line("activations", "net", "a.py:18 in g", 64, 1)))
-    now = [replace(one, source=f"a.py:{one.number + 1} in f") for one in others]
+    now = [replace(one, source=f"a.py:{n + 1} in f") for one, n in zip(others, (3, 5), strict=True)]
     after = LineTable((*now, *(Line("activations", "net", f"a.py:{n} in g", 64, 1) for n in (18, 19))))
     assert [(one.source, one.difference) for one in moved_lines(before, after)] == [("a.py:18 in g", 64)]

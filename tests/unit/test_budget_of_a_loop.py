@@ -13,9 +13,9 @@ import zerobench
 from zerobench import cli
 from zerobench.commands.comparison_text import rows_of
 from zerobench.judging.budget_file import BudgetFile, read_budget
-from zerobench.judging.github import MARKER_OF_CHANGES
 from zerobench.judging.judge import Limit
 from zerobench.judging.lines import Line, LineTable
+from zerobench.judging.reports import MARKER_OF_CHANGES
 
 pytestmark = pytest.mark.slow
 

@@ -5,32 +5,31 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.unit.test_budget_of_a_loop import HERE, KEPT, budget, loops, recorded
-from zerobench.judging.github import (
-    CUT,
-    LEVELS,
-    MARKER,
-    MOST,
-    MOST_OF_COMMENT,
-    changes_body,
-    check_body,
-    commands_of,
-    escaped,
-    fitted,
-    is_github,
-    repository_root,
-    verdict,
-    write_comment,
-)
+from zerobench.judging.github import LEVELS, MOST, commands_of, is_github, repository_root
 from zerobench.judging.judge import Finding, Limit
 from zerobench.judging.lines import Place
 from zerobench.judging.recording import LimitChange
-from zerobench.judging.reports import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
+from zerobench.judging.reports import (
+    CUT,
+    MARKER,
+    MOST_OF_COMMENT,
+    changes_body,
+    check_body,
+    escaped,
+    fitted,
+    print_findings,
+    verdict,
+    write_benchmark,
+    write_comment,
+    write_junit,
+)
 
 ROOT = HERE.parents[2]
 EVIL = "zero2\r\n::error file=a.py::x\n| a | ``` `b` <img src=x> @team [l](http://e.org) #1 <!-- --> __c__ 100% a,b:c"
@@ -100,25 +99,22 @@ def test_a_hostile_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> Non
     level, pairs, message = parse(command)
     assert (level, pairs) == ("error", {"title": f"peak_bytes of {EVIL}"})
     assert message == f"{EVIL}: peak_bytes moved"
-    print_findings(Verdicts([finding(cell=EVIL)], [(EVIL, "peak_bytes")]))
+    print_findings([finding(cell=EVIL)])
     assert not [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("::")]
 
 
 def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
-    verdicts = Verdicts([finding(cell=EVIL, file=EVIL, line=1)], [(EVIL, "peak_bytes")])
-    verdicts.measured[EVIL, "peak_bytes"] = Limit(1.0), 2.0
-    plain = "\n".join(check_body(verdicts)[1:])
-    changed = "\n".join(changes_body(EVIL, [LimitChange(EVIL, "peak_bytes", 1, 2, "", EVIL)])[1:])
-    write_markdown(tmp_path / "m.md", verdicts)
-    write_junit(tmp_path / "j.xml", Verdicts([finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS]))
+    broken = replace(finding(cell=EVIL, file=EVIL, line=1), limit=Limit(1.0), value=2.0)
+    plain = "\n".join(check_body([broken]))
+    changed = "\n".join(changes_body(EVIL, [LimitChange(EVIL, "peak_bytes", 1, 2, "", EVIL)]))
+    write_junit(tmp_path / "j.xml", [finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS])
     assert len(ElementTree.parse(tmp_path / "j.xml").getroot()) == len(LEVELS)
-    for text in (plain, changed, (tmp_path / "m.md").read_text()):
+    for text in (plain, changed):
         assert "<img" not in text
         assert "<!--" not in text
         assert not re.search(r"^::", text, re.MULTILINE)
         tables = [line for line in text.splitlines() if line.startswith("|")]
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1, "no cell more than the header has"
-    for text in (plain, changed):
         for part in ("@", "`b`", "[l]", "://", " #1", "__c__"):
             assert not re.search(r"(?<!\\)" + re.escape(part), text.replace("\\`b\\`", "").replace("\\[l\\]", ""))
     assert escaped("Block.__init__ of peak_bytes") == "Block.\\_\\_init\\_\\_ of peak_bytes"
@@ -196,8 +192,8 @@ def _peaks(folder: Path) -> list[int]:
 
 def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:
     places = tuple(Place("a.py", n, "x" * 90) for n in range(20))
-    verdicts = Verdicts([Finding("regression", f"c{n}", "peak_bytes", "s" * 500, places) for n in range(100)])
-    write_comment(tmp_path / "c.md", check_body(verdicts))
+    findings = [Finding("regression", f"c{n}", "peak_bytes", "s" * 500, places) for n in range(100)]
+    write_comment(tmp_path / "c.md", MARKER, check_body(findings))
     text = (tmp_path / "c.md").read_text()
     assert len(text) <= MOST_OF_COMMENT
     assert text.endswith(CUT)
@@ -207,8 +203,8 @@ def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:
 
 def test_the_verdict_is_in_words() -> None:
     kinds = ["improvement", "regression", "unjudged", "missing", "regression"]
-    assert verdict(Verdicts([finding(kind) for kind in kinds])) == "2 worse, 1 missing, 1 not measured, 1 better"
-    assert verdict(Verdicts()) == "nothing was judged"
+    assert verdict([finding(kind) for kind in kinds]) == "2 worse, 1 missing, 1 not measured, 1 better"
+    assert verdict([]) == "nothing was judged"
 
 
 def test_charts_have_what_smaller_is_better_for(tmp_path: Path) -> None:
@@ -218,8 +214,9 @@ def test_charts_have_what_smaller_is_better_for(tmp_path: Path) -> None:
         "tokens_per_s": Limit(9.0),
         "nvme_bytes": Limit(0.0),
     }
-    verdicts = Verdicts(measured={("c", metric): (limit, limit.value) for metric, limit in limits.items()})
-    write_benchmark(tmp_path / "b.json", verdicts)
+    write_benchmark(
+        tmp_path / "b.json", [Finding("ok", "c", name, "", (), limit, limit.value) for name, limit in limits.items()]
+    )
     assert json.loads((tmp_path / "b.json").read_text()) == [
         {"name": "c: peak_bytes", "unit": "B", "value": 4, "range": "± 0.5 %", "extra": "limit: 4 ± 0.5 %"},
         {"name": "c: volume_psi", "unit": "ψ", "value": 2.5, "extra": "limit: 2.5"},

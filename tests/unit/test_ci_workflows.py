@@ -15,7 +15,7 @@ import yaml
 
 from tests.unit.test_budget_of_a_loop import HERE, KEPT, loops, recorded
 from tests.unit.test_documents import FENCE, ROOT
-from zerobench.judging.github import MARKER
+from zerobench.judging.reports import MARKER
 
 FOLDER = ROOT / "examples/ci"
 GATE, CALLER, TREND = (FOLDER / f"{name}.yml" for name in ("memory-gate", "pull-request", "trend"))

@@ -27,20 +27,30 @@ from ..judging.budget_file import (
     read_budget,
     write_budget,
 )
-from ..judging.github import changes_body, check_body, is_github, tell_github, write_comment
+from ..judging.github import is_github, tell_github
 from ..judging.judge import (
     METRICS,
     OF_KERNELS,
     RECORDED,
     Finding,
-    Limit,
     UnjudgedError,
     held_elsewhere,
     judge_cell,
+    judge_limits,
 )
-from ..judging.lines import LinesOfRuns
+from ..judging.lines import lines_by_cell
 from ..judging.recording import LimitChange, Wanted, print_changes, record_cell
-from ..judging.reports import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
+from ..judging.reports import (
+    MARKER,
+    MARKER_OF_CHANGES,
+    changes_body,
+    check_body,
+    print_findings,
+    write,
+    write_benchmark,
+    write_comment,
+    write_junit,
+)
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of
@@ -131,7 +141,7 @@ def _write_and_tell(
     print_changes(changes)
     for path in (chosen.markdown, chosen.comment):
         if path:
-            write_comment(path, changes_body(str(file.path), changes))
+            write_comment(path, MARKER_OF_CHANGES, changes_body(str(file.path), changes))
     if chosen.dry_run:
         print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written")
         return
@@ -195,15 +205,15 @@ def check(arguments: list[str]) -> int:
     if not paths:
         raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
     finished = finished_rows(chosen, selection.standing_or_failed) if chosen.runs else None
-    verdicts = Verdicts()
+    findings: list[Finding] = []
     for path in paths:
         try:
-            verdicts.add(_check_file(read_budget(path), finished, more, chosen.all))
+            findings += _check_file(read_budget(path), finished, more, chosen.all)
         except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
-            verdicts.add(Verdicts([Finding("unjudged", str(path), "", str(error))]))
-    print_findings(verdicts)
-    _write_reports(verdicts, chosen)
-    return exit_code(verdicts.findings, chosen.strict)
+            findings.append(Finding("unjudged", str(path), "", str(error), limits=0))
+    print_findings(findings)
+    _write_reports(findings, chosen)
+    return exit_code(findings, chosen.strict)
 
 
 def _check_parser() -> argparse.ArgumentParser:
@@ -223,18 +233,18 @@ def _check_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write_reports(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
+def _write_reports(findings: list[Finding], chosen: argparse.Namespace) -> None:
     """Writes the requested reports."""
     if chosen.junit:
-        write_junit(chosen.junit, verdicts)
+        write_junit(chosen.junit, findings)
     if chosen.markdown:
-        write_markdown(chosen.markdown, verdicts)
+        write(chosen.markdown, "\n".join(check_body(findings)))
     if chosen.comment:
-        write_comment(chosen.comment, check_body(verdicts))
+        write_comment(chosen.comment, MARKER, check_body(findings))
     if chosen.benchmark_json:
-        write_benchmark(chosen.benchmark_json, verdicts)
+        write_benchmark(chosen.benchmark_json, findings)
     if is_github() if chosen.github is None else chosen.github:
-        tell_github(verdicts)
+        tell_github(findings)
 
 
 UNJUDGED = 125
@@ -249,9 +259,11 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
     return UNJUDGED if "unjudged" in kinds else 0
 
 
-def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool) -> Verdicts:
-    """Returns the verdicts on the cells of a file. Among `finished` runs, failed attempts at cells without a budget
-    count only if `everything` is set.
+def _check_file(
+    file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool
+) -> list[Finding]:
+    """Returns the findings on the cells of a file, a limit each. Among `finished` runs, failed attempts at cells
+    without a budget count only if `everything` is set.
     """
     if finished is None:
         if not file.command:
@@ -264,7 +276,7 @@ def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: l
     else:
         rows = finished
         _tell_of_older_code(rows)
-    found = Verdicts()
+    findings: list[Finding] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
         _require(file, environment)
         mine = [row for row in rows if row["environment"] == environment]
@@ -276,14 +288,12 @@ def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: l
             matched += [id(row), id(other)]
             limits = held_elsewhere(budgeted.limits) if away else budgeted.limits
             if other is None:
-                found.findings += judge_cell(name, limits, row, budgeted.lines)
+                findings += judge_limits(name, limits, row, budgeted.lines)
             else:
-                found.findings.append(_other_work(file, environment, name, budgeted, other))
-            found.judged += [(name, metric) for metric in limits]
-            found.measured |= _measured(name, budgeted, row)
+                findings.append(_other_work(file, environment, name, budgeted, other))
         rest = [row for row in mine if id(row) not in matched]
-        found.findings += _unbudgeted([row for row in rest if finished is None or everything or row["status"] == "ok"])
-    return found
+        findings += _unbudgeted([row for row in rest if finished is None or everything or row["status"] == "ok"])
+    return findings
 
 
 def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str, Any]]) -> bool:
@@ -316,17 +326,7 @@ def _other_work(
             if key not in LOCAL]  # fmt: skip
     keys = f" ({', '.join(said)})" if said else ""
     words = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
-    return Finding("missing", name, "", words)
-
-
-def _measured(
-    name: str, budgeted: CellBudget, row: dict[str, Any] | None
-) -> dict[tuple[str, str], tuple[Limit, float]]:
-    if row is None or row["status"] != "ok":
-        return {}
-    values = {metric: row.get(metric) for metric in budgeted.limits}
-    known = {metric: value for metric, value in values.items() if value is not None and not pd.isna(value)}
-    return {(name, metric): (budgeted.limits[metric], float(value)) for metric, value in known.items()}
+    return Finding("missing", name, "", words, limits=len(budgeted.limits))
 
 
 def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
@@ -390,14 +390,14 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
     """Returns a row per cell, with its name, work, environment and lines of code. `results`: the tables of these
     runs.
     """
-    launches, lines = latest(runs), LinesOfRuns(results.lines)
+    lines = lines_by_cell(results.lines, latest(runs))
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
         row |= {"name": name, "work": work_id(config)}
         row["environment"] = environment_of(row["device_class"], row["torch_version"])
         row["launched"] = _launched(row, results.runs)
-        row["lines"] = lines.of(launches[launches["cell_id"] == row["cell_id"]]["run_id"])
+        row["lines"] = lines.get(row["cell_id"], {})
     return rows
 
 

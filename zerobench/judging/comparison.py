@@ -27,7 +27,7 @@ from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
 from ..results.frames import records_of
 from ..results.selection import latest
 from ..results.summary import summarize
-from .lines import Lines, LinesOfRuns
+from .lines import Lines, lines_by_cell
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
 
@@ -242,20 +242,15 @@ class Measured:
 
 def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
     """Returns the cells of these runs, each with its newest launches; `lines`: the runs' table of lines."""
-    known = None if lines is None else LinesOfRuns(lines)
+    newest = latest(runs)
+    by_cell = {} if lines is None else lines_by_cell(lines, newest)
     launches: dict[str, list[Row]] = {}
-    for row in records_of(latest(runs)):
+    for row in records_of(newest):
         launches.setdefault(row["cell_id"], []).append(row)
     rows = records_of(summarize(runs))
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     return [
-        Measured(
-            name,
-            config,
-            row,
-            mine := launches[row["cell_id"]],
-            known.of(row["run_id"] for row in mine) if known else {},
-        )
+        Measured(name, config, row, launches[row["cell_id"]], by_cell.get(row["cell_id"], {}))
         for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
     ]
 

@@ -116,10 +116,15 @@ class Limit:
         return "improvement" if better else "regression"
 
 
+OK = "ok"
+"""Kind of the finding of a limit that holds."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `kind`: regression, improvement, missing or unjudged. `sentence`: the complete message. `places`:
-    the lines of code that changed the metric, the largest first.
+    """The verdict on a limit, or on a whole cell that could not be judged, whose `metric` is empty. `kind`: ok,
+    regression, improvement, missing or unjudged. `sentence`: the complete message. `places`: the lines of code that
+    changed the metric, the largest first. `limits`: the number of limits that it is about.
     """
 
     kind: str
@@ -127,6 +132,9 @@ class Finding:
     metric: str
     sentence: str
     places: tuple[Place, ...] = ()
+    limit: Limit | None = None
+    value: float | None = None
+    limits: int = 1
 
 
 def recorded(config: CellConfig) -> list[str]:
@@ -181,31 +189,39 @@ def show_value(metric: str, value: float) -> str:
 def judge_cell(
     cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, lines: Lines | None = None
 ) -> list[Finding]:
-    """Returns the findings of one cell. `row`: its summarized row, with its `lines` if known; None if there is none;
-    `lines`: recorded with the limits.
+    """Returns the findings of one cell whose limits do not hold: see `judge_limits`."""
+    return [finding for finding in judge_limits(cell, limits, row, lines) if finding.kind != OK]
+
+
+def judge_limits(
+    cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, lines: Lines | None = None
+) -> list[Finding]:
+    """Returns a finding per limit, or one for a cell that was not measured. `row`: its summarized row, with its `lines`
+    if known; None if there is none; `lines`: recorded with the limits.
     """
     if row is None:
-        return [Finding("missing", cell, "", f"{cell}: the budget has it, the runs do not")]
+        words = f"{cell}: the budget has it, the runs do not"
+        return [Finding("missing", cell, "", words, limits=len(limits))]
     if row["status"] != "ok":
         words = f"{cell}: it could not be measured ({row['status']}: {row['reason']})"
-        return [Finding("unjudged", cell, "", words)]
-    findings = []
-    for metric, limit in limits.items():
-        value = row.get(metric)
-        if (value is None or pd.isna(value)) and metric in WHERE_READABLE:
-            continue
-        if value is None or pd.isna(value):
-            findings.append(Finding("missing", cell, metric, f"{cell}: {metric} is in the budget and was not measured"))
-            continue
-        verdict, broken = limit.judge(metric, float(value)), contradiction(metric, row)
-        if broken and metric in PEAKS and (limit.bound or verdict == "improvement"):
-            verdict = "regression"
-        if verdict != "ok":
-            moved, places = _by_line(metric, limit, row, lines or {})
-            moved = f"; {broken}" if broken else what_moved(metric, limits, row) + moved
-            sentence = _explain(cell, metric, limit, float(value), moved)
-            findings.append(Finding(verdict, cell, metric, sentence, places))
-    return findings
+        return [Finding("unjudged", cell, "", words, limits=len(limits))]
+    return [_judge_limit(cell, metric, limits, row, lines or {}) for metric in limits]
+
+
+def _judge_limit(cell: str, metric: str, limits: dict[str, Limit], row: dict[str, Any], lines: Lines) -> Finding:
+    limit, measured = limits[metric], row.get(metric)
+    if measured is None or pd.isna(measured):
+        words = f"{cell}: {metric} is in the budget and was not measured"
+        return Finding(OK, cell, metric, "") if metric in WHERE_READABLE else Finding("missing", cell, metric, words)
+    value = float(measured)
+    verdict, reason = limit.judge(metric, value), contradiction(metric, row)
+    if reason and metric in PEAKS and (limit.bound or verdict == "improvement"):
+        verdict = "regression"
+    if verdict == OK:
+        return Finding(OK, cell, metric, "", (), limit, value)
+    by_line, places = _by_line(metric, limit, row, lines)
+    moved = f"; {reason}" if reason else what_moved(metric, limits, row) + by_line
+    return Finding(verdict, cell, metric, _explain(cell, metric, limit, value, moved), places, limit, value)
 
 
 def contradiction(metric: str, row: dict[str, Any]) -> str:

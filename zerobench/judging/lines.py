@@ -6,17 +6,18 @@ folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a d
          without a module labels are folded, "blocks.0–4.mlp_in.weight"
 rest     the sum of the lines that a short table does not list
 
-The number of a line changes with every edit above it, so lines are matched by category, module, function and label, and
-within a function by number, shifted like most lines of the file, then by order. The differences of all changed lines
-add up to the difference of the two tables.
+The number of a line changes with every edit above it, so lines are joined by category, module, function and label, and
+within a function by bytes and number, shifted like most lines of the file. The differences of all changed lines add up
+to the difference of the two tables.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -76,196 +77,165 @@ class LineTable:
     @property
     def bytes(self) -> int:
         """The sum over all lines."""
-        return sum(one.bytes for one in self.lines) + self.rest
+        return sum(line.bytes for line in self.lines) + self.rest
 
 
 Lines = dict[str, LineTable]
 """The tables of a cell: "peak" or "growth" -> table."""
 
 
+def lines_by_cell(lines: pd.DataFrame, launches: pd.DataFrame) -> dict[str, Lines]:
+    """Returns cell id -> the tables of its `launches`; `lines`: the table of lines of all runs."""
+    with_cells = lines.merge(launches[["run_id", "cell_id"]], on="run_id")
+    return {str(cell_id): lines_of(of_cell) for cell_id, of_cell in with_cells.groupby("cell_id", sort=False)}
+
+
 def lines_of(lines: pd.DataFrame) -> Lines:
     """Returns the tables of one cell, each from the run and rank with the most bytes; `lines`: of its runs."""
-    found: Lines = {}
-    for at in AT:
-        mine = lines[lines["at"] == at]
-        if not mine.empty:
-            sums = mine.groupby(["run_id", "rank"], sort=True)["bytes"].sum()
+    tables: Lines = {}
+    for at in AT if len(lines) else ():
+        rows = lines[lines["at"] == at]
+        if not rows.empty:
+            sums = rows.groupby(["run_id", "rank"], sort=True)["bytes"].sum()
             run_id, rank = sums.index[int(sums.to_numpy().argmax())]
-            mine = mine[(mine["run_id"] == run_id) & (mine["rank"] == rank)]
-        found[at] = LineTable(_ordered(map(_line, mine.itertuples())))
-    return found if len(lines) else {}
-
-
-class LinesOfRuns:
-    """The lines of many runs, indexed by run."""
-
-    def __init__(self, lines: pd.DataFrame) -> None:
-        self._lines, self._rows = lines, lines.groupby("run_id", sort=False).indices
-
-    def of(self, run_ids: Iterable[str]) -> Lines:
-        """Returns the tables of the runs of one cell."""
-        rows = [row for one in run_ids for row in self._rows.get(one, ())]
-        return lines_of(self._lines.iloc[rows])
+            rows = rows[(rows["run_id"] == run_id) & (rows["rank"] == rank)]
+        tables[at] = LineTable(ordered(map(_line, rows.itertuples())))
+    return tables
 
 
 def _line(row: Any) -> Line:
     return Line(row.category, row.module or "", row.source or "", int(row.bytes), int(row.storages), row.name or "")
 
 
-def _ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
-    return tuple(sorted(lines, key=lambda one: (-abs(one.bytes), one)))
-
-
-def shortened(table: LineTable, most: int = MOST) -> LineTable:
-    """Returns the table with its largest rows, folded ones counting as one, and all others in its rest."""
-    rows = fold(table.lines)
-    kept, left = rows[:most], rows[most:]
-    rest_most = max([table.rest_most, *(abs(one.bytes) for one in left)])
-    return LineTable(_ordered(unfold(kept)), table.rest + sum(one.bytes for one in left), rest_most)
+def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """Returns the lines, the largest first."""
+    return tuple(sorted(lines, key=lambda line: (-abs(line.bytes), line)))
 
 
 # -- folding -------------------------------------------------------------------------------------------
 
 
-def fold(lines: Sequence[Line]) -> tuple[Line, ...]:
+def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Merges lines whose paths differ only in one number, as do their labels if they begin with the same path."""
     folded, depth = list(lines), 0
-    while depth <= max((one.path.count(".") for one in folded), default=-1):
-        groups: dict[tuple[Any, ...], dict[int, Line]] = {}
-        doubles = []
-        for one in folded:
-            number = _number_at(one.path, depth)
-            key = (one.category, one.source, one.bytes, one.storages, *_named(one, depth, None if number < 0 else "*"))
-            if groups.setdefault(key, {}).setdefault(number, one) is not one:
-                doubles.append(one)
-        folded = [*doubles, *(row for mine in groups.values() for row in _fold_group(mine, depth))]
+    while depth <= max((line.path.count(".") for line in folded), default=-1):
+        rows: list[tuple[Line, int, int]] = []  # a line, and the first and last number of the modules it stands for
+        for starred, number, line in sorted(_starred(line, depth) for line in folded):
+            if rows and rows[-1][0] == starred and rows[-1][2] == number - 1 >= 0:
+                rows[-1] = starred, rows[-1][1], number
+            else:
+                rows.append((line if number < 0 else starred, number, number))
+        folded = [_stretch(line, depth, first, last) for line, first, last in rows]
         depth += 1
-    return _ordered(folded)
+    return ordered(folded)
 
 
-def _number_at(path: str, depth: int) -> int:
-    """Returns the number at this depth of a path; -1 if that part is not a number."""
-    part = [*path.split("."), *[""] * depth][depth]
-    return int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
+def _starred(line: Line, depth: int) -> tuple[Line, int, Line]:
+    """Returns the line with a star in place of the number at this depth of its path, the number, and the line; -1 if
+    that part is not a number.
+    """
+    part = [*line.path.split("."), *[""] * depth][depth]
+    number = int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
+    return (line if number < 0 else _named(line, depth, "*")), number, line
 
 
-def _named(one: Line, depth: int, part: str | None) -> tuple[str, str]:
-    """Returns module and label with this part replaced at this depth, in the label if it begins like the module."""
-    module, name = one.module.split("."), one.name.split(".")
-    alike = not one.module or name[: depth + 1] == module[: depth + 1]
-    for words in [module] * bool(one.module) + [name] * alike:
-        if part is not None:
-            words[depth] = part
-    return ".".join(module), ".".join(name)
+def _stretch(line: Line, depth: int, first: int, last: int) -> Line:
+    """Returns the row of a range of modules."""
+    if first < 0:
+        return line
+    count = last - first + 1
+    named = _named(line, depth, str(first) if count == 1 else f"{first}–{last}")
+    return replace(named, bytes=line.bytes * count, storages=line.storages * count)
 
 
-def _fold_group(mine: dict[int, Line], depth: int) -> list[Line]:
-    """Returns a row per range of consecutive numbers."""
-    rows: list[Line] = []
-    for first, last in _stretches(sorted(mine)):
-        one, count = mine[first], last - first + 1
-        module, name = _named(one, depth, None if count == 1 else f"{first}–{last}")
-        rows.append(replace(one, module=module, name=name, bytes=one.bytes * count, storages=one.storages * count))
-    return rows
-
-
-def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][0] >= 0 and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
-        else:
-            found.append((number, number))
-    return found
+def _named(line: Line, depth: int, part: str) -> Line:
+    """Returns the line with this part at this depth of its module, and of its label if it begins like the module."""
+    module, name = line.module.split("."), line.name.split(".")
+    alike = not line.module or name[: depth + 1] == module[: depth + 1]
+    for words in [module] * bool(line.module) + [name] * alike:
+        words[depth] = part
+    return replace(line, module=".".join(module), name=".".join(name))
 
 
 def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
     """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or with too many modules."""
-    found = list(lines)
-    for depth in range(max((one.path.count(".") for one in found), default=-1) + 1):
+    unfolded = list(lines)
+    for depth in range(max((line.path.count(".") for line in unfolded), default=-1) + 1):
         rows: list[Line] = []
-        for one in found:
-            rows += _unfold_one(one, depth, most)
+        for line in unfolded:
+            rows += _modules_of(line, depth, most)
             if len(rows) > most:
                 raise ValueError(f"these lines name more than {most:,} modules")
-        found = rows
-    return _ordered(found)
+        unfolded = rows
+    return ordered(unfolded)
 
 
-def _unfold_one(one: Line, depth: int, most: int) -> list[Line]:
-    parts = one.path.split(".")
-    found = _RANGE.fullmatch(parts[depth]) if depth < len(parts) else None
-    if found is None:
-        return [one]
-    first, last = int(found[1]), int(found[2])
+def _modules_of(line: Line, depth: int, most: int) -> list[Line]:
+    parts = line.path.split(".")
+    stretch = _RANGE.fullmatch(parts[depth]) if depth < len(parts) else None
+    if stretch is None:
+        return [line]
+    first, last = int(stretch[1]), int(stretch[2])
     count = last - first + 1
     if not 1 <= count <= most:
-        raise ValueError(f"{one.path:.80} is no range of modules, as blocks.0–4 is")
-    if one.bytes % count or one.storages % count:
-        raise ValueError(f"{one.path:.80} is {count} modules, which do not divide {one.bytes} bytes equally")
-    each = replace(one, bytes=one.bytes // count, storages=one.storages // count)
-    names = [_named(one, depth, str(number)) for number in range(first, last + 1)]
-    return [replace(each, module=module, name=name) for module, name in names]
+        raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
+    if line.bytes % count or line.storages % count:
+        raise ValueError(f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally")
+    each = replace(line, bytes=line.bytes // count, storages=line.storages // count)
+    return [_named(each, depth, str(number)) for number in range(first, last + 1)]
 
 
 def folded_names(modules: Iterable[str]) -> str:
     """Returns the names of modules in short form: "blocks.0–4.mlp_in"."""
     rows = fold([Line("", module, "", 1, 1) for module in dict.fromkeys(modules) if module])
-    return " and ".join(sorted(one.module for one in rows))
+    return " and ".join(sorted(row.module for row in rows))
 
 
 # -- in a budget file ----------------------------------------------------------------------------------
 
 
-def plain(lines: Lines) -> dict[str, list[list[Any]]]:
-    """Returns the tables in a budget file's format: rows of bytes, storages, category, module, line and label."""
+def plain(lines: Lines, most: int = MOST) -> dict[str, list[list[Any]]]:
+    """Returns the tables in a budget file's format: rows of bytes, storages, category, module, line and label; then the
+    rest, if a table has more than `most` folded rows.
+    """
     shown: dict[str, list[list[Any]]] = {}
     for at, table in lines.items():
-        short = shortened(table)
-        rows = [[one.bytes, one.storages, one.category, one.module, one.source, one.name] for one in fold(short.lines)]
-        shown[at] = rows + [[short.rest, short.rest_most, REST]] * bool(short.rest or short.rest_most)
+        rows = fold(table.lines)
+        rest = table.rest + sum(row.bytes for row in rows[most:])
+        rest_most = max([table.rest_most, *(abs(row.bytes) for row in rows[most:])])
+        shown[at] = [[row.bytes, row.storages, row.category, row.module, row.source, row.name] for row in rows[:most]]
+        shown[at] += [[rest, rest_most, REST]] * bool(rest or rest_most)
     return shown
 
 
 def parse_lines(content: Any) -> Lines:
     """Parses the output of `plain`. Raises ValueError."""
-    found: Lines = {}
     if not isinstance(content, dict) or not set(content) <= set(AT):
         raise ValueError(f"lines is {content!r:.80}; it is a mapping with peak and growth")
+    tables: Lines = {}
     for at, rows in content.items():
         if not isinstance(rows, list):
             raise ValueError(f"lines: {at} is {rows!r:.80}; it is a list")
         listed, rest = [], (0, 0)
         for row in rows:
-            if _is_row(row, (int, int, str)) and row[2] == REST:
+            kinds = [type(value) for value in row] if isinstance(row, list) else []
+            if kinds == [int, int, str] and row[2] == REST:
                 rest = row[0], row[1]
-            elif _is_row(row, (int, int, str, str, str, str)):
+            elif kinds == [int, int, str, str, str, str]:
                 listed.append(Line(row[2], row[3], row[4], row[0], row[1], row[5]))
             else:
                 words = "a row is bytes, storages, category, module, line and label"
                 raise ValueError(f"lines: {at} has {row!r:.80}; {words}")
-        found[at] = LineTable(unfold(listed), *rest)
-    return found
+        tables[at] = LineTable(unfold(listed), *rest)
+    return tables
 
 
-def _is_row(row: Any, kinds: tuple[type, ...]) -> bool:
-    return isinstance(row, list) and [type(value) for value in row] == list(kinds)
-
+# -- changed lines -------------------------------------------------------------------------------------
 
 NO_LINE = "no line of Python"
 
 SHARE = 0.05
 """Fraction of a metric's difference that a line must explain to be named."""
-
-Key = Callable[[Line], Any]
-
-KEYS: tuple[tuple[Key, bool], ...] = (
-    (lambda one: (one.category, one.module, one.function, one.name), False),
-    (lambda one: (one.category, one.module, one.function), False),
-    (lambda one: (one.category, one.module, one.function[0], one.function[2]), True),
-)
-"""Keys by which lines are matched, the strictest first, and True if each side's lines must be from one file: a label
-may change, and a function may move to another file, or its file be named relative to another folder."""
 
 
 @dataclass(frozen=True)
@@ -318,111 +288,99 @@ class MovedLine:
     @property
     def place(self) -> Place:
         """The line in its file, with its message."""
-        return place_of(self.source, self.words)
+        source = _SOURCE.fullmatch(self.source)
+        return Place(source["file"], int(source["number"]), self.words) if source else Place("", 0, self.words)
 
 
-def place_of(source: str, sentence: str) -> Place:
-    """Returns the place that a line of the tables refers to."""
-    one = Line("", "", source, 0, 0)
-    return Place(one.function[1], one.number, sentence)
+KEYS: tuple[Callable[[Line], Any], ...] = (
+    lambda line: (line.category, line.module, line.function, line.name),
+    lambda line: (line.category, line.module, line.function),
+    lambda line: (line.category, line.module, line.function[0], line.function[2]),
+)
+"""Keys by which lines are joined, the strictest first: a label may change, and a function may move to another file, or
+its file be named relative to another folder."""
+
+AGREE: tuple[Callable[[int, int], Any], ...] = (
+    lambda number, size: (number, size), lambda _, size: size, lambda number, _: number, lambda *_: (),
+)  # fmt: skip
+"""Of lines with one key those are joined first that agree in number and bytes, then in bytes, then in the number."""
 
 
 def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
     """Returns the lines whose bytes differ, the largest difference first; their differences add up to the tables'."""
-    ours, theirs = list(before.lines), list(after.lines)
-    pairs: list[tuple[Line | None, Line | None]] = []
-    shifts = _shifts(ours, theirs)
-    for key, of_one_file in KEYS:
-        found = _match(ours, theirs, key, of_one_file, shifts)
-        pairs += found
-        ours = _without(ours, [one for one, _ in found])
-        theirs = _without(theirs, [other for _, other in found])
-    new, absorbed = _apart_from_rest(theirs, before)
-    gone, forgotten = _apart_from_rest(ours, after)
-    moved = _by_line([*pairs, *((one, None) for one in gone), *((None, one) for one in new)])
-    was, now = before.rest + sum(one.bytes for one in forgotten), after.rest + sum(one.bytes for one in absorbed)
+    pairs, gone, new = _joined(list(before.lines), list(after.lines))
+    forgotten, absorbed = _within_rest(gone, after), _within_rest(new, before)
+    alone = [(line, None) for line in gone if line not in forgotten]
+    moved = _by_line([*pairs, *alone, *((None, line) for line in new if line not in absorbed)])
+    was, now = before.rest + sum(line.bytes for line in forgotten), after.rest + sum(line.bytes for line in absorbed)
     if was != now:
-        largest = max([*absorbed, *forgotten], key=lambda one: abs(one.bytes), default=None)
+        largest = max([*absorbed, *forgotten], key=lambda line: abs(line.bytes), default=None)
         moved.append(MovedLine("", (), largest.source if largest else "", was, now, is_rest=True))
-    return sorted(moved, key=lambda one: (-abs(one.difference), one.source, one.category))
+    return sorted(moved, key=lambda line: (-abs(line.difference), line.source, line.category))
 
 
-def _shifts(ours: list[Line], theirs: list[Line]) -> dict[str, int]:
-    """Returns file -> the number of lines by which its code has moved down, by majority of the lines unique on both
-    sides.
+def _joined(before: list[Line], after: list[Line]) -> tuple[list[tuple[Line, Line]], list[Line], list[Line]]:
+    """Returns pairs of a line and the same line after, and the lines that are on one side only."""
+    shifts, pairs = _shifts(before, after), list[tuple[Line, Line]]()
+    for key, agree in product(KEYS, AGREE):
+        waiting: dict[Any, deque[Line]] = {}
+        for line in _joinable(after, key):
+            waiting.setdefault((key(line), agree(line.number, line.bytes)), deque()).append(line)
+        for line in _joinable(before, key):
+            number = line.number + shifts.get(line.function[1], 0)
+            if same := waiting.get((key(line), agree(number, line.bytes))):
+                pairs.append((line, same.popleft()))
+        paired = {id(line) for pair in pairs for line in pair}
+        before, after = ([line for line in side if id(line) not in paired] for side in (before, after))
+    return pairs, before, after
+
+
+def _joinable(lines: list[Line], key: Callable[[Line], Any]) -> list[Line]:
+    """Returns the lines by number. Under a key without the file, a function of several files is left out: nothing says
+    which of them it was.
+    """
+    files: dict[Any, set[str]] = {}
+    for line in lines if key is KEYS[-1] else ():
+        files.setdefault(key(line), set()).add(line.function[1])
+    return sorted((line for line in lines if len(files.get(key(line), ())) < 2), key=lambda line: line.number)
+
+
+def _shifts(before: list[Line], after: list[Line]) -> dict[str, int]:
+    """Returns file -> the number of lines by which its code has moved down, by majority of the lines that are unique on
+    both sides.
     """
     numbers: dict[Any, tuple[list[int], list[int]]] = {}
-    for side, lines in enumerate((ours, theirs)):
-        for one in lines:
-            key = (one.function, one.category, one.module, one.name, one.bytes)
-            numbers.setdefault(key, ([], []))[side].append(one.number)
+    for side, lines in enumerate((before, after)):
+        for line in lines:
+            numbers.setdefault((line.function, KEYS[0](line), line.bytes), ([], []))[side].append(line.number)
     counts: dict[str, Counter[int]] = {}
-    for ((_, file, _), *_), (before, after) in numbers.items():
-        if len(before) == len(after) == 1:
-            counts.setdefault(file, Counter())[after[0] - before[0]] += 1
-    return {file: min(mine, key=lambda by: (-mine[by], abs(by))) for file, mine in counts.items()}
+    for ((_, file, _), *_), (was, now) in numbers.items():
+        if len(was) == len(now) == 1:
+            counts.setdefault(file, Counter())[now[0] - was[0]] += 1
+    return {file: min(count, key=lambda by: (-count[by], abs(by))) for file, count in counts.items()}
 
 
-def _match(
-    ours: list[Line], theirs: list[Line], key: Key, of_one_file: bool, shifts: dict[str, int]
-) -> list[tuple[Line, Line]]:
-    groups: dict[Any, tuple[list[Line], list[Line]]] = {}
-    for number, side in enumerate((ours, theirs)):
-        for one in side:
-            groups.setdefault(key(one), ([], []))[number].append(one)
-    pairs: list[tuple[Line, Line]] = []
-    for a, b in groups.values():
-        if not of_one_file or len({one.function for one in a}) == len({one.function for one in b}) == 1:
-            pairs += _in_order(a, b, shifts)
-    return pairs
-
-
-def _in_order(ours: list[Line], theirs: list[Line], shifts: dict[str, int]) -> list[tuple[Line, Line]]:
-    """Pairs lines of one function: equal ones first, then those of equal size, then those with the same number, then by
-    order.
-    """
-    likes: tuple[Callable[[int, int], Any], ...] = (
-        lambda number, size: (number, size), lambda _, size: size, lambda number, _: number, lambda *_: 0,
-    )  # fmt: skip
-    ours, theirs = (sorted(side, key=lambda one: one.number) for side in (ours, theirs))
-    pairs = []
-    for like in likes:
-        for one in list(ours):
-            wanted = like(one.number + shifts.get(one.function[1], 0), one.bytes)
-            other = next((other for other in theirs if like(other.number, other.bytes) == wanted), None)
-            if other is not None:
-                pairs.append((one, other))
-                ours.remove(one)
-                theirs.remove(other)
-    return pairs
-
-
-def _without(lines: list[Line], taken: list[Line]) -> list[Line]:
-    gone = {id(one) for one in taken}
-    return [one for one in lines if id(one) not in gone]
-
-
-def _apart_from_rest(lines: list[Line], other: LineTable) -> tuple[list[Line], list[Line]]:
-    """Splits lines that `other` does not list: those too large for its rest, and those that may be in it."""
+def _within_rest(lines: list[Line], other: LineTable) -> list[Line]:
+    """Returns the lines that may be in the rest of `other`, which does not list them."""
     small = set(unfold(row for row in fold(lines) if abs(row.bytes) <= other.rest_most))
-    return [one for one in lines if one not in small], [one for one in lines if one in small]
+    return [line for line in lines if line in small]
 
 
-def _by_line(pairs: list[tuple[Line | None, Line | None]]) -> list[MovedLine]:
+def _by_line(pairs: Iterable[tuple[Line | None, Line | None]]) -> list[MovedLine]:
     """Merges pairs of the same line over the paths at which it changed."""
-    found: dict[tuple[str, str, str, bool, bool], list[tuple[str, int, int]]] = {}
-    for one, other in pairs:
-        now = other or one
-        before, after = (side.bytes if side else 0 for side in (one, other))
-        if now is not None and before != after:
-            key = (now.category, now.source, now.name if now.module else "", after > before, other is None)
-            found.setdefault(key, []).append((now.path, before, after))
+    changes: dict[tuple[str, str, str, bool, bool], list[tuple[str, int, int]]] = {}
+    for was, now in pairs:
+        before, after = (side.bytes if side else 0 for side in (was, now))
+        shown = now or was
+        if shown is not None and before != after:
+            name = shown.name if shown.module else ""
+            key = (shown.category, shown.source, name, after > before, now is None)
+            changes.setdefault(key, []).append((shown.path, before, after))
     moved = []
-    for (category, source, name, *_), mine in found.items():
-        least = SHARE * max(abs(after - before) for _, before, after in mine)
-        paths = tuple(path for path, before, after in mine if abs(after - before) >= least)
-        sums = (sum(before for _, before, _ in mine), sum(after for *_, after in mine))
-        moved.append(MovedLine(category, paths, source, *sums, name))
+    for (category, source, name, *_), rows in changes.items():
+        least = SHARE * max(abs(after - before) for _, before, after in rows)
+        paths = tuple(path for path, before, after in rows if abs(after - before) >= least)
+        moved.append(MovedLine(category, paths, source, sum(row[1] for row in rows), sum(row[2] for row in rows), name))
     return moved
 
 
@@ -449,9 +407,9 @@ def lines_behind(metric: str, by: float, before: Lines, after: Lines, most: int 
     if where is None or where[0] not in before or where[0] not in after or not by:
         return []
     at, categories = where
-    moved = moved_lines(before[at], after[at])
-    alike = [one for one in moved if (one.difference > 0) == (by > 0) and (one.category in categories or one.is_rest)]
-    return [one for one in alike if abs(one.difference) >= SHARE * abs(by)][:most]
+    alike = [line for line in moved_lines(before[at], after[at]) if (line.difference > 0) == (by > 0)]
+    alike = [line for line in alike if line.category in categories or line.is_rest]
+    return [line for line in alike if abs(line.difference) >= SHARE * abs(by)][:most]
 
 
 def largest_lines(metric: str, lines: Lines, categories: Collection[str] = (), most: int = 3) -> list[Place]:
@@ -461,5 +419,6 @@ def largest_lines(metric: str, lines: Lines, categories: Collection[str] = (), m
     where = categories_of(metric)
     if where is None or where[0] not in lines:
         return []
-    moved = [one for one in moved_lines(LineTable(), lines[where[0]]) if one.category in (categories or where[1])]
-    return [replace(one.place, sentence=one.words.replace(": +", ": ", 1)) for one in moved[:most]]
+    moved = moved_lines(LineTable(), lines[where[0]])
+    largest = [line for line in moved if line.category in (categories or where[1])][:most]
+    return [replace(line.place, sentence=line.words.replace(": +", ": ", 1)) for line in largest]

@@ -1,55 +1,49 @@
-"""A budget check's findings for the terminal, for CI (JUnit XML), for people (Markdown) and for charts (JSON)."""
+"""The findings of a budget check: for the terminal, for CI (JUnit XML), for people (Markdown) and for charts (JSON).
+
+Each function takes all findings of a check, those of limits that hold included. A Markdown comment begins with a hidden
+*marker*, by which a bot finds its own comment and replaces it. Every text from a run or a budget file is escaped: names
+come from the pull request.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
-from .judge import MORE_IS_BETTER, Finding, Limit, show_limit
+from ..results.grid import markdown_text as escaped
+from .judge import MORE_IS_BETTER, OK, Finding, show_limit, show_value
+from .recording import HEADER, LimitChange
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
 JUNIT_TAGS = {"regression": "failure", "missing": "failure", "unjudged": "error"}
 
-
-@dataclass
-class Verdicts:
-    """All findings of a check. `judged`: (cell, metric); `measured`: (cell, metric) -> limit and value."""
-
-    findings: list[Finding] = field(default_factory=list)
-    judged: list[tuple[str, str]] = field(default_factory=list)
-    measured: dict[tuple[str, str], tuple[Limit, float]] = field(default_factory=dict)
-
-    def add(self, other: Verdicts) -> None:
-        """Adds the findings of another file's check."""
-        self.findings += other.findings
-        self.judged += other.judged
-        self.measured |= other.measured
-
-    @property
-    def held(self) -> int:
-        """Number of limits without a finding of their own or of their whole cell."""
-        found = {(finding.cell, finding.metric) for finding in self.findings}
-        return sum((cell, metric) not in found and (cell, "") not in found for cell, metric in self.judged)
-
-    @property
-    def words(self) -> str:
-        """The number of limits that hold."""
-        return f"{self.held} of {len(self.judged)} limits hold"
+KINDS = {"regression": "worse", "missing": "missing", "unjudged": "not measured", "improvement": "better"}
+"""Kinds of findings -> their label, the most severe first."""
 
 
-def print_findings(verdicts: Verdicts) -> None:
-    """Prints a message per finding, and the number of limits that hold."""
+def broken(findings: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings whose limit does not hold."""
+    return [finding for finding in findings if finding.kind != OK]
+
+
+def held_words(findings: Sequence[Finding]) -> str:
+    """Returns the number of limits that hold."""
+    return f"{len(findings) - len(broken(findings))} of {sum(finding.limits for finding in findings)} limits hold"
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Prints a message per broken limit, and the number of limits that hold."""
     console = stdout_console()
-    for finding in verdicts.findings:
+    for finding in broken(findings):
         console.print(finding.kind, style=STYLES[finding.kind], end=": ")
         print_on(console, finding.sentence)
-    console.print(verdicts.words, highlight=False)
-    if any(finding.kind == "improvement" for finding in verdicts.findings):
+    console.print(held_words(findings), highlight=False)
+    if any(finding.kind == "improvement" for finding in findings):
         console.print("Improvements are not in the budget yet: zerobench budget record writes it again.")
 
 
@@ -59,28 +53,20 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def write_junit(path: Path, verdicts: Verdicts) -> None:
+def write_junit(path: Path, findings: Sequence[Finding]) -> None:
     """Writes a test case per limit; a finding without a metric is a case of its own."""
-    worst_last = sorted(
-        verdicts.findings, key=lambda finding: finding.kind in JUNIT_TAGS
-    )  # two files may judge one metric
-    by_case = {(finding.cell, finding.metric): finding for finding in worst_last}
-    suite = ElementTree.Element("testsuite", name="zerobench budget")
-    for cell, metric in dict.fromkeys([*verdicts.judged, *by_case]):
-        case = ElementTree.SubElement(suite, "testcase", classname=one_line(cell), name=metric or "the cell")
-        finding = by_case.get((cell, metric))
-        if finding is None:
-            continue
+    suite = ElementTree.Element("testsuite", name="zerobench budget", tests=str(len(findings)))
+    for finding in findings:
+        name = finding.metric or "the cell"
+        case = ElementTree.SubElement(suite, "testcase", classname=one_line(finding.cell), name=name)
+        words = one_line(finding.sentence)
         if finding.kind in JUNIT_TAGS:
-            words = one_line(finding.sentence)
             ElementTree.SubElement(case, JUNIT_TAGS[finding.kind], message=words, type=finding.kind)
-        else:
-            ElementTree.SubElement(case, "system-out").text = one_line(finding.sentence)
+        elif finding.kind != OK:
+            ElementTree.SubElement(case, "system-out").text = words
     for tag, attribute in (("failure", "failures"), ("error", "errors")):
         suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
-    suite.set("tests", str(len(suite)))
-    text = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True).decode()
-    write(path, text)
+    write(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True).decode())
 
 
 def one_line(text: str) -> str:
@@ -88,31 +74,100 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def write_markdown(path: Path, verdicts: Verdicts) -> None:
-    """Writes a table of the findings below a line with their number."""
-    table = Grid(["", "what moved"], [[one.kind, one.sentence] for one in verdicts.findings]).markdown(sides=False)
-    write(path, f"**Budgets:** {verdicts.words}.\n\n{table if verdicts.findings else ''}")
-
-
-def write_benchmark(path: Path, verdicts: Verdicts) -> None:
+def write_benchmark(path: Path, findings: Sequence[Finding]) -> None:
     """Writes the JSON that github-action-benchmark charts as customSmallerIsBetter: each measured metric where smaller
     is better and that is not 0 in both limit and value.
     """
     rows = []
-    sentences = {(one.cell, one.metric): one.sentence for one in verdicts.findings}
-    for (cell, metric), (limit, value) in verdicts.measured.items():
-        if metric in MORE_IS_BETTER or not (value or limit.value):
+    for one in findings:
+        if one.limit is None or one.value is None or one.metric in MORE_IS_BETTER or not (one.value or one.limit.value):
             continue
         row: dict[str, Any] = {
-            "name": f"{cell}: {metric}",
-            "unit": _unit(metric),
-            "value": int(value) if value.is_integer() else value,
+            "name": f"{one.cell}: {one.metric}",
+            "unit": {"bytes": "B", "psi": "ψ", "s": "s"}.get(one.metric.rpartition("_")[2], ""),
+            "value": int(one.value) if one.value.is_integer() else one.value,
         }
-        if limit.tolerance:
-            row["range"] = f"± {limit.tolerance * 100:g} %"
-        rows.append({**row, "extra": sentences.get((cell, metric), f"limit: {show_limit(metric, limit)}")})
+        if one.limit.tolerance:
+            row["range"] = f"± {one.limit.tolerance * 100:g} %"
+        rows.append({**row, "extra": one.sentence or f"limit: {show_limit(one.metric, one.limit)}"})
     write(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
-def _unit(metric: str) -> str:
-    return {"bytes": "B", "psi": "ψ", "s": "s"}.get(metric.rpartition("_")[2], "")
+# -- Markdown ------------------------------------------------------------------------------------------
+
+MARKER = "<!-- zerobench budget check -->"
+MARKER_OF_CHANGES = "<!-- zerobench budget record -->"
+
+MOST_OF_COMMENT = 65_536
+"""Most characters of a comment on GitHub."""
+
+CUT = "\n\n(cut: the whole account is in the log of the check)\n"
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Returns a summary of the verdict: "3 worse, 1 better", or "every limit holds"."""
+    kinds = [finding.kind for finding in findings]
+    words = [f"{kinds.count(kind)} {word}" for kind, word in KINDS.items() if kind in kinds]
+    return ", ".join(words) or ("every limit holds" if findings else "nothing was judged")
+
+
+def check_body(findings: Sequence[Finding]) -> list[str]:
+    """Returns the lines of a check's Markdown: the verdict, a table of the changes; collapsed lines of code and
+    messages.
+    """
+    worst_first = sorted(broken(findings), key=lambda finding: list(KINDS).index(finding.kind))
+    body = [f"### Memory and traffic: {verdict(findings)}", "", f"{held_words(findings)}.", ""]
+    if worst_first:
+        body += [*_table(["", "cell", "metric", "limit", "now", "difference"], map(_row, worst_first)), ""]
+    places = [
+        f"- {escaped(finding.cell)}, {escaped(finding.metric)}: {escaped(place.sentence)}"
+        for finding in worst_first
+        for place in finding.places
+    ]
+    sentences = [f"- {escaped(finding.kind)}: {escaped(finding.sentence)}" for finding in worst_first]
+    for title, lines in (("Lines of code that moved it", places), ("In sentences", sentences)):
+        body += [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""] if lines else []
+    return body
+
+
+def _row(finding: Finding) -> list[str]:
+    metric, limit, value = finding.metric, finding.limit, finding.value
+    if limit is None or value is None:
+        return [KINDS[finding.kind], finding.cell, metric or "–", "–", "–", "–"]
+    tolerance = f" ± {limit.tolerance * 100:g} %" if limit.tolerance else ""
+    held = f"{limit.bound} {show_value(metric, limit.value)}{tolerance}".strip()
+    by = value - limit.value
+    signed = f"{'+' if by > 0 else '−'}{show_value(metric, abs(by))}"
+    return [KINDS[finding.kind], finding.cell, metric, held, show_value(metric, value), signed]
+
+
+def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
+    """Returns the lines of a recording's Markdown: each changed limit, its cause, and the line."""
+    counts = {0: "no limit changes", 1: "1 limit changes"}
+    head = f"### Budget {escaped(file)}: {counts.get(len(changes), f'{len(changes)} limits change')}"
+    return [head, "", *(_table(HEADER, [change.row for change in changes]) if changes else ())]
+
+
+def _table(header: Sequence[str], rows: Any) -> list[str]:
+    return Grid(header, list(rows)).markdown(sides=False).splitlines()
+
+
+def fitted(body: list[str], most: int) -> str:
+    """Joins as many lines of a body as fit; an open fold is closed."""
+    text = "\n".join(body) + "\n"
+    if len(text.encode()) <= most:
+        return text
+    kept: list[str] = []
+    left = most - len(CUT) - len("\n</details>")
+    for line in body:
+        left -= len(line.encode()) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    is_open = sum("<details>" in line for line in kept) > sum("</details>" in line for line in kept)
+    return "\n".join(kept) + "\n" + "\n</details>" * is_open + CUT
+
+
+def write_comment(path: Path, marker: str, body: list[str]) -> None:
+    """Writes as many lines of a body as a comment may have, below a marker."""
+    write(path, fitted([marker, *body], MOST_OF_COMMENT))
