@@ -237,7 +237,7 @@ def test_cells_of_one_strategy_are_told_apart() -> None:
     other = _blank_row(cell("zero2", 2, micro_batch=2, bucket_bytes=4096))
     rows.append(replace(rows[0], config=other.config, cell_id=other.cell_id, run_id="other"))
     ticks = [label.get_text() for label in figure_of("volume", results_of(rows)).axes[0].get_xticklabels()]
-    assert ticks == ["–", "64.0 KiB", "4.0 KiB"]
+    assert ticks == ["–\nddp", "64.0 KiB\nzero2", "4.0 KiB\nzero2"]
 
 
 @pytest.mark.thorough
@@ -285,7 +285,7 @@ def test_the_arenas_figure_counts_what_lasts_and_on_cuda_has_the_allocators_numb
     figure = figure_of("arena", counted_births(results_of([run("zero2", 2, **cuda), grows])))
     assert [tops(axes) for axes in figure.axes[2:]] == [{0.0: 6, 1.0: 6}, {0.0: 3, 1.0: 3}, {0.0: 2, 1.0: 2}]
     names = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert names == ["–", "yes"]
+    assert names == ["–\nzero2", "yes\nzero2"]
 
 
 def counted_births(results: Results) -> Results:

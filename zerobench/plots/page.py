@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from re import sub
 from textwrap import fill
 from typing import Any
 
@@ -262,55 +261,32 @@ TOGETHER = re.compile(r" (?=[=×%])|(?<=[=×]) |(?<=\d) (?=[A-Z])")
 GAP = 3
 """Least distance between two labels, in dots."""
 
-STUCK = "\N{NO-BREAK SPACE}"
-"""Joins words that should stay on one line: if possible, lines end at commas and periods."""
-
 
 def wrap_titles(figure: Figure) -> None:
     """Wraps titles that are wider than their axes, and a caption that is wider than the figure."""
     for axes in figure.axes:
-        for side in ("left", "center"):
-            if axes.get_title(loc=side):
-                title = axes.title if side == "center" else axes._left_title
-                _wrap(title, _room(figure, axes, side))
-    suptitle = figure._suptitle
-    if suptitle is not None:
-        _wrap(suptitle, 0.96 * figure.bbox.width)
-
-
-def _room(figure: Figure, axes: Axes, side: str) -> float:
-    """Width available to a title of the axes, in dots: up to the next title, or to the figure's edge."""
-    box = axes.get_window_extent()
-    if side == "center":
-        middle = (box.x0 + box.x1) / 2
-        return 2 * min(middle, figure.bbox.width - middle, 0.62 * box.width)
-    beside = [other.get_window_extent() for other in figure.axes if other is not axes and _titled(other)]
-    right = [other.x0 for other in beside if other.x0 > box.x0 and abs(other.y1 - box.y1) < 0.1 * box.height]
-    return min([figure.bbox.width, *right]) - box.x0 - GAP
-
-
-def _titled(axes: Axes) -> bool:
-    return any(axes.get_title(loc=side) for side in ("left", "center"))
+        for title in (axes.title, axes._left_title):
+            _wrap(title, axes.get_window_extent().width)
+    if figure._suptitle is not None:
+        _wrap(figure._suptitle, 0.94 * figure.bbox.width)
 
 
 def _wrap(text: Text, room: float) -> None:
-    words = TOGETHER.sub("\u00a0", " ".join(text.get_text().split()))
+    words = TOGETHER.sub("\N{NO-BREAK SPACE}", " ".join(text.get_text().split()))
     text.set_text(words)
-    wide = text.get_window_extent().width
+    wide = text.get_window_extent().width if words else 0
     if wide > room:
-        letters = max(8, int(len(words) * room / wide))
-        lines = [fill(one, letters, break_long_words=False) for one in (words, sub(r"(?<![,.:;]) ", STUCK, words))]
-        kept = lines[1] if max(map(len, lines[1].split("\n"))) <= letters else lines[0]
-        text.set_text(kept.replace(STUCK, " "))
+        text.set_text(fill(words, max(8, int(len(words) * room / wide)), break_long_words=False))
 
 
 def stand_upright(figure: Figure) -> None:
     """Rotates the names below the x axis, and the numbers above bars, if they would collide."""
     for axes in figure.axes:
-        names = [label for label in axes.get_xticklabels() if label.get_text()]
-        if run_together(names):
-            for name in names:
-                name.set(rotation=90, va="top", ha="center")
+        names = axes.get_xticklabels()
+        if run_together([name for name in names if name.get_text()]):
+            if any("\n" in name.get_text() for name in names):
+                axes.set_xticklabels([name.get_text().replace("\n", " ") for name in names])
+            axes.tick_params(axis="x", labelrotation=90)
         numbers = [text for text in axes.texts if text.get_gid() == NUMBER]
         if run_together(numbers):
             for number in numbers:

@@ -7,25 +7,22 @@ no table marks a time as the best. Whiskers are 95 % intervals, if available. La
 one strategy. Cells that failed, or that have no run although another strategy has, have no place in the plane: they are
 listed below it.
 
-A name is placed next to its point where there is room, and joined to it by a line if another point is similarly close.
-All boxes and distances are in pixels of the figure, at its own dpi. A *mark* is the box of a point's marker; *strokes*
-are the existing lines of the axes. A name overlaps no other name and no mark and, if possible, no stroke.
+A name is placed next to its point where there is room, and joined to it by a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import product
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.path import Path
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from ..results.summary import busy_words
@@ -141,103 +138,49 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
     name_points(axes, named, [tuple(point) for point in points.values()])
 
 
-MARK, GAPS = 4.0, (5.0, 12.0, 20.0, 32.0, 46.0)
-"""In points: half of a marker's width; the possible distances of a name from its point."""
+MARK = 4.0
+"""Half of a marker's width, in points."""
 
-SIDES = [(1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1)]
-"""Directions, right and up, in the order in which they are tried."""
+PLACES = [
+    (gap * right, gap * up)
+    for gap in (6.0, 14.0, 24.0, 36.0, 50.0)
+    for right, up in ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
+]
+"""Offsets of a name from its point, in points, in the order in which they are tried."""
 
-CLEARLY = 1.5
-"""A name needs no line to its point if every other point is farther away by this factor."""
-
-CROSSED, UNCLEAR, WRONG = 1.5, 2.0, 5.0
-"""Costs of a place, in rings of GAPS: for a crossed stroke, another point similarly close, another point closer."""
-
-PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
 LEADER = {"arrowstyle": "-", "lw": 0.5, "color": "#555555", "shrinkA": 0, "shrinkB": 3}
+PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
 
-Point = tuple[float, float]
 
-
-def name_points(axes: Axes, named: Sequence[tuple[str, float, float]], others: Sequence[Point]) -> list[Annotation]:
-    """Writes each (name, x, y) next to its point, in data coordinates; `others` are points without a name.
+def name_points(
+    axes: Axes, named: Sequence[tuple[str, float, float]], others: Sequence[tuple[float, float]]
+) -> list[Annotation]:
+    """Writes each (name, x, y) next to its point, in data coordinates, at the first place where it overlaps no other
+    name and no marker; a line joins it to its point. `others` are points without a name.
 
     The figure's layout must be final (`once_settled`). A name without a free place takes the first one.
     """
-    scale = axes.figure.dpi / 72
-    marks = {point: _mark(axes, point, scale) for point in [*((x, y) for _, x, y in named), *others]}
-    taken, strokes, made = list(marks.values()), _strokes(axes), []
+    points = axes.transData.transform([*((x, y) for _, x, y in named), *others]) if named else ()
+    taken = [Bbox([point, point]).padded(MARK * axes.figure.dpi / 72) for point in points]
+    names = []
     for name, x, y in named:
-        box, leads = _place(axes, _extent(axes, name), (x, y), marks, taken, strokes)
-        taken.append(box)
-        (right, up), (across, high) = _middle(box), axes.transData.transform((x, y))
-        offset = ((right - across) / scale, (up - high) / scale)
-        made.append(
-            axes.annotate(name, (x, y), offset, textcoords="offset points", ha="center", va="center", fontsize="small",
-                          zorder=1.5, bbox=PAPER, arrowprops=LEADER if leads else None)
+        text = axes.annotate(
+            name, (x, y), PLACES[0], textcoords="offset points", fontsize="small", zorder=1.5, bbox=PAPER,
+            arrowprops=LEADER,
         )  # fmt: skip
-    return made
+        for place in [*PLACES, PLACES[0]]:
+            box = _moved(text, place)
+            if not box.count_overlaps(taken) and all(axes.bbox.contains(*corner) for corner in box.get_points()):
+                break
+        taken.append(box)
+        names.append(text)
+    return names
 
 
-def _place(
-    axes: Axes, extent: Bbox, point: Point, marks: Mapping[Point, Bbox], taken: list[Bbox], strokes: list[Path]
-) -> tuple[Bbox, bool]:
-    """Returns the box of a name of this extent, and True if a line must join it to its point."""
-    others = [mark for at, mark in marks.items() if at != point]
-
-    def unclear(box: Bbox) -> float:
-        own, nearest = _distance(box, marks[point]), min((_distance(box, one) for one in others), default=float("inf"))
-        return 0 if nearest > CLEARLY * own else WRONG if nearest < own else UNCLEAR
-
-    def cost(ring: int, box: Bbox) -> float:
-        own, leader = marks[point], Path([_middle(marks[point]), _middle(box)])
-        crossed = sum(path.intersects_bbox(box, False) for path in strokes)
-        crossed += sum(leader.intersects_bbox(other, False) for other in taken if other is not own)
-        return ring + CROSSED * crossed + unclear(box)
-
-    places = list(_boxes(marks[point], extent, axes.figure.dpi / 72))
-    free = [(ring, box) for ring, box in places if not box.count_overlaps(taken) and _within(box, axes.bbox)]
-    ring, box = min(free, key=lambda place: cost(*place), default=places[0])
-    return box, ring > 0 or unclear(box) > 0
-
-
-def _boxes(mark: Bbox, extent: Bbox, scale: float) -> Iterator[tuple[int, Bbox]]:
-    """Yields the number of the ring and a place on it, from near to far."""
-    x, y = _middle(mark)
-    width, height = extent.width, extent.height
-    for (ring, gap), (right, up) in product(enumerate(GAPS), SIDES):
-        reach = gap * scale
-        left, low = x + right * (reach + width / 2) - width / 2, y + up * (reach + height / 2) - height / 2
-        yield ring, Bbox.from_bounds(left, low, width, height)
-
-
-def _extent(axes: Axes, name: str) -> Bbox:
-    sample = axes.text(0, 0, name, fontsize="small")
-    extent = sample.get_window_extent()
-    sample.remove()
-    return extent
-
-
-def _strokes(axes: Axes) -> list[Path]:
-    lines = [line.get_path().transformed(line.get_transform()) for line in axes.lines if len(line.get_xdata()) > 1]
-    return lines + [path.transformed(c.get_transform()) for c in axes.collections for path in c.get_paths()]
-
-
-def _mark(axes: Axes, point: Point, scale: float) -> Bbox:
-    place = axes.transData.transform(point)
-    return Bbox([place, place]).padded(MARK * scale)
-
-
-def _middle(box: Bbox) -> Point:
-    return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
-
-
-def _distance(box: Bbox, mark: Bbox) -> float:
-    """Distance from the box to the center of the mark."""
-    x, y = _middle(mark)
-    across, up = max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0)
-    return float((across**2 + up**2) ** 0.5)
-
-
-def _within(box: Bbox, other: Bbox) -> bool:
-    return all(other.contains(*corner) for corner in box.get_points())
+def _moved(text: Annotation, place: tuple[float, float]) -> Bbox:
+    """Moves a name and returns its box, without the line to its point."""
+    right, up = np.sign(place).astype(int)
+    text.set(ha=("center", "left", "right")[right], va=("center", "bottom", "top")[up])
+    text.xyann = place
+    text.get_window_extent()  # only an annotation's own extent follows its offset
+    return Text.get_window_extent(text)
