@@ -63,6 +63,7 @@ comes of it. Inside other packages it is enough that there is none."""
 
 OTHERS = {
     *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
+    "filelock",
     *("jinja2", "transformers", "peft", "deepspeed", "submitit", "hydra_plugins", "lightning", "pytest"),
 }
 """Packages that ours may import: what pyproject.toml requires and what that brings, then what a user may have."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,8 +21,7 @@ from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
-from zerobench.host import files, leases
-from zerobench.host.leases import machine
+from zerobench.host import files
 from zerobench.host.temporary import LEASE, temporary_folder
 from zerobench.launch import fork_server
 from zerobench.results import folders
@@ -158,17 +156,15 @@ def test_the_temporary_place_of_a_run_is_the_users_own(temporary: Path, tmp_path
 @pytest.fixture
 def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
     """Folders among the system's temporary files whose leases are not what a lease is; opening one may wait forever."""
-    paths = [temporary / f"zerobench-tmp-{name}/.lease" for name in ("pipe", "zero", "large", "bytes", "pid", "doubt")]
+    paths = [temporary / f"zerobench-temp-{number}-0badcafe{LEASE}" for number in range(5)]
     for path in paths:
-        path.parent.mkdir()
+        path.with_suffix("").mkdir()
     pipe, zero, large, rest = *paths[:3], paths[3:]
     os.mkfifo(pipe)
     zero.symlink_to("/dev/zero")
     large.touch()
     os.truncate(large, 2**40)
-    owner = {"host": "h", "boot": machine()[0], "namespace": machine()[1], "pid": "x", "started": None}
-    said = json.dumps({"owner": owner, "token": "t", "device": None}).encode()
-    for path, content in zip(rest, (b"\xff\xfe", said, b"{"), strict=True):
+    for path, content in zip(rest, (b"\xff\xfe", b"filelock/2\npid=x\nhost=h\nmode=lease\n"), strict=True):
         path.write_bytes(content)
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a lease was waited for"))
     signal.alarm(60)
@@ -177,14 +173,9 @@ def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_strangers_lease_is_not_waited_for(strangers_leases: list[Path], tmp_path: Path) -> None:
-    doubtful, users = strangers_leases[-1], tmp_path / "of-the-user"
-    users.write_text("kept")
-    doubtful.with_name(f"{LEASE}{leases.DOUBT}").symlink_to(users)
-    os.utime(doubtful, (0, 0))
+def test_a_strangers_lease_is_not_waited_for(strangers_leases: list[Path]) -> None:
     with temporary_folder():
-        assert all(path.parent.is_dir() for path in strangers_leases), "whose they are is not known"
-    assert users.read_text() == "kept"
+        assert all(path.with_suffix("").is_dir() for path in strangers_leases), "whose they are is not known"
 
 
 def test_a_pipe_in_the_place_of_a_turn_is_no_turn(tmp_path: Path, strangers_leases: list[Path]) -> None:
@@ -192,8 +183,8 @@ def test_a_pipe_in_the_place_of_a_turn_is_no_turn(tmp_path: Path, strangers_leas
         (lease,) = tmp_path.glob(f"{folders.TURN}*")
     os.mkfifo(lease)
     make(tmp_path)
-    (tmp_path / ".partial-x").mkdir()
-    strangers_leases[0].rename(tmp_path / ".partial-x/.lease")
+    (tmp_path / ".partial-x-0badcafe").mkdir()
+    strangers_leases[0].rename(tmp_path / f".partial-x-0badcafe{LEASE}")
     (tmp_path / ".tables-x").mkdir()
     os.mkfifo(tmp_path / ".tables-x/index.json")
     waited: list[bool] = []
@@ -318,12 +309,10 @@ def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_
     one = simulated(tmp_path)
     board, old, new, cache = (
         tmp_path / name
-        for name in (".sweep-1-0badcafe", ".claim-1-0badcafe", ".claim-1-1badcafe", ".tables.0badcafe0bad")
+        for name in (".sweep-1-0badcafe", ".pruned-0badcafe", ".pruned-1badcafe", ".tables.0badcafe0bad")
     )
-    users = [
-        tmp_path / f"{prefix}mine" for prefix in (".sweep-", ".claim-", ".tables-", ".pruned-", ".partial-", ".turn-")
-    ]
-    users += [tmp_path / "searches/.gitkeep", temporary / "zerobench-tmp-mine"]
+    users = [tmp_path / f"{prefix}mine" for prefix in (".sweep-", ".tables-", ".pruned-", ".partial-", ".turn-")]
+    users += [tmp_path / "searches/.gitkeep", temporary / "zerobench-temp-mine"]
     for folder in (board, old, new, cache, tmp_path / ".references/.partial-ddp-0badcafe", *users):
         folder.mkdir(parents=True)
         (folder / "half").touch()

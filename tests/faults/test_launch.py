@@ -181,7 +181,7 @@ import os, signal, sys, tempfile
 from zerobench.launch import fork_server
 fork_server.PRELOAD.clear()
 fork_server.start()
-print(*os.listdir(tempfile.gettempdir()), flush=True)
+print(*sorted(os.listdir(tempfile.gettempdir())), flush=True)
 if sys.argv[1:]:
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -196,6 +196,7 @@ def test_a_killed_commands_temporary_files_go_with_the_next_command(tmp_path_fac
             [sys.executable, "-c", KILLED, *word], env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == (-signal.SIGKILL if word else 0), done.stderr
-        (name,) = done.stdout.split()
-        assert name.startswith("zerobench-tmp-")
-        assert os.listdir(home) == ([name] if word else [])
+        name, lease = done.stdout.split()
+        assert name.startswith("zerobench-temp-")
+        assert lease == f"{name}.lease"
+        assert sorted(os.listdir(home)) == ([name, lease] if word else [])

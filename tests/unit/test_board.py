@@ -62,7 +62,7 @@ def test_status_shows_a_sweep_that_runs_and_a_killed_one_is_a_leftover(tmp_path:
     writer.put_up(tmp_path)
     launches = [BoardLaunch("zero1\x1b[2J", "ok"), BoardLaunch("zero2", "running", "timed", "3/10")]
     writer.write(launches, 1, lambda: "about 9 s left", at_once=True)
-    claim_folder(tmp_path, "zero1-tiny-n2")
+    alive = claim_folder(tmp_path, "zero1-tiny-n2")
     assert cli.run(["status", str(tmp_path)]) == 0
     title = f"sweep {os.getpid()} on {os.uname().nodename}"
     lines = capsys.readouterr().out.replace("\n", " ")
@@ -74,6 +74,7 @@ def test_status_shows_a_sweep_that_runs_and_a_killed_one_is_a_leftover(tmp_path:
     assert look(tmp_path).leftovers == [aside.path], "`zerobench prune` removes it"
     assert cli.run(["status", str(tmp_path)]) == 0
     assert title not in capsys.readouterr().out
+    alive.release()
 
 
 def test_launches_that_run_side_by_side_are_all_in_sight() -> None:

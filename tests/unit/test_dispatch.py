@@ -179,7 +179,7 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
         with Reporter(board_in=aside) as reporter:
             reporter.expect(folder.launches())
             reporter.start(list(reporter._places)[1])
-            shutil.copytree(next(aside.glob(".sweep-*")), aside / "killed")  # the board of a killed job
+            shutil.copytree(next(aside.glob(".sweep-*/")), aside / "killed")  # the board of a killed job
         (board,) = aside.glob("killed/*.json")
         told = json.loads(board.read_text())
         told["launches"][1]["seconds"] = 60.0
@@ -219,7 +219,7 @@ def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(
                 heard.clear()
                 assert heard.wait(120)
             reporter.wait(True)
-            shutil.copytree(next(folder.path.glob(".sweep-*")), folder.path / ".sweep-killed")
+            shutil.copytree(next(folder.path.glob(".sweep-*/")), folder.path / ".sweep-killed")
         raise OSError("the node is gone")
 
     sweep, plugin = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", launch={"group_by": "all"}), end)

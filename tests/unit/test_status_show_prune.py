@@ -18,6 +18,7 @@ from zerobench import cli
 from zerobench.commands.account_memory import memory_passages
 from zerobench.commands.folder_contents import look
 from zerobench.commands.prune import Doomed, remove
+from zerobench.host.temporary import lease_of
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.frames import frame_of
@@ -86,9 +87,8 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
     make(tmp_path)
     make(tmp_path, "ddp", source_hash="0" * 12)
     make(tmp_path, "zero1", status="crash", reason="rank 0 raised")
+    alive = claim_folder(tmp_path, "zero3-tiny-n2")
     (tmp_path / ".partial-dead-n2-0badcafe").mkdir()
-    alive = claim_folder(tmp_path.parent / "other", "zero3-tiny-n2")
-    alive.path.rename(tmp_path / alive.path.name)
     assert cli.run(["status", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
@@ -369,15 +369,22 @@ def test_prune_leaves_what_is_claimed_linked_or_no_run(tmp_path: Path, capsys) -
     where.mkdir()
     (where / "link").symlink_to(elsewhere)
     (where / ".partial-link").symlink_to(tmp_path / "elsewhere")
-    (where / ".claim-fresh-0badcafe").mkdir()
-    (where / ".claim-old-0badcafe").mkdir()
-    os.utime(where / ".claim-old-0badcafe", (time.time() - 7200,) * 2)
+    (where / ".pruned-fresh-0badcafe").mkdir()
+    (where / ".pruned-old-0badcafe").mkdir()
+    os.utime(where / ".pruned-old-0badcafe", (time.time() - 7200,) * 2)
     alive = claim_folder(where, "zero2")
     (where / "searches").mkdir()
     (where / "searches/bad.json").write_text("{")
     (where / "searches/good.json").write_text('{"run_ids": ""}')
     assert prune(where, "--yes") == 0
-    assert names(where) == {"link", ".partial-link", ".claim-fresh-0badcafe", alive.path.name, "searches"}
+    assert names(where) == {
+        "link",
+        ".partial-link",
+        ".pruned-fresh-0badcafe",
+        alive.path.name,
+        lease_of(alive.path).name,
+        "searches",
+    }
     assert names(where / "searches") == {"good.json"}
     assert (elsewhere / "run.json").is_file()
     alive.release()

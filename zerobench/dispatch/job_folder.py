@@ -8,7 +8,8 @@ It is JOBS/NUMBER-*, hidden in the results folder, on a file system that both ca
     unwritten.json  from the job: runs that could not be written to their results folder, if any
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
-    lease-*      leases (results/leftovers.py) of the composing process and of the job's tasks, while they live
+    lease-*      leases (results/leftovers.py) of the job's tasks, while they live; that of the composing
+                 process is NAME.lease, next to the folder
     .submitit/   from submitit: files whose names begin with the job's id
 
 The job runs only one thing from it: its own interpreter with the command that started the composing process.
@@ -35,13 +36,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import SoftFileLease
+
 from ..config.cell import Cell, CellConfig
 from ..config.launcher import Resources
 from ..host.files import read_text, replace_text
-from ..host.leases import Lease, lease_in
-from ..host.temporary import remove
+from ..host.temporary import lease_folder, remove
 from ..results.board import BoardLaunch, board_folders, read_board
-from ..results.leftovers import COMPOSER, JOBS, ORDER
+from ..results.leftovers import JOBS, ORDER
 from ..results.rescue import Unwritten
 from ..sweep.sweep import CellLaunch
 
@@ -54,7 +56,7 @@ class JobFolder:
     """Reads and writes the files of one job. `lease`: of the composing process."""
 
     path: Path
-    lease: Lease | None = None
+    lease: SoftFileLease | None = None
 
     @classmethod
     def make(
@@ -67,7 +69,7 @@ class JobFolder:
         with suppress(FileNotFoundError):  # JOBS was empty, and another process removed it between two calls
             aside.path.mkdir(parents=True)
         aside.path.mkdir(parents=True, exist_ok=True)
-        lease = lease_in(aside.path, COMPOSER)
+        lease = lease_folder(jobs / name)
         told = [  # without launch.retry: another attempt is another job's
             {
                 "name": one.name,

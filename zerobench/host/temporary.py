@@ -1,8 +1,8 @@
 """Folders that are marked as in use while they are being written, and folders in the system's temporary directory.
 
-claimed     a folder that contains a lease (host/leases.py) whose process is alive, as far as can be known
-abandoned   a folder whose lease is free. A folder without a lease was written by an earlier zerobench, and the kernel's
-            lock (flock) decides; on a file system without locks it counts as claimed
+claimed     a folder with a lease (host/leases.py) next to it that is held. The lease is there before the folder, and
+            stays where it is if the folder is renamed
+abandoned   a folder whose lease is not held
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import is_ours, rename_new
-from .leases import Lease, is_held, is_locked, lease_in
+from filelock import SoftFileLease
 
-TEMPORARY = "zerobench-tmp-"
+from .files import is_ours
+from .leases import is_held, take
+
+TEMPORARY = "zerobench-temp-"
 """Prefix of our folders in the system's temporary directory."""
 
 LEASE = ".lease"
-"""The file in a claimed folder that names its owner."""
+"""Suffix of the lease of a claimed folder."""
 
 PRUNED = ".pruned-"
 """Prefix of a folder's name while it is being removed."""
@@ -34,7 +36,7 @@ class Aside:
     """A hidden folder in which a run is written. It is ours until `release`."""
 
     path: Path
-    lease: Lease
+    lease: SoftFileLease
 
     def release(self) -> None:
         """Gives up the folder: it has been renamed, or a later process may remove it."""
@@ -45,7 +47,7 @@ class Aside:
 def temporary_folder() -> Iterator[Path]:
     """Yields a temporary folder, removed at the end; first removes those of killed commands."""
     mine = os.getpid()
-    aside = claim(Path(tempfile.gettempdir()), ".zerobench-claim-", TEMPORARY, str(mine))
+    aside = claim(Path(tempfile.gettempdir()), TEMPORARY, str(mine))
     try:
         yield aside.path
     finally:
@@ -54,41 +56,39 @@ def temporary_folder() -> Iterator[Path]:
             aside.release()
 
 
-def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) -> Aside:
-    """Creates a folder in `parent` whose name begins with `marker`, and removes abandoned ones with that prefix.
-
-    `before`: prefix of its name until it has its lease, so that no other process considers it abandoned.
-    """
+def claim(parent: Path, marker: str, name: str, mode: int = 0o700) -> Aside:
+    """Creates a folder in `parent` whose name begins with `marker`, and removes abandoned ones with that prefix."""
     for left in parent.glob(f"{marker}*"):
-        if is_ours(left) and not left.is_symlink() and not is_claimed(left):
-            remove(left)
-    unique = f"{name}-{uuid.uuid4().hex[:8]}"
-    unlocked, aside = parent / f"{before}{unique}", parent / f"{marker}{unique}"  # others look for the latter only
-    with contextlib.suppress(FileExistsError):  # a server that was asked twice; the name is used nowhere else
-        unlocked.mkdir(mode)
+        folder = left.with_suffix("") if left.suffix == LEASE else left
+        if is_ours(folder) and not folder.is_symlink() and not is_claimed(folder):
+            remove(folder)
+    folder = parent / f"{marker}{name}-{uuid.uuid4().hex[:8]}"
+    aside = Aside(folder, lease_folder(folder))
     try:
-        lease = lease_in(unlocked, LEASE)
-        try:
-            rename_new(unlocked, aside)
-        except BaseException:
-            lease.release()
-            raise
+        with contextlib.suppress(FileExistsError):  # a server that was asked twice; the name is used nowhere else
+            folder.mkdir(mode)
     except BaseException:
-        shutil.rmtree(unlocked, ignore_errors=True)
+        aside.release()
         raise
-    return Aside(aside, lease)
+    return aside
 
 
-def is_claimed(partial: Path) -> bool:
+def lease_of(folder: Path) -> Path:
+    """Returns the path of a folder's lease."""
+    return folder.with_name(f"{folder.name}{LEASE}")
+
+
+def lease_folder(folder: Path) -> SoftFileLease:
+    """Acquires the lease of a folder that no other process knows yet. Raises OSError if it cannot be written."""
+    lease = take(lease_of(folder))
+    if lease is None:
+        raise FileExistsError(f"{folder}: another process has its lease")
+    return lease
+
+
+def is_claimed(folder: Path) -> bool:
     """Returns True if a living process, on any machine, is writing into this folder, or if that is unknown."""
-    lease = partial / LEASE
-    try:
-        lease.stat()
-    except FileNotFoundError:
-        return is_locked(partial)
-    except OSError:  # of another user
-        return True
-    return is_held(lease, lock=partial)
+    return is_held(lease_of(folder))
 
 
 def remove(folder: Path) -> None:

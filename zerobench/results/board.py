@@ -95,7 +95,7 @@ class BoardWriter:
             self.boards[where] = None
             with contextlib.suppress(OSError):
                 where.mkdir(parents=True, exist_ok=True)
-                self.boards[where] = claim(where, ".claim-", BOARD, str(os.getpid()), mode=0o777)
+                self.boards[where] = claim(where, BOARD, str(os.getpid()), mode=0o777)
 
     def name_in(self, where: Path) -> str:
         """Returns the name of the board in a results folder; "" if it has none."""

@@ -1,6 +1,6 @@
 """Folders of runs, the writing side. A run is written to a claimed temporary folder, which is then renamed.
 
-    1. claim    a hidden folder with a lease is created; abandoned ones, whose lease is free, are removed
+    1. claim    a hidden folder with a lease is created; abandoned ones, whose lease is not held, are removed
     2. fill     logs, tables and the row are written there, and flushed to the disk
     3. rename   to PREFIX-ATTEMPT-TOKEN, atomically: readers see a complete run or none
 
@@ -27,7 +27,7 @@ import yaml
 
 from ..host import leases
 from ..host.files import is_ours, read_text, rename_new, replace_text, sync, sync_files
-from ..host.temporary import Aside, claim
+from ..host.temporary import LEASE, Aside, claim
 from ..records import RunRow, SearchRow
 from .frames import write_rows
 from .selection import split
@@ -38,17 +38,16 @@ if TYPE_CHECKING:
 
 PARTIAL = ".partial-"
 
-
 TURN = ".turn-"
 """Prefix of the leases by which measuring processes take turns in a results folder; see `turn`."""
 
-TRY_AGAIN_S = 0.2
+TRY_AGAIN_S = 1.0
 
 
 def claim_folder(results_dir: Path, prefix: str) -> Aside:
     """Claims a folder to write a run in; removes those that dead processes left behind."""
     results_dir.mkdir(parents=True, exist_ok=True)
-    return claim(results_dir, ".claim-", PARTIAL, prefix, mode=0o777)
+    return claim(results_dir, PARTIAL, prefix, mode=0o777)
 
 
 def write_run(
@@ -106,7 +105,7 @@ def turn(results_dir: Path, launch: str, on_wait: Callable[[bool], None] = lambd
     same moment may both continue: the launch is then measured twice, and no run is lost. In a read-only folder no
     process waits.
     """
-    place = results_dir / f"{TURN}{hashlib.sha256(launch.encode()).hexdigest()[:16]}"
+    place = results_dir / f"{TURN}{hashlib.sha256(launch.encode()).hexdigest()[:16]}{LEASE}"
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             results_dir.mkdir(parents=True, exist_ok=True)

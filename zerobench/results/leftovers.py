@@ -1,14 +1,16 @@
 """Leftovers of killed processes in a results folder, including the folders of a launcher's jobs. Each sweep removes
 them when it begins, and so does `zerobench prune`.
 
-in use      a job's folder in which the composing process, or a task of the job, holds its lease (host/leases.py)
+in use      a job's folder of which the composing process, or a task of the job, holds its lease (host/leases.py)
 orphan      a job in use without its composing process, whose board used to list its launches
 abandoned   hidden, and no living process will finish it:
-            partial runs, boards, turns   whose lease is free
+            partial runs, boards          whose lease is not held
             folders of a launcher's jobs  that are not in use: the composing process was killed, and the job has ended
                                           or not begun; a job that begins without its folder ends immediately
-            unclaimed ones                folders that have no lease yet or are half removed, files that are about to
+            unclaimed ones                folders that are half written or half removed, files that are about to
                                           replace another: their owner is unknown, so they count after an hour
+
+A lease that is not held is removed by the look at it, without a question.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..host.files import PROBE, clock_of, is_ours, read_text
-from ..host.leases import BROKEN, DOUBT, TASK_LEASE, is_held
-from ..host.temporary import PRUNED, is_claimed, remove
+from ..host.leases import TASK_LEASE, is_held
+from ..host.temporary import LEASE, PRUNED, is_claimed, remove
 from .board import board_folders, is_up
-from .folders import PARTIAL, TURN
+from .folders import PARTIAL
 from .run_files import ASIDE as CACHE
 from .tables import SEARCHES
 
@@ -32,17 +34,9 @@ JOBS = ".jobs"
 
 ORDER = "order.json"
 
-COMPOSER = f"{TASK_LEASE}composer"
-"""Lease of the composing process, in a job's folder."""
-
-UNLEASED = ".claim-"
-"""Prefix of a folder during claiming, a few milliseconds: testing its lock then could prevent its owner from getting
-it.
-"""
-
 UNCLAIMED_AT_MOST_S = 3600.0
 
-UNCLAIMED = tuple(f"{prefix}*" for prefix in (UNLEASED, PRUNED, PROBE, BROKEN, CACHE, f"{SEARCHES}/.", f"{JOBS}/."))
+UNCLAIMED = tuple(f"{prefix}*" for prefix in (PRUNED, PROBE, CACHE, f"{SEARCHES}/.", f"{JOBS}/."))
 """Patterns of unclaimed entries."""
 
 
@@ -55,15 +49,15 @@ def abandoned(where: Path) -> list[Path]:
     """Returns the leftovers of a results folder."""
     killed = [path for path in partials(where) if is_ours(path) and not is_claimed(path)]
     killed += [path for path in board_folders(where) if is_ours(path) and not is_up(path)]
-    turns = [path for path in sorted(where.glob(f"{TURN}*")) if is_ours(path)]
-    killed += [path for path in turns if not is_held(path)]
     killed += abandoned_jobs(where)
+    for lease in where.glob(f".*{LEASE}"):
+        if is_ours(lease.with_suffix("")):
+            is_held(lease)
     return killed + sorted(_unclaimed(where))
 
 
 def _unclaimed(where: Path) -> Iterator[Path]:
     found = [path for pattern in UNCLAIMED for path in where.glob(pattern) if is_ours(path)]
-    found += [path for path in where.glob(f"{TURN}*{DOUBT}") if not path.with_name(path.stem).exists()]
     now = clock_of(where) if found else None
     for path in found:
         with suppress(OSError):  # it has its name, or is gone
@@ -100,8 +94,7 @@ def job_folders(results_dir: Path) -> list[Path]:
 def is_in_use(folder: Path) -> bool:
     """Returns True if the composing process, or a task of the job, is alive, on any machine."""
     with suppress(OSError):  # it is being removed, by its composing process
-        tasks = (is_held(path) for path in folder.glob(f"{TASK_LEASE}[0-9]*") if path.suffix == "")
-        return is_held(folder / COMPOSER, lock=folder) or any(tasks)
+        return is_claimed(folder) or any(map(is_held, folder.glob(f"{TASK_LEASE}*")))
     return True
 
 
