@@ -13,20 +13,21 @@ from zerobench.config.schema import Measure, Search
 from zerobench.config.world import has_times
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.rank_record import RankRecord
-from zerobench.records import CATEGORIES, MemoryRow, StepRow, TrafficRow
+from zerobench.records import CATEGORIES, MemoryRow, RunRow, StepRow, TrafficRow
 from zerobench.results import tables
 from zerobench.results.summary import summarize
 from zerobench.sweep.aggregate import (
+    COLUMNS,
+    TIMES,
+    TRAINING,
+    JoinedColumn,
     _agree,
-    _join_gpu,
+    _fullest_node,
     _join_loopback,
-    _join_losses,
-    _join_memory,
     _join_norms,
-    _join_process_memory,
-    _join_time,
     _join_trace,
-    _join_traffic,
+    _throttle,
+    join_columns,
     median_interval,
 )
 from zerobench.sweep.cell import _blank_row, passes_of, run_cell
@@ -46,13 +47,24 @@ def record(rank: int, mode: str, losses: list[float], seconds: list[float]) -> R
     return RankRecord(rank=rank, mode=mode, steps=steps, process_memory={}, schedule=schedule, wall_s=20.0 - rank)
 
 
+def fill(row: RunRow, columns: dict[str, JoinedColumn], *records: RankRecord, steps: int = 1) -> None:
+    """Fills columns of a row from the records of its passes."""
+    passes = {mode: [one for one in records if one.mode == mode] for mode in ("timed", "accounted", "traced")}
+    join_columns(row, columns, passes, steps)
+
+
 def test_the_slowest_rank_of_each_step_after_warm_up() -> None:
     one = row()
-    _join_time(
-        one, [record(0, "timed", [1.0] * 5, [90, 90, 1, 5, 3]), record(1, "timed", [1.0] * 5, [99, 99, 2, 4, 9])]
-    )
-    assert one.step_s == 5
-    assert one.tokens_per_s == one.batch * one.sequence * 3 / 20  # of the slowest rank, with what lies between steps
+    ranks = [record(0, "timed", [1.0] * 5, [90, 90, 1, 5, 3]), record(1, "timed", [1.0] * 5, [99, 99, 2, 4, 9])]
+    fill(one, TIMES, *ranks)
+    assert (one.step_s, one.wall_s) == (5, 20)
+
+
+def with_memory(rank: int, memory: list[MemoryRow]) -> RankRecord:
+    made = record(rank, "accounted", [1.0], [1.0])
+    total = [] if any(one.category == "total" for one in memory) else [MemoryRow(rank, "step", "total", 1, 1, 1)]
+    made.memory.extend([*memory, *total])
+    return made
 
 
 def test_passes_that_differ_in_one_bit_are_told() -> None:
@@ -61,7 +73,7 @@ def test_passes_that_differ_in_one_bit_are_told() -> None:
     same = [record(rank, "accounted", losses, [1.0] * 3) for rank in (0, 1)]
     other = [same[0], record(1, "accounted", [3.0, 2.0, 1.0000000000000002], [1.0] * 3)]
     one = row()
-    _join_losses(one, timed)
+    fill(one, TRAINING, *timed)
     assert (one.loss_first, one.loss_last) == (3.0, 1.0)
     assert [_agree(passes) for passes in ([timed, same], [timed, other], [timed])] == [True, False, None]
     assert _agree([timed, same, other]) is False
@@ -77,9 +89,8 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
                 MemoryRow(rank, "step", "outside_ledger", None, None, 25 - 3 * size)]  # fmt: skip
 
     one = row()
-    _join_memory(one, [*rows(0, 10), *rows(1, 30), *rows(2, 20)], per_node=3)
+    fill(one, COLUMNS, *(with_memory(rank, rows(rank, size)) for rank, size in enumerate((10, 30, 20))))
     assert (one.peak_bytes, one.states_bytes) == (240, 150)
-    assert one.peaks_of_ranks == '{"0": 80, "1": 240, "2": 160}'
     assert one.peak_optimizer_bytes == 30
     assert one.max_inputs_bytes == 31
     assert (one.update_peak_bytes, one.between_steps_activations_bytes) == (37, 40)
@@ -101,40 +112,28 @@ def test_bytes_on_the_wire_are_the_mean_over_the_ranks_and_payload_that_of_the_r
             rank, 2, "backward", "send", "reduce_scatter", "reduce_scatter", "bucket 0", "float32", 2, 1, size // 4,
             size, size / 2, size / 4, control=False, known=True,
         )  # fmt: skip
-        one = record(rank, "accounted", [1.0], [1.0])
+        one = with_memory(rank, [])
         one.traffic.extend([of_step, replace(of_step, step=3), replace(of_step, control=True)])
         return one
 
     one = row()
     one.psi = 100
-    _join_traffic(one, [sent(0, 400), sent(1, 800)], steps=2)
+    fill(one, COLUMNS, sent(0, 400), sent(1, 800), steps=2)
     assert (one.payload_bytes, one.wire_bytes, one.control_bytes) == (800, 300, 400)
     assert one.volume_psi == one.volume_reduce_scatter_psi == 1.5, "the mean, as matrices may have uneven owners"
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("per_node", "is_simulated", "expected"),
     [
-        ({}, 10 + 40 + 30 + 25),
-        ({"node_size": 2}, 30 + 25),  # not the fullest rank's node, and not the sum of all
-        ({"node_size": 1}, 40),
+        (4, False, 10 + 40 + 30 + 25),
+        (2, False, 30 + 25),  # not the fullest rank's node, and not the sum of all
+        (1, False, 40),
+        (4, True, 4 * 105),  # every rank is as the one that ran
     ],
 )
-def test_host_memory_is_that_of_the_fullest_rank_and_of_the_fullest_node(more: dict[str, int], expected: int) -> None:
-    chosen = cell("zero2", 4, **more)
-    one = _blank_row(chosen)
-    peaks = {0: 10, 1: 40, 2: 30, 3: 25}
-    device = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
-    on_host = [MemoryRow(rank, "step", "total", size, size, size, tier="host") for rank, size in peaks.items()]
-    _join_memory(one, [*device, *on_host], chosen.config.topology.ranks_per_node)
-    assert (one.host_peak_bytes, one.host_peak_all_bytes) == (40, expected)
-
-
-def test_of_a_simulated_node_every_rank_is_as_the_one_that_ran() -> None:
-    one = _blank_row(cell("zero2", 8, node_size=4, backend="simulated"))
-    device = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
-    _join_memory(one, [*device, MemoryRow(0, "step", "total", 7, 7, 7, tier="host")], per_node=4)
-    assert (one.host_peak_bytes, one.host_peak_all_bytes) == (7, 28)
+def test_host_memory_is_that_of_the_fullest_node(per_node: int, is_simulated: bool, expected: int) -> None:
+    assert _fullest_node({0: 10, 1: 40, 2: 30, 3: 25}, per_node, is_simulated) == expected
 
 
 def test_interval_of_the_median_by_order_statistics() -> None:
@@ -149,17 +148,19 @@ def with_states(record: RankRecord, *states: GpuState) -> RankRecord:
 
 def test_clocks_are_the_worst_of_all_readings() -> None:
     one = row()
-    _join_gpu(one, [record(0, "timed", [], [])])
-    assert (one.sm_clock_mhz, one.throttle) == (None, None)  # nobody knows
+    unknown = record(0, "timed", [], [])
+    assert (TIMES["sm_clock_mhz"].of({"timed": [unknown]}, 1), _throttle([unknown])) == (None, None)
     fast = with_states(
-        record(0, "timed", [], []), GpuState(1980, 1980, 40, 500.0, ()), GpuState(1950, 1980, 50, 690.0, ())
-    )
-    _join_gpu(one, [fast])
+        record(0, "timed", [1.0] * 3, [1.0] * 3),
+        GpuState(1980, 1980, 40, 500.0, ()), GpuState(1950, 1980, 50, 690.0, ()),
+    )  # fmt: skip
+    fill(one, TIMES, fast)
     assert (one.sm_clock_mhz, one.sm_clock_max_mhz, one.gpu_temperature_c, one.gpu_power_w) == (1950, 1980, 50, 690.0)
-    assert one.throttle == ""  # somebody knows that nothing did
-    slow = with_states(record(1, "timed", [], []), GpuState(1200, 1980, 60, None, ("power cap", "thermal slowdown")))
-    _join_gpu(one, [fast, slow, slow])
-    assert (one.sm_clock_mhz, one.gpu_power_w, one.throttle) == (1200, 690.0, "power cap, thermal slowdown")
+    assert _throttle([fast]) == "", "it is known that nothing slowed it down"
+    slow = with_states(record(1, "timed", [1.0] * 3, [1.0] * 3), GpuState(1200, 1980, 60, None, ("power cap", "heat")))
+    fill(one, TIMES, fast, slow, slow)
+    assert (one.sm_clock_mhz, one.gpu_power_w) == (1200, 690.0)
+    assert _throttle([fast, slow, slow]) == "power cap, heat"
 
 
 def test_overlap_is_that_of_the_rank_with_the_longest_step() -> None:
@@ -181,14 +182,14 @@ def test_overlap_is_that_of_the_rank_with_the_longest_step() -> None:
 
 
 def test_allocators_columns_come_from_the_pass_that_there_is() -> None:
-    one, records = row(), [record(0, "accounted", [], []), record(1, "accounted", [], [])]
+    one, records = row(), [with_memory(rank, []) for rank in (0, 1)]
     for made, size in zip(records, (10, 30), strict=True):
         made.process_memory = {"allocated_bytes": size, "pinned_bytes": None}
-    _join_process_memory(one, [], records)
+    fill(one, COLUMNS, *records)
     assert (one.allocated_bytes, one.pinned_bytes, one.resident_bytes) == (30, None, None)
     timed = record(0, "timed", [], [])
     timed.process_memory = {"allocated_bytes": 20}
-    _join_process_memory(one, [timed], records)
+    fill(one, COLUMNS, timed, *records)
     assert one.allocated_bytes == 20
 
 
@@ -198,16 +199,6 @@ def test_bytes_of_the_interface_are_per_rank_and_per_step_of_the_warm_up_too() -
         made.process_memory = {"loopback_bytes": size}
     _join_loopback(one, records)
     assert one.loopback_bytes == 1000 // 5 // 2
-
-
-def test_what_is_outside_the_ledger_is_a_column_and_no_part_of_the_peak() -> None:
-    one = row()
-    rows = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
-    beside = [MemoryRow(0, phase, "outside_ledger", None, None, size) for phase, size in (("forward", 9), ("step", 7))]
-    _join_memory(one, [*rows, *beside], per_node=2)
-    assert (one.outside_ledger_bytes, one.peak_bytes) == (7, 1)
-    _join_memory(one, rows, per_node=2)
-    assert one.outside_ledger_bytes is None
 
 
 def test_the_passes_of_a_cell() -> None:

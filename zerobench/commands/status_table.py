@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..host.temporary import is_claimed
 from ..host.terminal import is_quiet, print_on, stdout_console
 from ..records import RunRow
-from ..results.board import board_folders, is_up, read_board
+from ..results.board import board_folders, read_board
 from ..results.folders import PARTIAL
 from ..results.frames import frame_of
 from ..results.grid import Grid
@@ -72,7 +73,7 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
 
 def _sweeps(where: Path) -> list[str]:
     """Returns a line for each sweep that runs into the folder now, with its current launch and the remaining time."""
-    boards = [read_board(path) for path in board_folders(where) + boards_of_orphans(where) if is_up(path)]
+    boards = [read_board(path) for path in board_folders(where) + boards_of_orphans(where) if is_claimed(path)]
     lines = []
     for board in [board for board in boards if board is not None]:
         done = sum(launch.is_done for launch in board.launches)

@@ -1,11 +1,7 @@
 """The board of a sweep: its launches and their progress, for processes that follow it, including on other machines.
 
-A board is a hidden folder inside the results folder, locked by the sweep (host/temporary.py), with one file that is
-replaced atomically. It is *up* while the lock is held. The sweep removes it at its end; a board whose lock is free
-belongs to a sweep that was *killed*, and the next sweep removes it.
-
-Events and metrics of torch.distributed.elastic are lines of a log, from which another machine cannot see how far a
-sweep is.
+A board is a hidden folder inside the results folder, claimed by the sweep (host/temporary.py), with one file that is
+replaced atomically. The sweep removes the board at its end, and the next sweep removes that of a killed sweep.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.files import read_text
-from ..host.temporary import Aside, claim, is_claimed
+from ..host.temporary import Aside, claim
 
 BOARD = ".sweep-"
 """Prefix of a board's folder."""
@@ -124,11 +120,6 @@ class BoardWriter:
                 shutil.rmtree(board.path, ignore_errors=True)
                 board.release()
         self.boards.clear()
-
-
-def is_up(path: Path) -> bool:
-    """Returns True if a living sweep holds this board."""
-    return is_claimed(path)
 
 
 def board_folders(where: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from ..host.files import PROBE, clock_of, is_ours, read_text
 from ..host.leases import TASK_LEASE, is_held
 from ..host.temporary import LEASE, PRUNED, is_claimed, remove
-from .board import board_folders, is_up
+from .board import board_folders
 from .folders import PARTIAL
 from .run_files import ASIDE as CACHE
 from .tables import SEARCHES
@@ -48,7 +48,7 @@ def partials(where: Path) -> list[Path]:
 def abandoned(where: Path) -> list[Path]:
     """Returns the leftovers of a results folder."""
     killed = [path for path in partials(where) if is_ours(path) and not is_claimed(path)]
-    killed += [path for path in board_folders(where) if is_ours(path) and not is_up(path)]
+    killed += [path for path in board_folders(where) if is_ours(path) and not is_claimed(path)]
     killed += abandoned_jobs(where)
     for lease in where.glob(f".*{LEASE}"):
         if is_ours(lease.with_suffix("")):
@@ -109,6 +109,6 @@ def boards_of_orphans(results_dir: Path) -> list[Path]:
     for folder in job_folders(results_dir):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being removed, or is no job's
             order = json.loads(read_text(folder / ORDER))
-            if not is_up(results_dir / str(order["board"] or "none")):
+            if not is_claimed(results_dir / str(order["board"] or "none")):
                 boards += board_folders(folder)
     return boards

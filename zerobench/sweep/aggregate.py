@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -39,7 +42,6 @@ from ..records import (
     MemoryRow,
     RunRow,
     StepRow,
-    TrafficRow,
 )
 from ..sections import known
 from ..strategies import predicts, shape_of
@@ -57,8 +59,140 @@ PROCESS_MEMORY = (
 )  # fmt: skip
 """Process memory figures from sources other than the ledger; the row has the maximum over the ranks."""
 
-OF_ACCOUNTED = ("heap_bytes", "kept_bytes", "growth_bytes")
-"""Process memory figures that only the accounted pass measures; the row has the maximum over the ranks."""
+PASSES = ("timed", "accounted", "traced")
+
+
+@dataclass(frozen=True)
+class JoinedColumn:
+    """A column that is joined from the ranks. `passes`: it comes from the first of these that ran. `value`: of a rank's
+    record and the number of measured steps, None if the rank has none. `join`: of the ranks' values. `fullest`: of the
+    rank with the largest peak alone.
+    """
+
+    passes: tuple[str, ...]
+    value: Callable[[RankRecord, int], Any]
+    join: Callable[[list[Any]], Any] = max
+    fullest: bool = False
+
+    def of(self, passes: Mapping[str, list[RankRecord]], steps: int) -> Any:
+        """Returns the row's value; None if no rank has one."""
+        records = next((passes[name] for name in self.passes if passes[name]), [])
+        if self.fullest and records:
+            records = [max(records, key=lambda record: PEAK.value(record, steps))]
+        values = [value for record in records if (value := self.value(record, steps)) is not None]
+        return self.join(values) if values else None
+
+
+def _memory(
+    category: str, phase: str = "step", tier: str = "device", none: int | None = None, **how: Any
+) -> JoinedColumn:
+    """A figure of the ledger; `none`: of a rank without such a row."""
+    name = "at_peak_bytes" if how.get("fullest") else "max_bytes"
+
+    def value(record: RankRecord, _: int) -> int | None:
+        rows = (m for m in record.memory if (m.tier, m.phase, m.category) == (tier, phase, category))
+        return next((getattr(m, name) for m in rows), none)
+
+    return JoinedColumn(("accounted",), value, **how)
+
+
+def _process(name: str, *passes: str) -> JoinedColumn:
+    return JoinedColumn(passes, lambda record, _: record.process_memory.get(name))
+
+
+def _traffic(name: str, join: Callable[[list[Any]], Any], links: bool = False, **only: Any) -> JoinedColumn:
+    """Traffic in one step, of the rows with these values: between ranks, or with `links` between tiers."""
+
+    def value(record: RankRecord, steps: int) -> float:
+        rows = (t for t in record.traffic if (t.kind in LINKS) == links)
+        return float(sum(getattr(t, name) for t in rows if all(getattr(t, k) == v for k, v in only.items()))) / steps
+
+    return JoinedColumn(("accounted",), value, join)
+
+
+def _seconds(name: str, join: Callable[[list[float]], Any] = median) -> JoinedColumn:
+    """A time of the slowest rank in each measured step, joined over the steps."""
+
+    def value(record: RankRecord, _: int) -> list[float]:
+        return [getattr(step, name) for step in record.steps if not step.warmup]
+
+    return JoinedColumn(("timed",), value, lambda ranks: join([max(times) for times in zip(*ranks, strict=True)]))
+
+
+def _gpu(name: str, worst: Callable[..., Any]) -> JoinedColumn:
+    """The worst reading of any GPU."""
+
+    def value(record: RankRecord, _: int) -> Any:
+        return worst((v for state in record.gpu_states if (v := getattr(state, name)) is not None), default=None)
+
+    return JoinedColumn(("timed",), value, worst)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
+    """Returns the confidence interval of the median by order statistics; (None, None) below 6 values."""
+    interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
+    if not np.isfinite([interval.low, interval.high]).all():
+        return None, None
+    return float(interval.low), float(interval.high)
+
+
+PEAK = _memory("total")
+DATA: dict[str, Any] = {"axis": DATA_AXIS, "control": False}
+
+COLUMNS = {
+    "peak_bytes": PEAK,
+    "states_bytes": _memory("states"),
+    "allocator_peak_bytes": _memory("allocated"),
+    "outside_ledger_bytes": _memory("outside_ledger", join=partial(max, key=abs)),
+    "host_peak_bytes": _memory("total", tier="host", none=0),
+    "host_states_bytes": _memory("states", tier="host", none=0),
+    "nvme_bytes": _memory("total", tier="nvme", none=0),
+    **{f"max_{category}_bytes": _memory(category) for category in CATEGORIES},
+    **{f"peak_{category}_bytes": _memory(category, fullest=True) for category in CATEGORIES},
+    **{f"between_steps_{category}_bytes": _memory(category, BETWEEN) for category in CATEGORIES},
+    **{column: _memory("total", column.removesuffix("_peak_bytes")) for column in PHASE_PEAKS},
+    "allocator_witness": JoinedColumn(("accounted",), lambda record, _: record.witness, itemgetter(0)),
+    # Volume and wire bytes are means over the ranks, since a matrix may have uneven owners.
+    "payload_bytes": _traffic("payload_bytes", max, **DATA),
+    "wire_bytes": _traffic("wire_bytes", _mean, **DATA),
+    "within_nodes_bytes": _traffic("within_bytes", _mean, **DATA),
+    "between_nodes_bytes": _traffic("between_bytes", _mean, **DATA),
+    "control_bytes": _traffic("payload_bytes", max, control=True),
+    "volume_psi": _traffic("volume_elements", fmean, **DATA),
+    **{f"volume_{kind}_psi": _traffic("volume_elements", fmean, kind=kind, **DATA) for kind in COLLECTIVES},
+    **{f"{kind}_bytes": _traffic("payload_bytes", _mean, links=True, kind=kind, control=False) for kind in LINKS},
+    "tensor_axis_all_reduce_bytes": _traffic("wire_bytes", _mean, kind="all_reduce", axis=TENSOR_AXIS),
+    "tensor_axis_all_gather_bytes": _traffic("wire_bytes", _mean, kind="all_gather", axis=TENSOR_AXIS),
+    **{name: _process(name, "timed", "accounted") for name in PROCESS_MEMORY},  # the timed pass has no probes
+    **{name: _process(name, "accounted") for name in ("heap_bytes", "kept_bytes", "growth_bytes")},
+}
+"""Columns of every run."""
+
+TRAINING = {
+    "loss_first": JoinedColumn(PASSES, lambda record, _: record.steps[0].loss, _mean),
+    "loss_last": JoinedColumn(PASSES, lambda record, _: record.steps[-1].loss, _mean),
+    "loss_scale_last": JoinedColumn(PASSES, lambda record, _: record.steps[-1].loss_scale, itemgetter(0)),
+    "skipped_steps": JoinedColumn(PASSES, lambda record, _: sum(step.skipped for step in record.steps), itemgetter(0)),
+    "grad_norm_last": JoinedColumn(("accounted", "timed"), lambda record, _: record.steps[-1].grad_norm, itemgetter(0)),
+}
+"""Columns that a simulated world lacks: its one rank trains on a part of each batch."""
+
+TIMES = {
+    "step_s": _seconds("seconds"),
+    "step_s_low": _seconds("seconds", lambda seconds: median_interval(seconds)[0]),
+    "step_s_high": _seconds("seconds", lambda seconds: median_interval(seconds)[1]),
+    **{f"{phase}_s": _seconds(f"{phase}_s") for phase in ("forward", "backward", "update")},
+    "wall_s": JoinedColumn(("timed",), lambda record, _: record.wall_s or 0.0),
+    "sm_clock_mhz": _gpu("sm_clock_mhz", min),
+    "sm_clock_max_mhz": _gpu("sm_clock_max_mhz", min),
+    "gpu_temperature_c": _gpu("temperature_c", max),
+    "gpu_power_w": _gpu("power_w", max),
+}
+"""Columns that ranks which share a GPU lack: they take turns."""
 
 
 def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: bool = True) -> dict[str, list[Any]]:
@@ -66,33 +200,34 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
 
     `theory`: False for a training loop whose config lacks what a prediction needs.
     """
-    timed = [record for record in records if record.mode == "timed"]
-    accounted = [record for record in records if record.mode == "accounted"]
-    traced = [record for record in records if record.mode == "traced"]
-    passes = [one for one in (timed, accounted, traced) if one]
-    for one in passes:
-        _join_norms(one)
+    passes = {mode: [record for record in records if record.mode == mode] for mode in PASSES}
+    timed, accounted, traced = passes.values()
+    present = [ranks for ranks in passes.values() if ranks]
+    for ranks in present:
+        _join_norms(ranks)
     schedule = (accounted or timed)[0].schedule
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
-    memory = [m for record in accounted for m in record.memory]
-    if accounted:
-        _join_memory(row, memory, config.topology.ranks_per_node)
-        _join_accounted(row, config, accounted)
-    _join_process_memory(row, timed, accounted)
+    join_columns(row, COLUMNS, passes, config.measure.steps)
     if config.nodes == 1:  # between machines bytes travel otherwise
         _join_loopback(row, timed)
     if config.backend != SIMULATED:
-        row.passes_agree = _agree(passes)
-        _join_losses(row, passes[0])
-        row.grad_norm_last = next((one[0].steps[-1].grad_norm for one in (accounted, timed) if one), None)
+        row.passes_agree = _agree(present)
+        join_columns(row, TRAINING, passes, config.measure.steps)
     if timed and has_times(config):
-        _join_time(row, timed)
+        join_columns(row, TIMES, passes, config.measure.steps)
+        measured = sum(not step.warmup for step in timed[0].steps)
+        row.tokens_per_s = row.batch * row.sequence * measured / row.wall_s if row.wall_s else None
+        row.throttle = _throttle(timed)
         _join_flops(row, config)
-        _join_gpu(row, timed)
         _join_trace(row, traced)
+    if accounted:
+        _join_accounted(row, config, accounted)
+    if timed and row.device == "cuda":
+        row.timed_allocator_peak_bytes = row.allocated_bytes
 
     expected = Expected()
     if theory and predicts(config.strategy.values()):
+        memory = [m for record in accounted for m in record.memory]
         expected = join_theory(row, config, schedule, memory, (accounted or timed)[0])
     if theory and accounted:
         join_unexplained(row, config, accounted, expected)
@@ -101,52 +236,39 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     return {"steps": [step for record in records for step in record.steps], **tables}
 
 
+def join_columns(
+    row: RunRow, columns: Mapping[str, JoinedColumn], passes: Mapping[str, list[RankRecord]], steps: int
+) -> None:
+    """Fills columns; those in ψ are divided by it, and bytes are whole."""
+    for name, column in columns.items():
+        value = column.of(passes, steps)
+        if value is not None and name.endswith("_psi"):
+            value = value / row.psi if row.psi else None
+        if isinstance(value, float) and name.endswith("_bytes"):
+            # A simulated world's one rank counts for all, less what others move otherwise (join_others).
+            value = round(value * row.world_size if name.removesuffix("_bytes") in LINKS else value)
+        setattr(row, name, value)
+
+
 def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]) -> None:
-    """Fills what only the accounted pass measures, other than the ledger: process memory, traffic, quantized shares."""
-    row.allocator_witness = accounted[0].witness
-    for name in OF_ACCOUNTED:
-        sizes = (record.process_memory.get(name) for record in accounted)
-        setattr(row, name, max((size for size in sizes if size is not None), default=None))
-    _join_traffic(row, accounted, config.measure.steps)
+    """Fills what only the accounted pass measures and is not one column by itself."""
+    row.peaks_of_ranks = json.dumps({record.rank: PEAK.value(record, 1) for record in accounted})
+    on_host = {record.rank: COLUMNS["host_peak_bytes"].value(record, 1) for record in accounted}
+    row.host_peak_all_bytes = _fullest_node(on_host, config.topology.ranks_per_node, row.backend == SIMULATED)
+    if config.tensor_parallel == 1:
+        row.tensor_axis_all_reduce_bytes = row.tensor_axis_all_gather_bytes = None
+    if config.node_size is None:  # without node_size the nodes are unknown
+        row.within_nodes_bytes = row.between_nodes_bytes = None
     _join_newton_schulz(row, accounted, config.measure.steps)
     if config.backend == SIMULATED and predicts(config.strategy.values()):
         join_others(row, config, accounted[0].schedule, accounted[0].rank)
-    join_transport(row, accounted, config.measure.steps)
-    if config.node_size is None:  # without node_size the nodes are unknown
-        row.within_nodes_bytes = row.between_nodes_bytes = None
-    _join_codes(row, accounted[0], config.strategy.whole_numel)
-
-
-def _join_memory(row: RunRow, memory: list[MemoryRow], per_node: int) -> None:
-    on_device = [m for m in memory if m.tier == "device"]
-    whole = [m for m in on_device if m.phase == "step"]
-    totals = [m for m in whole if m.category == "total"]
-    row.peaks_of_ranks = json.dumps({m.rank: m.max_bytes for m in totals})
-    worst = max(totals, key=lambda m: m.max_bytes)
-    row.peak_bytes = worst.max_bytes
-    row.states_bytes = max(m.max_bytes for m in whole if m.category == "states")
-    for category in CATEGORIES:
-        mine = [m for m in whole if m.category == category]
-        setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
-        setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
-        setattr(row, f"between_steps_{category}_bytes", _most(on_device, BETWEEN, category))
-    for column in PHASE_PEAKS:
-        setattr(row, column, _most(on_device, column.removesuffix("_peak_bytes"), "total"))
-    host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
-    host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
-    row.host_peak_bytes, row.host_peak_all_bytes = (
-        max(host_peaks.values(), default=0),
-        _fullest_node(host_peaks, per_node, row.backend == SIMULATED),
-    )
-    row.host_states_bytes = _most(host, "step", "states") or 0
-    row.nvme_bytes = _most(files, "step", "total") or 0
-    row.allocator_peak_bytes = _most(whole, "step", "allocated")
-    outside = [m.max_bytes for m in whole if m.category == "outside_ledger"]
-    row.outside_ledger_bytes = max(outside, key=abs, default=None)
-
-
-def _most(memory: list[MemoryRow], phase: str, category: str) -> int | None:
-    return max((m.max_bytes for m in memory if (m.phase, m.category) == (phase, category)), default=None)
+    if row.backend == "gloo":  # the predicted transport: the mean over the ranks, like wire_bytes
+        sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
+        row.predicted_loopback_bytes = round(_mean(sent) / config.measure.steps)
+    # All ranks have the same units, so one rank has the shares of quantized traffic.
+    units = units_of(accounted[0].schedule.shapes, config.strategy.whole_numel)
+    row.quantized_gather_share = coded_share(accounted[0].traffic, "all_gather", units)
+    row.quantized_reduction_share = coded_share(accounted[0].traffic, "reduce_scatter", units)
 
 
 def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> int:
@@ -155,48 +277,7 @@ def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> i
     for rank, peak in peaks.items():
         nodes.setdefault(rank // per_node, []).append(peak)
     alike = per_node if is_simulated else 1
-    return max((sum(node) * alike for node in nodes.values()), default=0)
-
-
-def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
-    """Fills columns of process memory from the timed pass, which has no probes, if there is one."""
-    for name in PROCESS_MEMORY:
-        values = [record.process_memory.get(name) for record in timed or accounted]
-        known = [value for value in values if value is not None]
-        setattr(row, name, max(known) if known else None)
-    if timed and row.device == "cuda":
-        row.timed_allocator_peak_bytes = row.allocated_bytes
-
-
-def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills columns per step; payload is the maximum over the ranks, volume and wire bytes are means."""
-
-    def per_step(traffic: list[TrafficRow], value: str) -> float:
-        total: float = sum(getattr(t, value) for t in traffic)
-        return total / steps
-
-    ranks = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
-    for name in LINKS:  # of a simulated world's one rank: as many times, less what others move otherwise (join_others)
-        mine = [[t for t in record.traffic if t.kind == name and not t.control] for record in accounted]
-        moved = [per_step(traffic, "payload_bytes") for traffic in mine]
-        setattr(row, f"{name}_bytes", round(sum(moved) / len(moved) * row.world_size))
-    data = [[t for t in traffic if not t.control and t.axis == DATA_AXIS] for traffic in ranks]
-    shared = [t for traffic in ranks for t in traffic if t.axis == TENSOR_AXIS]
-    for name in ("all_reduce", "all_gather") if shared else ():
-        sent = [t for t in shared if t.kind == name]
-        setattr(row, f"tensor_axis_{name}_bytes", round(per_step(sent, "wire_bytes") / len(ranks)))
-    control = [[t for t in traffic if t.control] for traffic in ranks]
-    row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
-    row.wire_bytes, row.within_nodes_bytes, row.between_nodes_bytes = (
-        round(sum(per_step(traffic, value) for traffic in data) / len(data))
-        for value in ("wire_bytes", "within_bytes", "between_bytes")
-    )
-    row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))
-    if row.psi:
-        row.volume_psi = fmean(per_step(traffic, "volume_elements") for traffic in data) / row.psi
-        for name in COLLECTIVES:
-            parts = [[t for t in traffic if t.kind == name] for traffic in data]
-            setattr(row, f"volume_{name}_psi", fmean(per_step(part, "volume_elements") for part in parts) / row.psi)
+    return max(sum(node) * alike for node in nodes.values())
 
 
 def _join_newton_schulz(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
@@ -212,13 +293,6 @@ def _join_newton_schulz(row: RunRow, accounted: list[RankRecord], steps: int) ->
         row.newton_schulz_balance = max(flops) * len(flops) / sum(flops) if all_ranks else None
 
 
-def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None:
-    """Fills the shares of quantized traffic from one rank, since all ranks have the same units."""
-    units = units_of(record.schedule.shapes, persistence_numel)
-    row.quantized_gather_share = coded_share(record.traffic, "all_gather", units)
-    row.quantized_reduction_share = coded_share(record.traffic, "reduce_scatter", units)
-
-
 def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
     """Fills the mean bytes over loopback per step, warm-up included. All ranks read the same counter, at slightly
     different times.
@@ -229,39 +303,10 @@ def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
         row.loopback_bytes = round(median(known) / len(timed[0].steps) / len(timed))
 
 
-def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
-    """Fills times: medians over the measured steps of each step's slowest rank."""
-
-    def slowest(value: str) -> list[float]:
-        by_step: dict[int, list[float]] = {}
-        for record in timed:
-            for step in record.steps:
-                if not step.warmup:
-                    by_step.setdefault(step.step, []).append(getattr(step, value))
-        return [max(times) for times in by_step.values()]
-
-    seconds = slowest("seconds")
-    row.step_s = median(seconds)
-    row.step_s_low, row.step_s_high = median_interval(seconds)
-    row.forward_s, row.backward_s, row.update_s = (median(slowest(f"{p}_s")) for p in ("forward", "backward", "update"))
-    steps = sum(not step.warmup for step in timed[0].steps)
-    row.wall_s = max(record.wall_s or 0.0 for record in timed)
-    row.tokens_per_s = row.batch * row.sequence * steps / row.wall_s if row.wall_s else None
-
-
-def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
-    """Fills the GPU's state: the worst reading of any GPU."""
-    states = [state for record in timed for state in record.gpu_states]
-
-    def known(name: str) -> list[Any]:
-        return [value for state in states if (value := getattr(state, name)) is not None]
-
-    row.sm_clock_mhz = min(known("sm_clock_mhz"), default=None)
-    row.sm_clock_max_mhz = min(known("sm_clock_max_mhz"), default=None)
-    row.gpu_temperature_c = max(known("temperature_c"), default=None)
-    row.gpu_power_w = max(known("power_w"), default=None)
-    reasons = known("throttle")
-    row.throttle = ", ".join(dict.fromkeys(word for one in reasons for word in one)) if reasons else None
+def _throttle(timed: list[RankRecord]) -> str | None:
+    """Returns why GPUs were slowed down, each reason once; None if nobody knows."""
+    reasons = [state.throttle for record in timed for state in record.gpu_states if state.throttle is not None]
+    return ", ".join(dict.fromkeys(word for words in reasons for word in words)) if reasons else None
 
 
 def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
@@ -283,14 +328,6 @@ def _join_flops(row: RunRow, config: CellConfig) -> None:
         row.mfu, row.hfu = (utilization(one, *where) for one in (counted.model, counted.hardware))
 
 
-def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
-    """Returns the confidence interval of the median by order statistics; (None, None) below 6 values."""
-    interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
-    if not np.isfinite([interval.low, interval.high]).all():
-        return None, None
-    return float(interval.low), float(interval.high)
-
-
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
     """Returns whether all passes have bit-equal losses on every rank; None for a single pass."""
     first, *others = (_losses(one) for one in passes)
@@ -300,15 +337,6 @@ def _agree(passes: list[list[RankRecord]]) -> bool | None:
 def _losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:
     steps: list[StepRow] = [step for record in records for step in record.steps]
     return [(s.rank, s.step, s.loss.hex()) for s in steps]
-
-
-def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
-    def mean_at(place: int) -> float:
-        return sum(record.steps[place].loss for record in timed) / len(timed)
-
-    row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
-    row.loss_scale_last = timed[0].steps[-1].loss_scale
-    row.skipped_steps = sum(step.skipped for step in timed[0].steps)
 
 
 def divergence(records: list[RankRecord]) -> str:
@@ -408,10 +436,3 @@ def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord
     row.unexplained = unexplained(
         row, Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines), expected
     )
-
-
-def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills the predicted transport: the mean over the ranks, like wire_bytes."""
-    if row.backend == "gloo":
-        sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
-        row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)

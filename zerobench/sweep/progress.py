@@ -1,19 +1,17 @@
 """The progress display of a sweep with the remaining time: a table of its launches on a terminal, plain lines
-elsewhere. `follow` shows it from another terminal.
+elsewhere.
 
-The remaining time is estimated from finished launches. A pass's first step comes late, after processes have started and
-the model is built. So a launch is divided into the time until the first step of each pass, the time of a step, which is
-proportional to its work, and the time after the last step.
+The remaining time is estimated from whole launches: each takes as long as the most similar one that has finished or is
+under way. The duration of a launch under way follows from the time to its first step and that of its steps since then.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -25,7 +23,6 @@ from ..host.environment import SIMULATED
 from ..host.terminal import print_on, progress_console
 from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
-from ..sections import known
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
 from .sweep import CellLaunch
@@ -36,13 +33,27 @@ LINE_EVERY_S = 30.0
 
 @dataclass
 class Entry(BoardLaunch):
-    """A launch with its timing, None if it takes no time because it is reused or its cell is invalid. `begun`: start
-    time on this process's clock. `elsewhere`: a launcher's job runs it.
+    """A launch with what its remaining time depends on. `work`: of a step, in any unit common to all launches; None if
+    the launch takes no time because it is reused or its cell is invalid. `steps`: of each of the `passes`; `done`: of
+    all passes. `begun`, `first`: times of the start and of the first step's end, on this process's clock. `elsewhere`:
+    a launcher's job runs it.
     """
 
-    timing: Timing | None = None
+    work: float | None = None
+    passes: tuple[str, ...] = ()
+    steps: int = 0
+    done: int = 0
     begun: float = 0.0
+    first: float = 0.0
     elsewhere: bool = False
+
+    def whole_s(self, now: float) -> float | None:
+        """Returns the seconds of the whole launch; None before two of its steps are done."""
+        if self.is_done:
+            return self.seconds
+        if self.done < 2:
+            return None
+        return self.first - self.begun + (now - self.first) * (self.steps * len(self.passes) - 1) / (self.done - 1)
 
 
 class Reporter:
@@ -77,11 +88,13 @@ class Reporter:
     def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
         """Adds future launches. `free`: returns True for a launch that takes no time because it is reused."""
         for launch in launches:
-            none = launch.cell.problems or free(launch)
-            config = launch.cell.config
-            timing = None if none else timing_of(config, passes_of(config, launch.repeat), launch.name)
+            entry = Entry(_title(launch))
+            if not launch.cell.problems and not free(launch):
+                config = launch.cell.config
+                entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
+                entry.steps = config.measure.steps + config.measure.warmup
             self._places[launch] = len(self.entries)
-            self.entries.append(Entry(_title(launch), timing=timing))
+            self.entries.append(entry)
 
     def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
@@ -105,9 +118,9 @@ class Reporter:
         self._current = self._places[launch]
         entry = self.entry
         entry.state = RUNNING
-        self._begin()
+        entry.begun = self._last_line = time.monotonic()
         self._side_by_side = max(self._side_by_side, sum(one.state == RUNNING for one in self.entries))
-        if entry.timing is not None:
+        if entry.work is not None:
             self._put_up_board(launch)
         self._post()
         if self._live is not None:
@@ -123,10 +136,7 @@ class Reporter:
         entry = self._entry_of(launch)
         self._line(f"{row['status']}: {row['reason']}; it is run again, as launch.retry has it")
         entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
-        entry.begun = time.monotonic()
-        if entry.timing is not None:
-            entry.timing = replace(entry.timing, begun={}, first={}, last={}, done={})
-            entry.timing.start(entry.begun)
+        entry.begun, entry.done = time.monotonic(), 0
         self._post()
 
     def say(self, words: str) -> None:
@@ -135,12 +145,7 @@ class Reporter:
     def skip(self, launch: CellLaunch) -> None:
         """Skips a launch because an earlier one of the same cell failed."""
         entry = self._entry_of(launch)
-        entry.state, entry.timing = SKIPPED, None
-
-    def _begin(self) -> None:
-        self.entry.begun = self._last_line = time.monotonic()
-        if self.entry.timing is not None:
-            self.entry.timing.start(self.entry.begun)
+        entry.state, entry.work = SKIPPED, None
 
     def wait(self, waits: bool) -> None:
         """Shows that another sweep is measuring the current launch, or with False, that it no longer is."""
@@ -148,7 +153,7 @@ class Reporter:
         if waits:
             self._line("another sweep is measuring this cell; waiting for its result")
         else:
-            self._begin()
+            self.entry.begun = self._last_line = time.monotonic()
         self._post()
 
     def show(self, launch: CellLaunch, seen: BoardLaunch) -> None:
@@ -162,8 +167,9 @@ class Reporter:
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
         now = time.monotonic()
-        if entry.timing is not None:
-            entry.timing.step(news["mode"], news["step"], now)
+        if entry.mode in entry.passes:
+            entry.first = entry.first if entry.done else now
+            entry.done = entry.passes.index(entry.mode) * entry.steps + news["step"]
         entry.seconds = now - entry.begun
         self._post(at_once=False)
         if self._live is None and now - self._last_line > LINE_EVERY_S:
@@ -175,10 +181,8 @@ class Reporter:
         """Ends a launch with its row. `stopped`: no other launch follows because the user interrupted."""
         entry, now = self._entry_of(launch), time.monotonic()
         entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
-        if entry.timing is not None and entry.elsewhere and not reused:
-            entry.timing.took = entry.seconds
-        elif entry.timing is not None:
-            entry.timing = replace(entry.timing, ended=now) if entry.timing.done and not reused else None
+        if reused or not (entry.elsewhere or entry.done):
+            entry.work = None
         entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
@@ -206,12 +210,7 @@ class Reporter:
         return self.entry
 
     def _left(self) -> str:
-        """Returns the remaining time, estimated from launches so far that were not reused."""
-        timed = [entry.timing for entry in self.entries if entry.timing is not None]
-        if any(entry.elsewhere for entry in self.entries):
-            seconds = seconds_left_elsewhere(timed, max(1, self._side_by_side), time.monotonic())
-        else:
-            seconds = seconds_left(timed)
+        seconds = seconds_left(self.entries, max(1, self._side_by_side), time.monotonic())
         return "time left unknown" if seconds is None else f"about {_duration(seconds)} left"
 
     def _line(self, text: str) -> None:
@@ -236,105 +235,29 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-@dataclass
-class Timing:
-    """The timing of one launch. `work`: of a step, in any unit common to all launches; `steps`: of each pass. `begun`,
-    `first`, `last`, `done`: by pass, clock seconds at its begin, first step and last step so far, and number of steps
-    done. `ended`: the launch's end. `took`: seconds of a finished launch whose steps another machine counted.
-    """
-
-    work: float
-    steps: int
-    passes: tuple[str, ...]
-    name: str = ""
-    begun: dict[str, float] = field(default_factory=dict)
-    first: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
-    done: dict[str, int] = field(default_factory=dict)
-    ended: float | None = None
-    took: float | None = None
-
-    def start(self, now: float) -> None:
-        self.begun[self.passes[0]] = now
-
-    def step(self, mode: str, number: int, now: float) -> None:
-        """Records that step `number`, from 1, of a pass is done."""
-        self.begun.setdefault(mode, max(self.last.values(), default=now))
-        self.first.setdefault(mode, now)
-        self.last[mode], self.done[mode] = now, number
-
-    def step_s(self, mode: str) -> float | None:
-        """Returns the seconds per step; None before two steps are done."""
-        several = self.done.get(mode, 0) > 1
-        return (self.last[mode] - self.first[mode]) / (self.done[mode] - 1) if several else None
-
-
-def timing_of(config: CellConfig, passes: tuple[str, ...], name: str) -> Timing:
-    """Returns the timing of a future launch: a step's work is tokens times parameters, if the config has them."""
-    found = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
-    hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
+def work_of(config: CellConfig) -> float:
+    """Returns the work of a step: tokens times parameters, if the config has them."""
+    sizes = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
+    hidden, layers, words = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
     ranks = 1 if config.backend == SIMULATED else config.world_size or 1
     samples = (config.micro_batch or 1) * (config.accumulation or 1) * ranks
-    work = samples * (config.sequence or 1) * (12 * layers * hidden**2 + words * hidden)
-    measure = config.measure
-    return Timing(float(work), measure.steps + measure.warmup, passes, name)
+    return float(samples * (config.sequence or 1) * (12 * layers * hidden**2 + words * hidden))
 
 
-def seconds_left(launches: Sequence[Timing]) -> float | None:
-    """Returns the remaining seconds, None until a step has been timed. Assumes that the next step has just begun."""
-    timed = [one for one in launches if any(one.step_s(mode) is not None for mode in one.passes)]
-    if not timed:
-        return None
-    return sum(_left(one, timed) for one in launches if one.ended is None)
-
-
-def seconds_left_elsewhere(launches: Sequence[Timing], side_by_side: int, now: float) -> float | None:
-    """Returns the remaining seconds for launches that jobs run, `side_by_side` at a time, where only whole launches are
-    timed: each takes as long as the most similar finished one. None until one has finished. Launches without `begun`
-    wait.
+def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> float | None:
+    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until two steps are done, or,
+    in launcher jobs, a launch.
     """
-    ended = [one for one in launches if one.took is not None]
-    if not ended:
+    works = [(launch, launch.work, launch.whole_s(now)) for launch in launches if launch.work is not None]
+    timed = [(launch.name, work, seconds) for launch, work, seconds in works if seconds is not None]
+    if works and not timed:
         return None
     left = []
-    for launch in launches:
-        if launch.took is None:
-            like = min(ended, key=lambda one: (one.name != launch.name, abs(log(one.work / launch.work))))
-            elapsed = now - min(launch.begun.values(), default=now)
-            left.append(max(0.0, known(like.took) - elapsed))
+    for launch, work, _ in works:
+        if not launch.is_done:
+            like = min(timed, key=lambda other: (other[0] != launch.name, abs(log(other[1] / work))))
+            left.append(max(0.0, like[2] - (now - launch.begun if launch.begun else 0.0)))
     return max([sum(left) / side_by_side, *left], default=0.0)
-
-
-def _left(launch: Timing, timed: Sequence[Timing]) -> float:
-    seconds = median(_after(one) for one in timed if one.ended is not None) if any(o.ended for o in timed) else 0.0
-    for mode in launch.passes:
-        step, done = launch.step_s(mode) or _step_like(launch, mode, timed), launch.done.get(mode, 0)
-        if not done:
-            seconds += _starting(timed)
-        seconds += (launch.steps - done) * step
-    return seconds
-
-
-def _after(launch: Timing) -> float:
-    assert launch.ended is not None
-    return launch.ended - max(launch.last.values())
-
-
-def _starting(timed: Sequence[Timing]) -> float:
-    """Returns the time to a pass's first step; the very first pass, with one-time costs, counts only if it is alone."""
-    spans = [one.first[mode] - one.begun[mode] for one in timed for mode in one.passes if mode in one.first]
-    return median(spans[1:] or spans)
-
-
-def _step_like(launch: Timing, mode: str, timed: Sequence[Timing]) -> float:
-    """Returns a step's time from the most similar launch, in the same pass if possible, scaled by work."""
-
-    def unlike(one: Timing, other: str) -> tuple[bool, bool, float]:
-        return other != mode, one.name != launch.name, abs(log(one.work / launch.work))
-
-    known = [(one, other, s) for one in timed for other in one.passes if (s := one.step_s(other)) is not None]
-    nearest, _, seconds = min(known, key=lambda k: unlike(k[0], k[1]))
-    return seconds * launch.work / nearest.work
 
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
