@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
-.PHONY: gpu-runs link-rates published-runs versions codes step-costs predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: gpu-runs published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -38,13 +38,10 @@ help:
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make kills      200 cells under random kills, compared with an undisturbed sweep (results/kills/; KILLS=--help)"
 	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
-	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
-	@echo "make step-costs  where a step's time goes under DDP and each stage, by kind of work (results/step_costs/)"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
-	@echo "make link-rates  collectives of a series over a link, and the link's rate (results/predicted_here/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
@@ -161,7 +158,7 @@ record-%: setup
 
 # All that README and docs/ show of measured runs, in order of prominence. A call that was stopped goes on: finished cells of
 # the same code are taken as they are.
-RESULTS ?= experiments compare step-costs replay report notebook plots
+RESULTS ?= experiments compare replay report notebook plots
 results: setup
 	for part in $(RESULTS); do $(MAKE) $$part || exit $$?; done
 
@@ -252,10 +249,6 @@ PREDICTED_HERE ?= predict
 predicted-here: setup
 	$(VALIDATE) predicted-here $(PREDICTED_HERE)
 
-# Needs the rights of root.
-link-rates: setup
-	$(VALIDATE) link-rates $(LINK_RATES)
-
 predicted-maps: setup
 	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
 	$(RUN) analysis/predicted_maps.py
@@ -298,24 +291,6 @@ versions: setup
 	    $(RELEASES)/$$one/bin/python -m pip install --quiet $(PIP) . torch==$$one && touch $(RELEASES)/$$one/installed; } || exit 1; \
 	done
 	$(VALIDATE) versions $(foreach one,$(TORCH),--python $(RELEASES)/$(one)/bin/python="torch $(one)") $(VERSIONS)
-
-# CODES="--steps 20 model=gpt_tiny" for other cells, --out FILE for the rows
-CODES ?= --steps 50 model=gpt_tiny precision=bf16
-
-codes: setup
-	$(VALIDATE) codes $(CODES)
-
-# STEP_COSTS="--strategies ddp,zero3 world_size=4" for other cells
-STEP_COSTS ?= --rounds 3 --steps 6 --out results/step_costs/cpu.csv --strategies ddp,zero1,zero2,zero3,$(FREE),$(LEVERS)
-LEVERS = zero1:overlap_gather=false,zero1:bucket_bytes=25MiB
-FREE = free:ddp,free:zero1
-# Two nodes joined at 1 Gbit/s, which needs the rights of root.
-STEP_COSTS_LINK ?= --link 1 --rounds 2 --steps 8 --out results/step_costs/link.csv \
-  --strategies ddp,zero1,zero2,zero3,fsdp2,megatron,zero1:overlap_gather=false,zero2:overlap_gather=false
-step-costs: setup
-	$(VALIDATE) step-costs $(STEP_COSTS)
-	$(VALIDATE) step-costs $(STEP_COSTS_LINK)
-	$(RUN) tools/docs/pages.py
 
 # BUDGETS="results/budgets/tiers.yaml" for some of them
 budget: setup

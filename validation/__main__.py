@@ -17,18 +17,15 @@ NAMES = {
     "published": ("published.command", "the papers' figures: formula, simulated, printed"),
     "published-runs": ("published_runs.peaks", "others' measured peaks and our estimates"),
     "predicted-here": ("predicted_here", "steps of this machine and predictions that were written before them"),
-    "link-rates": ("link_rates", "collectives of a series over a link, and the link's rate"),
     "predicted-runs": ("predicted_runs", "others' measured throughput and our predictions; fits the scales"),
     "predicted-maps": (
         "predicted_maps",
         "the fastest strategy over model and ranks, break-even networks, live options",
     ),
     "versions": ("releases", "bytes and volume of DDP, FSDP2 and ZeRO under releases of torch"),
-    "codes": ("quantization_error", "the error of ZeRO++'s quantization, tensor by tensor"),
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),
     "blind": ("blind", "cells drawn by a seed: predictions, then the runs that they predict"),
     "kills": ("kills", "200 cells under random kills, compared with an undisturbed sweep"),
-    "step-costs": ("step_costs", "where the time of a step goes, by kind of work and by thread"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 9 minutes"),
     "gpu-runs": ("gpu_runs", "a GPU's peaks and steps beside estimates and predictions made without one"),
 }

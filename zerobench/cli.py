@@ -110,7 +110,6 @@ REMOVED = {
     "estimate --published": "make published-runs",
     "predict --published": "make predicted-runs",
     "versions": "make versions",
-    "codes": "make codes",
     "gpu-suite": "make gpu-suite",
     "bisect": "git bisect run zerobench budget check FILE",
     "history": "zerobench budget check --benchmark-json FILE",

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from tests.cells import cell
-from validation.quantization_error import QuantizationError
 from zerobench.config import combinations, schema_memory
 from zerobench.config.flat import base_name
 from zerobench.predict.quantized_share import coded_share, units_of
@@ -145,11 +144,3 @@ def test_the_share_in_codes_is_that_of_units_that_sent_bytes() -> None:
     traffic = [row("(root)", "bfloat16"), row("a", "uint8"), row("a", "float32"), row("(kept)", "uint8", control=True)]
     assert coded_share(traffic, "all_gather", units) == 30 / 135
     assert coded_share(traffic, "reduce_scatter", units) == 0
-
-
-def test_an_error_is_told_in_decibels() -> None:
-    exact = torch.tensor([3.0, -4.0])
-    error = QuantizationError.of(exact, exact + 0.05)
-    assert error.snr_db == pytest.approx(10 * torch.log10(torch.tensor(25 / 0.005)).item(), rel=1e-4)
-    assert (error.bias, error.largest) == pytest.approx((0.05 / 3.5, 0.05 / 4), rel=1e-4)
-    assert QuantizationError.of(exact, exact).snr_db == float("inf")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from tests.unit.test_status_show_prune import make
 from validation.kills import Campaign, digest, judge
@@ -26,6 +27,17 @@ def campaign(tmp_path: Path) -> Campaign:
     made.state.seen = {path.name: digest(path) for path in (hit, again)}
     made.state.sent = [(json.loads((hit / "run.json").read_text())["started"], "SIGKILL command")]
     return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["memory", "traffic", "tensors"])
+def test_a_difference_in_a_long_table_alone_is_found(campaign: Campaign, table: str) -> None:
+    again = next(name for name in campaign.state.seen if "-2-x" not in name)
+    path = campaign.killed / again / f"{table}.parquet"
+    rows = parquet.read_table(path)
+    parquet.write_table(rows.slice(0, len(rows) - 1), path)
+    campaign.state.seen[again] = digest(path.parent)
+    assert judge(campaign, 1, ["two"], [])[1] == [f"{again}: {table}: 1 rows are missing, 0 are new"]
 
 
 @pytest.mark.slow

@@ -36,8 +36,8 @@ CELLS = {
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
 
 MEASURED = (
-    "answer", "memory_cap", "stage_traffic", "step_costs", "step_costs_link", "versions", "offload", "offload_time",
-    "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "codes", "activation", "buffers", "arena",
+    "answer", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
+    "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
     "settings", "accumulation", "outside_ledger",
 )  # fmt: skip
 """Functions of measured.py that are named as their blocks."""
@@ -45,7 +45,7 @@ MEASURED = (
 PREDICTED = (
     "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
     "memory_verdicts", "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
-    "predicted_here", "predicted_options", "link_rates", "map_fastest", "map_scaling", "map_break_even", "map_options",
+    "predicted_here", "predicted_options", "map_fastest", "map_scaling", "map_break_even", "map_options",
     "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
 )  # fmt: skip
 """Functions of predicted.py that are named as their blocks."""

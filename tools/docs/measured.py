@@ -6,9 +6,8 @@ A function is named as its block. It returns rows for the block's template in bl
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +21,6 @@ from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, loa
 from tools.docs.render import MiB, render, table
 from validation.releases import MeasuredRelease, Release
 from validation.releases import rows_of as rows_of_releases
-from validation.step_costs import ALONE, StepCost, ratios
-from validation.store import read
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.judging.budget_file import read_budget
 from zerobench.plots.losses import losses
@@ -103,29 +100,6 @@ def stage_traffic() -> Iterator[Any]:
             yield SimpleNamespace(
                 **sums, strategy=run.strategy, psi=run.psi, phase=phase, operator=operator, collective=kind
             )
-
-
-def step_costs(name: str = "cpu", columns: Sequence[str] = ()) -> str:
-    """CPU time of a step by kind of work, of each strategy and lever (`make step-costs`)."""
-    kinds = ("forward", "backward", "update", "copies", "transfers", "sums", "optimizer", "checks", "engine", "backend")
-    columns = columns or ("cpu", *kinds, "waiting")
-    rows = read(RESULTS / f"step_costs/{name}.csv", StepCost)
-    names = list(dict.fromkeys(row.strategy for row in rows))
-    base = next(name for name in names if name != ALONE)
-    lines = []
-    for name in names:
-        same, over = [row for row in rows if row.strategy == name], ratios(rows, name, base)
-        shown = [f"{median(over):.3f}", f"{min(over):.3f}–{max(over):.3f}", f"{median(r.wall for r in same):.0f}"]
-        lines.append([f"`{name}`", *shown, *(f"{median(getattr(r, c) for r in same):.1f}" for c in columns)])
-    first, rounds = rows[0], max(row.launch for row in rows) + 1
-    link = f"{first.link:g} Gbit/s; " if first.link else ""
-    words = f"({link}{rounds} rounds; {first.processor}, torch {first.torch}, code `{first.commit[:7]}`.)"
-    return table(["", f"step / {base}", "lowest to highest", "step, ms", *columns], lines) + f"\n\n{words}"
-
-
-def step_costs_link() -> str:
-    """A step whose ranks are joined by a link (`make step-costs`)."""
-    return step_costs("link", ("cpu", "backend", "waiting"))
 
 
 ALWAYS = ("peak_bytes", "states_bytes", "volume_psi")
@@ -276,22 +250,6 @@ def zeropp_error() -> str:
 
 def _last_loss(results: Results, cell: Any) -> float:
     return float(losses_of(results, cell).iloc[-LAST:].mean())
-
-
-def codes() -> str:
-    """Signal to noise of matrices and vectors, by what is coded."""
-    rows = pd.read_csv(REFERENCE / "zeropp/codes.csv")
-    is_matrix = rows["name"].str.endswith(".weight") & ~rows["name"].str.contains("norm")
-    is_weight, is_position = rows["what"] == "weights", rows["name"] == "position_embedding.weight"
-    matrices = rows[is_matrix & is_weight & ~is_position]["snr_db"]
-    positions = rows[is_weight & is_position]["snr_db"].iloc[0]
-    sums = rows[is_matrix & ~is_weight]["snr_db"]
-    least = [rows[~is_matrix & which]["snr_db"].min() for which in (is_weight, ~is_weight)]
-    return (
-        f"- matrices: {matrices.min():.1f} to {matrices.max():.1f} dB as int8 weights, the position embedding"
-        f" {positions:.1f} dB; {sums.min():.1f} to {sums.max():.1f} dB as int4 gradients\n"
-        f"- vectors, at worst: {least[0]:.1f} dB as weights, {least[1]:.1f} dB as gradients"
-    )
 
 
 def activation() -> list[Any]:

@@ -19,7 +19,6 @@ from analysis import largest_model as largest
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
-from validation import link_rates as links
 from validation import predicted_here as here
 from validation import predicted_maps as maps
 from validation import predicted_runs as runs
@@ -226,21 +225,6 @@ def predicted_options() -> Iterator[Any]:
     """What options add to a step of this machine, predicted and measured (`make predicted-here`)."""
     for row, predicted, measured in here.effects(here.predicted(RESULTS / "predicted_here/options/cpu.csv")):
         yield SimpleNamespace(row=row, predicted=predicted, measured=measured)
-
-
-VIA = {"seam": "ours", "torch": "torch's"}
-
-
-def link_rates() -> str:
-    """Collectives of a series over a link, over the seconds of their bytes at its rate (`make link-rates`)."""
-    rows = read(RESULTS / "predicted_here/link_rates.csv", links.LinkRow)
-    sizes = sorted({row.bytes for row in rows})
-    rates = {(row.via, row.collective, row.ranks, row.link_gbit_s, row.bytes): row.over_rate for row in rows}
-    lines = [
-        [VIA[key[0]], key[1], str(key[2]), f"{key[3]:g}", *(f"{rates[*key, size]:.2f}" for size in sizes)]
-        for key in sorted({key[:-1] for key in rates})
-    ]
-    return table(["", "collective", "N", "Gbit/s", *(f"{size / 2**20:g} MiB" for size in sizes)], lines, 4)
 
 
 # -- predicted time: maps --------------------------------------------------------------------------

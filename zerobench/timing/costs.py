@@ -360,8 +360,8 @@ GLOO_SENDS = {"reduce_scatter": 2.0}
 
 LARGE_BYTES = 2 * 2**20
 OVER_RATE = {("torch", "all_gather", False): 1.45, ("seam", "reduce_scatter", True): 1.17}
-"""(via, collective, more than two ranks) -> seconds over those of the link's rate if a rank sends LARGE_BYTES or more
-(python -m validation link-rates).
+"""(via, collective, more than two ranks) -> seconds over those of the link's rate if a rank sends LARGE_BYTES or more,
+measured in series of ten.
 
 torch's all-gather between two ranks on gloo: the request for the next slice waits behind the data of the last in the
 same connection, so that the directions partly take turns; in larger groups it has a connection of its own. Our
