@@ -14,7 +14,7 @@ from tests.cells import cell
 from tests.distributed.variants import account
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
-from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
+from zerobench.config.schema_memory import CpuOffload
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of
@@ -25,19 +25,14 @@ from zerobench.zero import Offload, initialize
 
 N = 2
 HALF = Bf16(tile_bytes=16 * 1024)
-FILES = NvmeOffloadConfig(block_bytes=64 * 1024)
 
 CELLS: dict[str, dict[str, Any]] = {
     "zero1 cpu": {"offload": CpuOffload()},
     "zero2 cpu": {"offload": CpuOffload()},
     "zero1 gradients stay": {"offload": CpuOffload(gradients=False)},
     "zero1 gradients alone": {"offload": CpuOffload(optimizer=False)},
-    "zero2 cpu, twice": {"offload": CpuOffload(), "accumulation": 2},
-    "zero3 cpu, wide": {"offload": CpuOffload(), "precision": Bf16(gradient_dtype="fp32", wire_dtype="bf16")},
-    "zero1 nvme": {"offload": FILES},
-    "zero3 nvme": {"offload": FILES},
 }
-"""In bf16 with fp32 masters: the paper's rows, and what test_links.py has not."""
+"""The paper's rows, in bf16 with fp32 masters. All tiers against theory: test_links.py."""
 
 
 @dataclass

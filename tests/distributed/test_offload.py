@@ -30,19 +30,8 @@ PAPERS_ROWS = {"zero1 gradients alone": 2 + 12 / N, "zero1 gradients stay": 4, "
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, thorough: bool) -> dict[str, Measured]:
-    cells = CELLS if thorough else {name: more for name, more in CELLS.items() if name in PAPERS_ROWS}
-    return offloaded.measure(tmp_path_factory.mktemp("ranks"), cells)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", CELLS)
-def test_every_tier_holds_what_theory_says(measured: dict[str, Measured], name: str) -> None:
-    one = measured[name]
-    prediction = one.prediction
-    assert one.most("device", "states") == prediction.states_bytes
-    assert one.most("host", "states") == prediction.host_bytes
-    assert one.most("nvme", "total") == prediction.file_bytes
+def measured(tmp_path_factory) -> dict[str, Measured]:
+    return offloaded.measure(tmp_path_factory.mktemp("ranks"), CELLS)
 
 
 def test_the_papers_rows(measured: dict[str, Measured]) -> None:

@@ -20,7 +20,6 @@ from zerobench.sweep import cell as cells
 from zerobench.theory.closed_forms import from_json
 from zerobench.worker import RankJob, run_rank
 
-STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
 ACCOUNTED = Measure(steps=2, warmup=2, passes="accounted")
 
 
@@ -39,30 +38,15 @@ def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
     return mine.reset_index(drop=True)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "n", "more"),
-    [
-        *(pytest.param(strategy, 2, {}, marks=pytest.mark.thorough) for strategy in STRATEGIES),
-        pytest.param("ddp", 4, {"precision": Bf16()}, marks=pytest.mark.thorough),
-        pytest.param("zero1", 3, {"accumulation": 2}, marks=pytest.mark.thorough),
-        pytest.param("zero2", 4, {"precision": Bf16(), "rank": 3}, marks=pytest.mark.thorough),
-        pytest.param("zero3", 3, {"rank": 2}, marks=pytest.mark.thorough),
-        pytest.param("zero3", 4, {}, marks=pytest.mark.thorough),
-        pytest.param("zero2", 4, {"shard_group": 2, "node_size": 2}, marks=pytest.mark.thorough),
-        ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(), "node_size": 2, "precision": Bf16()}),
-    ],
-)
-def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
-    tmp_path: Path, strategy: str, n: int, more: dict[str, Any]
-) -> None:
-    more = dict(more)
-    which = more.pop("rank", 0)
-    real, there = measured(tmp_path, strategy, n, measure=ACCOUNTED, **more)
-    simulated, here = measured(tmp_path, strategy, n, backend="simulated", rank=which, **more)
-    assert set(here.memory["rank"]) == {which}
-    ours, theirs = (of_rank(which, one.memory).drop(columns="allocations") for one in (here, there))
+def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(tmp_path: Path) -> None:
+    """Every variant, on fake tensors as well: test_fake_equality.py."""
+    more: dict[str, Any] = {"zeropp": schema_memory.AllOfZeropp(), "node_size": 2, "precision": Bf16()}
+    real, there = measured(tmp_path, "zero3", 4, measure=ACCOUNTED, **more)
+    simulated, here = measured(tmp_path, "zero3", 4, backend="simulated", rank=0, **more)
+    assert set(here.memory["rank"]) == {0}
+    ours, theirs = (of_rank(0, one.memory).drop(columns="allocations") for one in (here, there))
     pd.testing.assert_frame_equal(ours, theirs)  # what lives for a moment in an exchange is the backend's
-    pd.testing.assert_frame_equal(of_rank(which, here.traffic), of_rank(which, there.traffic))
+    pd.testing.assert_frame_equal(of_rank(0, here.traffic), of_rank(0, there.traffic))
     assert simulated.passes_agree is None  # it is accounted, no more
     assert set(here.steps["mode"]) == {"accounted"}
     assert simulated.volume_psi == real.volume_psi
@@ -103,9 +87,7 @@ def test_a_rank_is_one_of_a_simulated_world() -> None:
     assert cell("zero1", 2, rank=2, backend="simulated").problems == ("rank=2: must be from 0 to 1, below world_size",)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["megatron", "zero3", *(pytest.param(s, marks=pytest.mark.thorough) for s in STRATEGIES[:3])]
-)
+@pytest.mark.parametrize("strategy", ["megatron", "zero3"])
 def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     row, results = measured(tmp_path, strategy, 64, "wide", backend="simulated")
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
