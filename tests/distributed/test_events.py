@@ -199,13 +199,6 @@ def test_events_of_nodes_in_a_simulated_world(tmp_path: Path) -> None:
     assert hops == {(2, False), (2, True)}, "one hop inside the node, one between nodes"
 
 
-@pytest.mark.thorough
-def test_events_replayed_are_the_tables_of_four_ranks() -> None:
-    for records in records_of(FOUR_RANKS, 4).values():
-        for record in records:
-            check(record)
-
-
 def test_what_is_patched_is_put_back() -> None:
     c10d: Any = torch._C._distributed_c10d
     before = dict(vars(c10d.Work)), dict(vars(c10d.ProcessGroup))  # a method that is read from its class does not bind

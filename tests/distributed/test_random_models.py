@@ -234,13 +234,6 @@ def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) 
     assert wrong == {}
 
 
-@pytest.mark.thorough
-def test_two_real_ranks_do_as_well(tmp_path) -> None:
-    configs = [random_config(seed, STRATEGIES[seed], 2, backend="gloo") for seed in range(REAL)]
-    records = account_each(configs, tmp_path, ranks=2)
-    assert [[*off(*run)] for run in zip(configs, records, strict=True)] == [[]] * REAL
-
-
 FORGOTTEN = ("fresh", "full", "received", "wire", "unit", "tile", "unsynced", "secondary")
 
 

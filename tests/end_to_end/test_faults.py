@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 import zerobench
 from tests.end_to_end.command import SMALL, heed_ctrl_c
@@ -71,14 +70,3 @@ def test_a_timeout_is_a_row(tmp_path: Path) -> None:
     assert "launch.timeout_s=1 was over" in run.reason
     log = tmp_path / "results/runs" / run.run_id / "logs/timed/rank0.log"
     assert "run_rank" in log.read_text()
-
-
-@pytest.mark.thorough
-def test_a_killed_sweep_leaves_no_process_and_no_run(tmp_path: Path) -> None:
-    """Its half-written run goes with the next sweep: test_sweeps.py."""
-    sweep = start(tmp_path, "strategy=zero2", "world_size=2", *LONG)
-    below = [*ranks_of(sweep, 2), *psutil.Process(sweep.pid).children()]
-    sweep.kill()
-    sweep.communicate()
-    wait_until_gone(below)
-    assert len(zerobench.load(tmp_path / "results/runs").runs) == 0

@@ -90,7 +90,7 @@ def test_a_killed_job_is_a_row_and_the_next_attempt_another_job(tmp_path: Path, 
     killed = []
     while len(killed) < 2 and process.poll() is None:
         time.sleep(0.1)
-        for board in (tmp_path / "results" / JOBS).glob("*/.sweep-*"):
+        for board in (tmp_path / "results" / JOBS).glob("*/.sweep-*/"):
             up = read_board(board)
             if up is not None and up.pid not in killed and up.launches[0].state == "running":
                 killed.append(up.pid)
@@ -130,7 +130,7 @@ def test_ray_runs_cells_on_two_workers_and_a_killed_one_is_a_row(tmp_path: Path)
     killed = set[Path]()
     while len(killed) < 2 and process.poll() is None:
         time.sleep(0.2)
-        for path in (tmp_path / "results" / JOBS).glob("*/.sweep-*"):
+        for path in (tmp_path / "results" / JOBS).glob("*/.sweep-*/"):
             board = read_board(path)
             if board is not None and path not in killed and "steps=100000" in board.launches[0].name:
                 worker = psutil.Process(board.pid).parent()

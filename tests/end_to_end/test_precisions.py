@@ -1,4 +1,4 @@
-"""Mixed precision, clipping and loss scaling as a user types them, under every strategy."""
+"""Loss scaling as a user types it: an overflow is skipped and told."""
 
 from __future__ import annotations
 
@@ -9,34 +9,6 @@ import pytest
 import zerobench
 from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as run
-
-ALL = "strategy=ddp,zero1,zero2,zero3,megatron"
-
-
-@pytest.mark.thorough
-def test_half_precision_clipped_and_accumulated_trains_alike_under_every_strategy(tmp_path: Path) -> None:
-    more = ["precision=bf16", "clip=0.5", "accumulation=2", "optimizer=adagrad", "world_size=2"]
-    done = run("-m", ALL, *more, *SMALL, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr + done.stdout
-    results = zerobench.load(tmp_path / "results/runs")
-    runs = results.runs.set_index("strategy")
-    assert runs.passes_agree.all()
-    assert set(runs.optimizer) == {"adagrad/fused, clipped at 0.5"}
-    assert dict(runs.precision.items()) == dict.fromkeys(runs.index, "bf16") | {"megatron": "bf16, gradient_dtype=fp32"}
-    ddp = runs.loc["ddp"]
-    assert runs.loss_last.to_list() == pytest.approx([ddp.loss_last] * 5, rel=1e-2)
-    assert runs.grad_norm_last.to_list() == pytest.approx([ddp.grad_norm_last] * 5, rel=2e-2)
-    # masters are whole under DDP and shared elsewhere
-    assert ddp.max_master_bytes == 4 * ddp.psi
-    others = runs.drop(index="ddp")
-    assert others.max_master_bytes.to_list() == pytest.approx([2 * ddp.psi] * 4, rel=0.1)
-    assert (results.steps.clip_norm > 0).all()
-    assert (results.steps.grad_norm > 0).any()
-    assert set(runs.training) == {"reference", "close"}
-    shown = run("show", "zero2 gpt_tiny N=2 b=16 a=2 bf16 adagrad", cwd=tmp_path).stdout
-    assert "bf16, adagrad (lr=0.01," in shown
-    assert "clipped at 0.5 (norm 2)" in shown
-    assert "gradient norm" in shown
 
 
 @pytest.mark.thorough

@@ -76,7 +76,7 @@ def replace_by_a_file(folder: Path) -> None:
 
 def take_for_abandoned(folder: Path) -> None:
     """Removes what is being written, as a process of another machine does after this one has slept for long."""
-    for partial in folder.glob(".partial-*"):
+    for partial in folder.glob(".partial-*/"):
         shutil.rmtree(partial)
 
 
