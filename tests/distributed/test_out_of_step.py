@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.ranks import run_ranks
 from zerobench import initialize
 from zerobench.zero import Zeropp
-from zerobench.zero.comm import hang_watch
-from zerobench.zero.comm.hang_watch import Position, circle, out_of_step
+from zerobench.zero.comm import out_of_step
+from zerobench.zero.comm.out_of_step import Position, circle
 
 SOON_S, GROUP_S = 30.0, 60.0
 """For all that a case does, on a machine that is busy, and the group's timeout, after which gloo alone would raise."""
@@ -175,17 +175,17 @@ def leaves_before_gathers(engine: Any, rank: int) -> None:
 
 def end(engine: Any) -> None:
     """Closes this rank's connections, as the end of its process does."""
-    hang_watch.break_connections(engine.comm.group)
+    out_of_step.break_connections(engine.comm.group)
     engine.comm.group.get_group_store().set("ended", "")
     raise RuntimeError("left")
 
 
 def is_slow(engine: Any, rank: int) -> None:
     if rank == 0:
-        time.sleep(3 * hang_watch.PATIENCE_S)
+        time.sleep(3 * out_of_step.PATIENCE_S)
     loss = engine(data(rank))
     if rank == 1:
-        time.sleep(3 * hang_watch.PATIENCE_S)
+        time.sleep(3 * out_of_step.PATIENCE_S)
     engine.backward(loss)
     engine.step()
 
@@ -213,7 +213,7 @@ def hear(rank: int, act: Act, strategy: str, options: dict[str, Any]) -> Heard:
 
 def hear_all(rank: int, n: int, folder: str, cases: list[Case], answer_s: float = SOON_S) -> list[Heard]:
     """Each case in a process group of its own, for a fault breaks it. `answer_s`: for ranks that answer, but late."""
-    hang_watch.PATIENCE_S, hang_watch.LOOK_S, hang_watch.ANSWER_S = 0.25, 0.05, answer_s
+    out_of_step.PATIENCE_S, out_of_step.LOOK_S, out_of_step.ANSWER_S = 0.25, 0.05, answer_s
     dist.barrier()  # a rank that has connected would close the group on one that is still connecting
     heard = []
     for number, (act, strategy, options) in enumerate(cases):
@@ -319,7 +319,7 @@ def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
 
 
 def waits(rank: int, channel: str, **launched: int) -> Position:
-    return Position(rank, channel, launched[channel], f"at {channel}", launched, [0, 1, 2])
+    return Position(rank, f"at {channel}", launched, channel, launched[channel], [0, 1, 2])
 
 
 def test_ranks_that_wait_in_a_circle_are_told_from_slow_ones() -> None:
@@ -327,11 +327,15 @@ def test_ranks_that_wait_in_a_circle_are_told_from_slow_ones() -> None:
     assert circle([a, b]) == [a, b]
     assert circle([a]) == [], "rank 1 computes"
     assert circle([a, waits(1, "b", a=2, b=2)]) == [], "rank 0's wait is about to end"
-    assert circle([a, Position(1, None, launched={"a": 1})]) == [], "rank 1 does not wait"
+    assert circle([a, Position(1, "", {"a": 1})]) == [], "rank 1 does not wait"
     c = waits(2, "a", a=2, b=2)
     assert circle([a, b, c]) == [a, b, c], "rank 2 waits for rank 1, which will never come"
-    apart = Position(2, "c", 1, "", {"a": 2, "b": 2, "c": 1}, [2])
+    apart = Position(2, "", {"a": 2, "b": 2, "c": 1}, "c", 1, [2])
     assert circle([a, b, apart]) == [a, b], "nobody else is to launch it"
-    assert out_of_step([b, a, c]).startswith("the ranks are out of step: ranks 0 and 2 are at a, rank 1 is at b; every")
-    one, other = Position(0, None, 0, "here", {"a": 1}), Position(1, None, 0, "here", {"a": 1, "b": 3})
-    assert "ranks 0 and 1 are here, of b rank 0 had 0, rank 1 had 3; every rank" in out_of_step([one, other])
+    assert out_of_step.out_of_step([b, a, c]).startswith(
+        "the ranks are out of step: ranks 0 and 2 are at a, rank 1 is at b; every"
+    )
+    one, other = Position(0, "here", {"a": 1}), Position(1, "here", {"a": 1, "b": 3})
+    assert "ranks 0 and 1 are here, of b rank 0 had 0, rank 1 had 3; every rank" in out_of_step.out_of_step(
+        [one, other]
+    )

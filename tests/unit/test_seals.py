@@ -1,39 +1,59 @@
-"""Seals: ranks that have launched other collectives than one another hear of it in their next agreement.
+"""Checksums: ranks that have launched other collectives than one another hear of it in their next agreement.
 
 And stamps: those of every hop are looked at.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from zerobench.zero.comm.base import Comm
-from zerobench.zero.comm.checked_later import Sealed
 from zerobench.zero.comm.gloo import tag_of
 from zerobench.zero.comm.hierarchical import Hierarchical, Nodes, ShardGroup
+from zerobench.zero.comm.out_of_step import CountedComm
 
 FLAGS = [1, 0, 0, 1, 0]
 GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
 
 
+class Together(Comm):
+    """Takes the maximum with all flags that were sent before."""
+
+    def __init__(self, sent: list[torch.Tensor]) -> None:
+        self.sent = sent
+
+    def maximum(self, flags: torch.Tensor) -> None:
+        self.sent.append(flags.clone())
+        flags.copy_(torch.stack(self.sent).amax(0))
+
+
 def agree(ranks: list[tuple[tuple[str, str], ...]], asks: tuple[str, str] = ("step", "step")) -> list[list[int]]:
     """Each rank's reading of the maximum of all flags, after the collectives that it has launched."""
-    comms = [Sealed(Comm(), {}) for _ in ranks]
-    sealed = []
-    for comm, launched, what in zip(comms, ranks, asks, strict=True):
-        for kind, unit in launched:
-            comm.count(kind, unit)
-        flags = torch.tensor(FLAGS, dtype=torch.int32)
-        comm.seal(flags, what)
-        sealed.append(flags)
-    most = torch.stack(sealed).amax(0)
-    return [comm.unseal(most.tolist(), what) for comm, what in zip(comms, asks, strict=True)]
+    sent: list[torch.Tensor] = []
+    watch: Any = SimpleNamespace(launched={}, differ=lambda what, asked: RuntimeError(f"the ranks: {what}, {asked}"))
+
+    def agreed() -> list[list[int]]:
+        return [
+            CountedComm(Together(sent), watch, Counter(f"{kind} of {unit}" for kind, unit in launched)).agree(
+                torch.tensor(FLAGS, dtype=torch.int32), torch.zeros(len(FLAGS), dtype=torch.int32), what
+            )
+            for launched, what in zip(ranks, asks, strict=True)
+        ]
+
+    with suppress(RuntimeError):  # the flags of both ranks are sent before they are compared
+        agreed()
+    return agreed()
 
 
 def test_ranks_that_launched_the_same_agree() -> None:
     assert agree([GATHERS, GATHERS]) == [FLAGS, FLAGS]
-    assert agree([GATHERS, GATHERS[::-1]]) == [FLAGS, FLAGS]  # their order is the stamps' business
+    assert agree([GATHERS, GATHERS[::-1]]) == [FLAGS, FLAGS]  # the stamps compare their order
 
 
 @pytest.mark.parametrize(

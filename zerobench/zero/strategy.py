@@ -285,6 +285,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """Returns the trainable parameters with a piece in `unit`, in order."""
         return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
 
+    def names_in(self, unit: str) -> list[str]:
+        """Names the trainable parameters of the unit of that name, for messages about its collectives."""
+        pieces = [piece for each in self.units if each.name == unit for piece in each.layout.pieces]
+        return [self.names[number] for number in dict.fromkeys(piece.parameter for piece in pieces)]
+
     def _check_frozen(self) -> None:
         unfrozen = next((p for p in self.frozen if p.requires_grad), None)
         if unfrozen is not None:

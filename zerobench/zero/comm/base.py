@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,19 @@ import torch.distributed as dist
 from .desync import Stamp
 from .streams import Handle
 
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-
 T = TypeVar("T")
 
 Sizes = Sequence[int] | None
 """Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
+
+
+class ServedEngine(Protocol):
+    """An engine as messages about its collectives name it."""
+
+    steps: int
+
+    def names_in(self, unit: str) -> list[str]:
+        """Names the parameters of a unit."""
 
 
 class Comm:
@@ -95,22 +101,21 @@ class Comm:
         """Returns the source from which a unit of stage 3, with slices of these `sizes`, fills its full parameters."""
         return ShardAllGather(self, sizes)
 
-    def serves(self, engine: Strategy) -> None:
+    def serves(self, engine: ServedEngine) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
 
     def check_stamps(self) -> None:
         """Checks the stamps that have reached the host since the last call, without waiting; called once per step."""
 
-    def seal(self, flags: torch.Tensor, what: str) -> None:
-        """Adds a checksum of the launched collectives to `flags`, (n,) int32 of 0 and 1, before their maximum."""
+    def agree(self, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
+        """Returns the maximum over the ranks of `flags`, (n,) int32 of 0 and 1 on the host, before an update.
 
-    def unseal(self, flags: list[int], what: str) -> list[int]:
-        """Removes the checksum of `seal` from the maximum. Raises RuntimeError if the ranks' checksums differ."""
-        return flags
-
-    def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
-        """Builds the error for ranks whose checksums differ in `unseal`: this rank is at `what`, after `asked`."""
-        return RuntimeError(f"{what}: the ranks launched different collectives before it; this rank launched {asked}")
+        `sent`: a tensor like it, from which they are sent. `what`: the operation, which must be equal on all ranks.
+        Raises RuntimeError if it is not, or if the ranks launched different collectives before it.
+        """
+        sent.copy_(flags)
+        self.maximum(sent)
+        return sent.tolist()
 
     def forget(self) -> None:
         """Drops the state of earlier exchanges, because other weights are loaded."""
@@ -165,9 +170,6 @@ class WrappedComm(Comm):
         """Runs `launch`, which starts a collective of kind `kind` below that sends `sent`."""
         return launch()
 
-    def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
-        return self._below.disagreement(what, asked)
-
     def forget(self) -> None:
         self._below.forget()
 
@@ -176,9 +178,6 @@ class WrappedComm(Comm):
 
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         return self._below.call(channel, run, group)
-
-    def serves(self, engine: Strategy) -> None:
-        self._below.serves(engine)
 
     def check_stamps(self) -> None:
         self._below.check_stamps()

@@ -3,7 +3,7 @@
 A full buffer has N slices of `shard_numel` elements; slice j belongs to rank j. Slices are sent and received in pieces,
 all asynchronously, so that both directions are busy. gloo pairs the nth send of a tag with the nth receive of that tag.
 So each kind of collective, unit and size has its own tag: transfers that do not belong together never match (if their
-sizes differed, gloo would abort the process), and comm/hang_watch.py reports the ranks that then wait for each other.
+sizes differed, gloo would abort the process), and comm/out_of_step.py reports the ranks that then wait for each other.
 
 [Note: true reduce-scatter on gloo]
 gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice the necessary bytes and leaves the

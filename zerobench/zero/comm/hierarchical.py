@@ -40,7 +40,7 @@ from .backends import FAKE, GroupComm, NcclComm, StagedComm, backend_for
 from .base import Comm, Sizes, WrappedComm
 from .desync import Stamp
 from .gloo import GlooComm
-from .hang_watch import watched
+from .out_of_step import watched
 from .streams import Handle
 
 KINDS: dict[tuple[str, str], type[GroupComm]] = {

@@ -33,7 +33,7 @@ def in_normal_mode(run: Callable[P, R]) -> Callable[P, R]:
         with torch.inference_mode(False), torch.no_grad():
             return run(*args, **kwargs)
 
-    outside.__code__ = outside.__code__.replace(co_name=run.__name__)  # tracebacks and hang_watch.py name the method
+    outside.__code__ = outside.__code__.replace(co_name=run.__name__)  # tracebacks and out_of_step.py name the method
     return wraps(run)(outside)
 
 

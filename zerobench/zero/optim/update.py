@@ -108,10 +108,7 @@ class Update:
             # flags are made on the host, and agreed upon there if the process group can: no wait for a device
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1
-            self.comm.seal(mine, what)
-            self._used_flags.copy_(mine)
-            self.comm.maximum(self._used_flags)
-            flags = self.comm.unseal(self._used_flags.tolist(), what)
+            flags = self.comm.agree(mine, self._used_flags, what)
             self.used = {i for i, flag in enumerate(flags) if flag}
         for segment in self.segments:
             segment.used = segment.segment.parameter in self.used

@@ -1,0 +1,459 @@
+"""Finds ranks that are out of step: all raise one message within seconds, before the group's timeout.
+
+    1. count      each rank counts its launches and notes its current wait, in memory
+    2. agree      the agreement before an update compares a checksum of the counts, at no cost in bytes
+    3. publish    a wait longer than PATIENCE_S is published in the process group's store, as a Position
+    4. compare    a thread reads the other ranks' positions; a slow rank is waited for until the group's timeout
+    5. settle     in a circle of waits the ranks agree on one message, break the connection, and all raise it
+
+A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
+
+[Note: a circle of waiting ranks]
+A rank *lacks* a collective that another rank waits for if it has launched that channel fewer times. A rank that lacks
+it while it computes, or writes a file for minutes, is only slow. But if it is itself waiting for a collective that the
+other rank lacks, neither can ever proceed. So
+
+    a fault := a set of ranks that all wait, each for a collective that another rank of the set lacks
+
+Counts only grow, and a waiting rank launches nothing. Positions that were published at different times, or are out of
+date, therefore show no false circle: for the first rank to leave it, another rank would have had to leave before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from .. import labels
+from .backends import FAKE
+from .base import Comm, ServedEngine, Sizes, Source, WrappedComm
+from .desync import DesyncError, Stamp
+from .streams import Handle
+
+RULE = (
+    "every rank must make the same calls of the engine, run the same modules in the same order and have as many"
+    " gradients of each parameter"
+)
+
+MOST_NAMED = 4
+"""Maximum number of ranks that a message names, if many are at one position."""
+
+MOST_PARAMETERS_NAMED = 2
+"""Maximum number of a unit's parameters that a message names."""
+
+PATIENCE_S = 2.0
+"""Duration of a wait, in seconds, after which it is published."""
+
+RANKS_A_SECOND = 32
+"""Ranks per additional second of patience: each waiting rank reads all positions, which loads the store."""
+
+LOOK_S = 0.5
+"""Interval, in seconds, at which the thread checks for a long wait."""
+
+ANSWER_S = 3.0
+"""Time, in seconds, for the other ranks to publish their positions once the connection has broken."""
+
+BREAK_TAG = 0x7FFFFFFF
+"""Tag of a message that is never sent."""
+
+HERE = str(Path(__file__).parent.parent)
+NOT_THE_CALLER = (str(Path(torch.__file__ or "").parent), contextlib.__file__)
+"""Files of the frames between the engine's frames and the caller's."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Position:
+    """A rank's position: the collective that it waits for, and how many collectives it has launched.
+
+    `words`    a description for messages, with the program's line
+    `launched` number of collectives that this rank has launched, by channel
+    `channel`  the collective that it waits for, with all that must be equal on the ranks
+    `number`   its number in that channel, from 1; 0: the rank is not waiting
+    `peers`    the ranks that must launch it
+    """
+
+    rank: int
+    words: str
+    launched: dict[str, int]
+    channel: str = ""
+    number: int = 0
+    peers: list[int] = field(default_factory=list)
+
+    def lacks(self, other: Position) -> bool:
+        """Returns True if `other` waits for a collective that this rank has not launched."""
+        return self.rank in other.peers and self.launched.get(other.channel, 0) < other.number
+
+
+def circle(positions: Iterable[Position]) -> list[Position]:
+    """Returns the positions of ranks in a deadlock, or an empty list. [Note: a circle of waiting ranks]"""
+    waiting = [position for position in positions if position.number]
+    while True:  # drop ranks that can proceed, until the set no longer shrinks: the rest wait for each other
+        held_up = [position for position in waiting if any(other.lacks(position) for other in waiting)]
+        if len(held_up) == len(waiting):
+            return held_up
+        waiting = held_up
+
+
+def out_of_step(positions: Sequence[Position]) -> str:
+    """Returns an error message for ranks at different positions, or at one position with different counts."""
+    counts = "" if len({position.words for position in positions}) > 1 else f", {difference(positions)}"
+    return f"the ranks are out of step: {places(positions)}{counts}; {RULE}"
+
+
+def difference(positions: Sequence[Position]) -> str:
+    """Names the first channel whose number of launches differs between the ranks."""
+    for channel in dict.fromkeys(channel for position in positions for channel in position.launched):
+        counts = {position.rank: position.launched.get(channel, 0) for position in positions}
+        if len(set(counts.values())) > 1:
+            return f"of {channel} " + ", ".join(f"rank {rank} had {count}" for rank, count in counts.items())
+    return "with as many of every collective"
+
+
+def places(positions: Iterable[Position]) -> str:
+    """Describes where each rank is; ranks at one position are named together."""
+    ranks: dict[str, list[int]] = {}
+    for position in sorted(positions, key=lambda position: position.rank):
+        ranks.setdefault(position.words, []).append(position.rank)
+    return ", ".join(f"{named(at)} {'is' if len(at) == 1 else 'are'} {words}" for words, at in ranks.items())
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Formats a list of rank numbers; names at most the first MOST_NAMED."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > MOST_NAMED:
+        return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))} and {len(ranks) - MOST_NAMED} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+class HangWatch:
+    """The launches and the current wait of one process group's engines on this rank.
+
+    `launched`  number of collectives by channel
+    `before`    the same, at the start of the current step
+    `settled`   the message that all ranks raise from now on
+
+    Positions go through the group's store, not through its collectives. If the store does not answer, for example
+    because its owner has ended, a rank knows only its own position.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.launched: dict[str, int] = {}
+        self.before: dict[str, int] = {}
+        self.settled: str | None = None
+        self.groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+        self.engines: weakref.WeakSet[ServedEngine] = weakref.WeakSet()
+        self._store: dist.Store | None = dist.PrefixStore("watch", group.get_group_store())
+        self._wait: tuple[float, Callable[[], Position]] | None = None  # its start, and the position
+        self._published: tuple[float, Callable[[], Position]] | None = None
+        stop = threading.Event()
+        weakref.finalize(self, stop.set)
+        labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
+
+    def launch(self, channel: str) -> int:
+        """Counts a collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
+        if self.settled is not None:
+            raise RuntimeError(self.settled)
+        number = self.launched[channel] = self.launched.get(channel, 0) + 1
+        return number
+
+    def wait(self, position: Callable[[int], Position], call: Callable[[], T]) -> T:
+        """Runs `call`, which may block until other ranks have launched a collective, and returns its result.
+
+        `position`: takes the waiting thread. Raises RuntimeError, with the same message on all ranks, if they never
+        will.
+        """
+        here = partial(position, threading.get_ident())
+        self._wait = time.monotonic(), here
+        try:
+            return call()
+        except RuntimeError as error:
+            message = self.settled or self._message()
+            if message is None:
+                message = str(error) if isinstance(error, DesyncError) else self._say_broken(here(), error)
+            raise RuntimeError(self._settle_and_break(message)) from error
+        finally:
+            self._wait = None
+
+    def differ(self, what: str, launched: dict[str, int]) -> RuntimeError:
+        """Returns the error for ranks whose checksums differ; it names each rank's position."""
+        mine = Position(self.rank, f"calling {what}(){self.step()}", launched)
+        return RuntimeError(self._settle_and_break(out_of_step(self._exchange("differs", mine))))
+
+    def step(self) -> str:
+        """Names the engine's step; empty if there are several engines."""
+        return f" in step {engines[0].steps}" if len(engines := list(self.engines)) == 1 else ""
+
+    def parameters(self, unit: str) -> str:
+        """Names parameters of a unit; empty if there are several engines."""
+        names = engines[0].names_in(unit) if len(engines := list(self.engines)) == 1 else []
+        more = ", ..." if len(names) > MOST_PARAMETERS_NAMED else ""
+        return f" ({', '.join(names[:MOST_PARAMETERS_NAMED])}{more})" if names else ""
+
+    def look(self) -> None:
+        """Publishes a long wait, once, and settles the message if that wait closes a circle; runs in the thread."""
+        wait = self._wait
+        patience = PATIENCE_S + self.size / RANKS_A_SECOND
+        if wait is None or self.settled is not None or time.monotonic() - wait[0] < patience:
+            return
+        if wait is not self._published:
+            self._published = wait
+            self._publish("waits", wait[1]())
+            ring = circle(self._read("waits"))
+            self.settled = self._settle(out_of_step(ring)) if ring else None
+        self.settled = self.settled or self._message()
+        if self.settled is not None:
+            self._break()
+
+    # -- positions and the message, in the store ------------------------------------------------------------------
+
+    def _say_broken(self, mine: Position, error: RuntimeError) -> str:
+        there = self._exchange("broken", mine)
+        message = self._message()
+        if message is not None:  # settled meanwhile
+            return message
+        gone = sorted(set(range(self.size)) - {position.rank for position in there})
+        left = f"{named(gone)} ended, or did not answer, while " if gone else "the connection broke while "
+        # gloo's message without the source line at its front and the advice at its end
+        return f"{left}{places(there)}: {str(error).split('] ', 1)[-1].split('. This is typically')[0]}"
+
+    def _publish(self, topic: str, mine: Position) -> None:
+        self._ask(lambda store: store.set(f"{topic} {mine.rank}", json.dumps(asdict(mine))))
+
+    def _read(self, topic: str) -> list[Position]:
+        keys = [f"{topic} {rank}" for rank in range(self.size)]
+        return self._ask(lambda s: [Position(**json.loads(s.get(key))) for key in keys if s.check([key])]) or []
+
+    def _exchange(self, topic: str, mine: Position) -> list[Position]:
+        """Publishes this rank's position and returns the positions that all ranks publish within ANSWER_S."""
+        self._publish(topic, mine)
+        end = time.monotonic() + ANSWER_S
+        while len(there := self._read(topic)) < self.size and self._store is not None and time.monotonic() < end:
+            if self._message() is not None:
+                break
+            time.sleep(0.05)
+        return there or [mine]
+
+    def _message(self) -> str | None:
+        """Returns the message that the ranks have settled on, or None."""
+        return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
+
+    def _settle(self, message: str) -> str:
+        """Returns the message of the first rank that called this method: all ranks raise that message."""
+        return self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
+
+    def _settle_and_break(self, message: str) -> str:
+        self.settled = self._settle(message)
+        self._break()
+        return self.settled
+
+    def _break(self) -> None:
+        """Ends all waits of this rank and for this rank; the groups are unusable afterwards."""
+        for group in list(self.groups):
+            break_connections(group)
+
+    def _ask(self, request: Callable[[dist.Store], T]) -> T | None:
+        try:
+            return None if self._store is None else request(self._store)
+        except (RuntimeError, OSError):  # the rank that hosts the store has ended
+            self._store = None
+            return None
+
+
+def whereabouts(thread: int) -> str:
+    """Names the engine's method that a thread is in, and the line that called it: "in backward at train.py:12"."""
+    frame = sys._current_frames().get(thread)
+    method, caller = "", None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(HERE):
+            method, caller = frame.f_code.co_name, None
+        elif caller is None and not frame.f_code.co_filename.startswith(NOT_THE_CALLER):
+            caller = frame
+        frame = frame.f_back
+    at = "" if caller is None else f" at {Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+    return f"in {'forward' if method == '__call__' else method}(){at}"
+
+
+def break_connections(group: dist.ProcessGroup) -> None:
+    """Makes all pending communication of `group` raise, on this rank and on the others.
+
+    gloo closes all connections of a context when one wait in it times out; it has no other way to end a wait.
+    """
+    backends = str(dist.get_backend_config(group))
+    if "nccl" in backends:
+        group.abort()
+    if "gloo" in backends:
+        peer = (dist.get_rank(group) + 1) % dist.get_world_size(group)
+        with contextlib.suppress(RuntimeError):  # the timeout, which is what closes the connections
+            group.recv([torch.zeros(1)], peer, BREAK_TAG).wait(timedelta(milliseconds=1))
+
+
+def _look_on(watch: weakref.ref[HangWatch], stop: threading.Event) -> None:
+    while not stop.wait(LOOK_S):
+        living = watch()
+        if living is None:
+            return
+        living.look()
+        del living
+
+
+_watches: WeakKeyDictionary[dist.ProcessGroup, HangWatch] = WeakKeyDictionary()
+
+
+def watch_of(group: dist.ProcessGroup) -> HangWatch:
+    """Returns the watch over `group` and its subgroups; all engines use the same one."""
+    if group not in _watches:
+        _watches[group] = HangWatch(group)
+    return _watches[group]
+
+
+AGREEMENT = "agreement"
+"""The channel of all small all-reduces: gloo pairs them by launch order."""
+
+
+class WatchedComm(WrappedComm):
+    """A Comm whose waits `watch` observes. `peers`: the group's ranks, in the numbering of `watch`."""
+
+    def __init__(self, below: Comm, watch: HangWatch, peers: list[int]) -> None:
+        super().__init__(below)
+        self.watch, self._peers = watch, peers
+        self._among = "" if len(peers) == watch.size else f" among {named(peers)}"
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self.call("broadcast", partial(self._below.broadcast, tensor))
+
+    def maximum(self, flags: torch.Tensor) -> None:
+        self.call(AGREEMENT, partial(self._below.maximum, flags))
+
+    def sum(self, values: torch.Tensor) -> None:
+        self.call(AGREEMENT, partial(self._below.sum, values))
+
+    def meet(self, what: str) -> None:
+        self.call(what, partial(self._below.meet, what))
+
+    def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+        if group is not None:
+            self.watch.groups.add(group)
+        where = channel + self._among
+        result: T = self._launch(where, lambda _: f"the {where}")(run)
+        return result
+
+    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
+        wait = self._launch(
+            f"{kind} of {unit}{self._among}, {sent.nbytes} bytes",
+            lambda number: f"{kind} {number} of {unit}{self.watch.parameters(unit)}{self._among}",
+        )
+        handle: Handle = wait(launch)  # a launch can block too, not only its wait
+        return Handle([], lambda: wait(handle.wait))
+
+    def _launch(self, channel: str, words: Callable[[int], str]) -> Callable[[Callable[[], Any]], Any]:
+        """Counts a collective; returns the function that runs a part of it under the watch.
+
+        `words`: takes the collective's number in the step.
+        """
+        watch, number = self.watch, self.watch.launch(channel)
+
+        def position(thread: int) -> Position:
+            awaited = f"{words(number - watch.before.get(channel, 0))}{watch.step()}"
+            waiting = f"waiting {whereabouts(thread)} for {awaited}"
+            return Position(watch.rank, waiting, dict(watch.launched), channel, number, self._peers)
+
+        return partial(watch.wait, position)
+
+
+def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
+    """Returns `comm` under the watch of `whole`, a process group that contains its ranks; default: its own group.
+
+    Returns `comm` itself in a world of one rank, and in a simulated world, in which no rank can wait.
+    """
+    group = comm.group
+    if group is None or str(dist.get_backend(group)) == FAKE:
+        return comm
+    watch = watch_of(whole or group)
+    watch.groups.add(group)
+    peers = range(comm.size) if whole is None else dist.get_process_group_ranks(group)
+    return WatchedComm(comm, watch, list(peers))
+
+
+MASK = 2**29 - 1
+"""The bits of a checksum in an int32 flag, besides the flag's own."""
+
+
+class CountedComm(WrappedComm):
+    """Compares, in each agreement, the collectives that the ranks launched before it.
+
+    So collectives of equal size that belong to different units on different ranks never lead to an update, on any
+    backend; and a rank that clips while another one steps gets an error immediately.
+
+    `asked`: "kind of unit" -> number launched by the stages since the last agreement; hops are not counted.
+    """
+
+    def __init__(self, below: Comm, watch: HangWatch, asked: dict[str, int]) -> None:
+        super().__init__(below)
+        self._watch, self._asked = watch, asked
+
+    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
+        self._count(kind, unit)
+        return launch()
+
+    def _count(self, kind: str, unit: str) -> None:
+        key = f"{kind} of {unit}"
+        self._asked[key] = self._asked.get(key, 0) + 1
+
+    @property
+    def exact(self) -> Comm:
+        return self if self._below.exact is self._below else CountedComm(self._below.exact, self._watch, self._asked)
+
+    def new_source(self, sizes: Sizes = None) -> Source:
+        source = self._below.new_source(sizes)
+        launch = source.launch
+
+        def counted(full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+            self._count("gather", unit)
+            return launch(full, unit, stamp)
+
+        source.launch = counted  # type: ignore[method-assign]
+        return source
+
+    def serves(self, engine: ServedEngine) -> None:
+        self._watch.engines.add(engine)
+
+    def agree(self, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
+        if len(flags) > 1:
+            # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
+            # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.
+            code = zlib.crc32(f"{what} after {sorted(self._asked.items())}".encode()) & MASK
+            flags[0] += code << 1
+            flags[-1] += (code ^ MASK) << 1
+        agreed = super().agree(flags, sent, what)
+        self._watch.before = dict(self._watch.launched)  # a new step: messages count collectives from 1 again
+        asked = dict(self._asked)
+        self._asked.clear()
+        if len(agreed) > 1 and agreed[0] >> 1 != (agreed[-1] >> 1) ^ MASK:  # max(code) and min(code)
+            raise self._watch.differ(what, asked)
+        return [flag & 1 for flag in agreed]
+
+
+def counted(comm: Comm) -> Comm:
+    """Returns `comm` with checksums; `comm` itself in a world of one rank and in a simulated world."""
+    if comm.group is None or str(dist.get_backend(comm.group)) == FAKE:
+        return comm
+    return CountedComm(comm, watch_of(comm.group), {})
