@@ -29,7 +29,7 @@ from tests.ranks import run_ranks
 from zerobench.zero import initialize
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.streams import Handle
-from zerobench.zero.gradients.bucket_base import GradientBucket
+from zerobench.zero.units.bucket import GradientBucket
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3

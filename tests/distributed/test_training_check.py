@@ -29,7 +29,7 @@ from zerobench.sweep import cell as cells
 from zerobench.sweep import parity, parity_check
 from zerobench.sweep.parity_check import REFERENCES, ParityCheck
 from zerobench.sweep.sweep import Sweep
-from zerobench.zero.gradients.bucket_base import GradientBucket
+from zerobench.zero.units.bucket import GradientBucket
 
 fill = GradientBucket.fill
 

@@ -20,7 +20,7 @@ Plant = tuple[str, str, str]
 """A file of the package, a text in it, and another text in its place."""
 
 LEAK = (
-    "zerobench/zero/gradients/bucket_base.py",
+    "zerobench/zero/units/bucket.py",
     "            self.unit.heap.give_back(full)\n",
     "            self.kept = [*getattr(self, 'kept', []), full][-2:]\n",
 )

@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from .engine import ShardedEngine
 
-class ModuleFace:
+
+class ModuleFace(ShardedEngine):
     """The methods of `Strategy` that mirror nn.Module's. `name`: the strategy's name in `initialize`."""
 
-    module: nn.Module
     name = ""
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -33,7 +34,7 @@ class ModuleFace:
         """The module's training mode."""
         return self.module.training
 
-    def train(self: Any, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> Any:
         """Sets the module's training mode."""
         self.module.train(mode)
         return self
@@ -42,7 +43,7 @@ class ModuleFace:
         """Sets the module's evaluation mode."""
         return self.train(False)
 
-    def __repr__(self: Any) -> str:
+    def __repr__(self) -> str:
         sizes = sizes_of(self)
         parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         psi = sum(p.numel() for p in self.trainable)
@@ -80,7 +81,7 @@ class ModuleFace:
         )
 
 
-def sizes_of(engine: Any) -> dict[str, int]:
+def sizes_of(engine: ShardedEngine) -> dict[str, int]:
     """Returns the bytes of this rank's model states in memory, in all tiers, by category; each storage counts once."""
     units = [*engine.units, *(unit for unit in engine.holders() if unit not in engine.units)]
     states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]

@@ -16,16 +16,14 @@ Bytes per parameter on each rank, according to its documentation (dist_optimizer
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import labels
 from .comm.base import Comm
 from .stage1 import Stage1, WholeBucket
-
-if TYPE_CHECKING:
-    from .units.unit import Unit
+from .units.unit import Unit
 
 DEFAULTS: dict[str, Any] = {
     "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None

@@ -20,10 +20,10 @@ from torch import nn, optim
 
 from . import labels
 from .comm.base import Comm
-from .gradients.bucket_base import GradientBucket
 from .layout import Layout, buckets
 from .options import Options
 from .strategy import Strategy
+from .units.bucket import GradientBucket
 from .units.gathers_after_update import OverlappedParamGathers
 from .units.unit import Unit, align_numel
 
@@ -88,7 +88,8 @@ class Stage1(Strategy):
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
         self._next = 0  # how many buckets have been sent in the present backward
         super().__init__(module, optimizer, comm, options)
-        self.gathers = OverlappedParamGathers(self, self.options.overlap_gather)
+        units = [(unit, self.parameters_of(unit)) for unit in self.units]
+        self.gathers = OverlappedParamGathers(module, comm, units, self.options.overlap_gather)
 
     # -- adopt: parameters move into buckets, one buffer after the other ----------------------------------
 

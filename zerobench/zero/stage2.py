@@ -13,18 +13,14 @@ In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from . import labels
 from .comm.base import Comm
-from .gradients.bucket_base import GradientBucket
+from .offload.placement import GradientSink
 from .stage1 import Stage1
+from .units.bucket import GradientBucket
 from .units.unit import Unit
-
-if TYPE_CHECKING:
-    from .gradients.bucket_base import GradientSink
 
 
 class ShardedBucket(GradientBucket):

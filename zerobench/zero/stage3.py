@@ -26,9 +26,8 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from . import labels
 from .comm.desync import STAMP_NUMEL, Stamp
-from .gradients.bucket_base import GradientBucket
 from .layout import one_unit
-from .modules.order import GathersAhead, UnitOrder
+from .modules.order import UnitOrder
 from .modules.wrapping import (
     ROOT,
     Hook,
@@ -44,7 +43,8 @@ from .modules.wrapping import (
 from .options import AUTO
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
-from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit
+from .units.bucket import GradientBucket
+from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, GathersAhead
 from .units.root import Root
 from .units.unit import Unit, align_numel
 
@@ -174,7 +174,7 @@ class Stage3(Stage2):
         finally:
             unit.held -= 1
             if not was_whole:
-                unit.reshard(keeps=False)  # what was written inside has been kept (parameters/writes.py)
+                unit.reshard(keeps=False)  # what was written inside has been kept (writes.py)
 
     # -- the events -------------------------------------------------------------------------------------
 

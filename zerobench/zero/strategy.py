@@ -7,7 +7,7 @@
     after forward         they are not read for a while                                 (stage 3: reshard)
     before backward       they must be present again                                    (stage 3: unshard)
     gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
-    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (gradients/bucket_base.py)
+    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (units/bucket.py)
     after update          the shards have new parameters                                (stages 1 and 2: all-gather)
 
 A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`. Gradients are
@@ -16,7 +16,7 @@ means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,6 @@ from .arena import Arena, Heap
 from .attributes import ModuleFace
 from .checkpoint.state_dict import StateFace
 from .comm.base import Comm
-from .comm.desync import Stamp
 from .gradients.access import GradientFace
 from .gradients.flow import GradientFlow
 from .modules import meta_init
@@ -36,19 +35,16 @@ from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.owned import owners_of
-from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .options import Options
 from .parameters.absent import as_they_are
-from .parameters.writes import Writes, take_loads
 from .precision import LossScaler
 from .units.unit import Unit
+from .writes import Writes, take_loads
 
 
 class Strategy(GradientFace, StateFace, ModuleFace):
     """A model and its optimizer under one ZeRO stage. Created by `zerobench.initialize`."""
-
-    stage = 0
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
         self.module = module
@@ -86,51 +82,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         )  # fmt: skip
         self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
-        take_loads(self)
+        take_loads(self, self.writes)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
-
-    # -- the events, which a stage defines -------------------------------------------------------------
-
-    def adopt(self) -> None:
-        """Builds `self.units` from the parameters and fills them with rank 0's values."""
-        raise NotImplementedError
-
-    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
-        raise NotImplementedError
-
-    def due(self, unit: Unit) -> Iterable[Unit]:
-        """Called when all gradients of a parameter are in `unit`; returns the units to be reduced now, in order."""
-        return ()
-
-    def left_over(self) -> Iterable[Unit]:
-        """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
-        raise NotImplementedError
-
-    def stamp(self, unit: Unit) -> Stamp | None:
-        """Returns the desync check for the unit's collectives; None in stages 1 and 2, with one order on all ranks."""
-        return None
-
-    def after_backward(self) -> None:
-        """Called after the backward, when its gradients, outside no_sync, are reduced."""
-
-    def after_update(self) -> None:
-        """Called when the parameter shards have new values."""
-
-    def settle(self) -> None:
-        """Completes transfers in flight, so that all of this rank's states can be read."""
-
-    def forget(self) -> None:
-        """Called when gradients are dropped: clears the stage's own state about them."""
-
-    def holders(self) -> list[Unit]:
-        """Returns the units whose parameters must be made whole before they can be read."""
-        return []
-
-    @contextmanager
-    def whole(self, unit: Unit) -> Iterator[None]:
-        """Makes `unit.full_parameters` available inside, on every rank."""
-        yield
 
     # -- the interface --------------------------------------------------------------------------------
 
@@ -217,11 +170,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         return loss
 
     @property
-    def segments(self) -> list[OptimizerSegment]:
-        """The optimizer's part of this rank's shards."""
-        return self.update.segments
-
-    @property
     def scaler(self) -> LossScaler:
         """The loss scaling, with its values on the device."""
         return self.update.scaling.scaler
@@ -265,31 +213,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         for shard_range in self.placement.all_ranges():
             shard_range.label_held()
 
-    # -- for the engine's parts -----------------------------------------------------------------------
-
-    def parameters_by_unit(self) -> list[tuple[Unit, list[nn.Parameter]]]:
-        """Returns all units with their parameters, including frozen ones if the stage shards them."""
-        return [(unit, self.parameters_of(unit)) for unit in self.holders() or self.units]
-
-    def unit_of_parts(self) -> dict[nn.Parameter, Unit]:
-        """Returns the unit of each parameter that is not always whole."""
-        return {p: unit for unit in self.holders() for p in self.parameters_of(unit)}
-
-    def release_copied(self) -> None:
-        """Waits for copies of gradients to other tiers."""
-        self.placement.release_copied()
-
-    # -- shared by the stages -------------------------------------------------------------------------
-
-    def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
-        """Returns the trainable parameters with a piece in `unit`, in order."""
-        return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
-
-    def names_in(self, unit: str) -> list[str]:
-        """Names the trainable parameters of the unit of that name, for messages about its collectives."""
-        pieces = [piece for each in self.units if each.name == unit for piece in each.layout.pieces]
-        return [self.names[number] for number in dict.fromkeys(piece.parameter for piece in pieces)]
-
     def _check_frozen(self) -> None:
         unfrozen = next((p for p in self.frozen if p.requires_grad), None)
         if unfrozen is not None:
@@ -299,11 +222,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
                 " and freeze it afterwards"
             )
 
-    def _extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
         return scaler | self.schedule.describe_pending()
 
-    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+    def load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:
             self.update.scaling.scaler.load(extra["loss_scaler"])
         self.schedule.restart(extra.get("steps", 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,10 +17,8 @@ import torch.distributed as dist
 
 from .. import labels
 from ..comm.base import Comm
+from ..engine import ShardedEngine
 from .safetensors import bytes_of
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
 
 T = TypeVar("T")
 
@@ -68,7 +66,7 @@ class SaveHandle:
 class Ranks:
     """The ranks that save and load together, and the save in flight."""
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: ShardedEngine) -> None:
         self.in_flight: SaveHandle | None = None
         self._comm = engine.comm
         self.group = _group_beside(engine.comm)
@@ -142,7 +140,7 @@ _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 _groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def ranks_of(engine: Strategy) -> Ranks:
+def ranks_of(engine: ShardedEngine) -> Ranks:
     """Returns the engine's ranks; the first call creates their group and is collective."""
     if engine not in _ranks:
         _ranks[engine] = Ranks(engine)

@@ -16,12 +16,13 @@ picks its elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from .. import labels
+from ..engine import ShardedEngine
 from ..low_bit import block_of
 from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
@@ -30,11 +31,8 @@ from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_ord
 from .operations import Flat
 from .safetensors import DTYPES
 
-if TYPE_CHECKING:
-    from ..strategy import Strategy
 
-
-def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
+def tensors_of(engine: ShardedEngine, copy: bool) -> dict[str, Flat]:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
 
     Only the first of several replicas has a part; the others return an empty dict.
@@ -70,7 +68,7 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
 class Targets:
     """The tensors that a checkpoint with these facts is read into, and the steps that remain once they are filled."""
 
-    def __init__(self, engine: Strategy, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
+    def __init__(self, engine: ShardedEngine, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
         """Allocates them. `pending`: parameters whose gradients are in the checkpoint -> the gradients' dtype."""
         self.engine = engine
         self.facts = facts
@@ -148,7 +146,7 @@ class Targets:
                 }
         for group, options in zip(optimizer.param_groups, self.facts["optimizer"]["options"], strict=True):
             _set_options(group, options)
-        engine._load_extra_state(self.facts["extra"])
+        engine.load_extra_state(self.facts["extra"])
         if self._pending:
             with torch.no_grad():
                 engine.schedule.restore_pending(self._pending, self.facts["extra"]["pending"])
@@ -163,7 +161,7 @@ def _put(
         flat.chunks[start // block] = flat_of(chunk)
 
 
-def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
+def sharded_frozen(engine: ShardedEngine) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
     """Yields (name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
@@ -176,7 +174,7 @@ def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, t
                 yield names[parameter], parameter, first - piece.offset + piece.start, chunk
 
 
-def whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
+def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
     """Returns the frozen parameters that every rank holds whole, by name."""
     held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
     frozen = set(engine.frozen) - held

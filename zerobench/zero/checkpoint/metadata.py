@@ -20,24 +20,22 @@ A rank knows the groups and states of the parameters of its own segments; `merge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..low_bit import block_numel, block_of
 from ..optim.segments import OptimizerSegment
 from .safetensors import DTYPES
 
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-
 IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
 
 
-def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
     """Returns this rank's facts. Raises ValueError for a value that JSON cannot hold."""
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
@@ -62,7 +60,7 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
             "groups": groups,
             "states": states,
         },
-        "extra": check_json(engine._extra_state(), "extra state"),
+        "extra": check_json(engine.extra_state(), "extra state"),
         "user": check_json(dict(user), "user_state"),
     }
 
@@ -178,7 +176,7 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
         raise ValueError(f"optimizer: {words} for {name} is {known[name]} in one place and {value} in another")
 
 
-def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
+def differences(engine: ShardedEngine, metadata: Metadata) -> Iterable[str]:
     """Yields the reasons why `engine` cannot load a checkpoint with this metadata, the most specific first."""
     facts, mine = metadata.planner_data, facts_of(engine, {})
     for kind in ("parameters", "buffers"):
@@ -207,7 +205,7 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
 
 
 def _of_blocks(
-    engine: Strategy, name: str, segment: OptimizerSegment, state: Any, order: MemoryOrder
+    engine: ShardedEngine, name: str, segment: OptimizerSegment, state: Any, order: MemoryOrder
 ) -> Iterable[str]:  # fmt: skip
     if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
         yield f"{name} has blocks of {state['block']} elements in the checkpoint, of {block} here"

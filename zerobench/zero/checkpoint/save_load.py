@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from .. import labels
+from ..engine import ShardedEngine
 from . import operations
 from .around_load import before_load
 from .consensus import Ranks, SaveHandle, ranks_of
@@ -27,13 +28,10 @@ from .safetensors import bytes_of, layout, sync
 from .storage import FolderReader, FolderWriter
 from .weights import load_weights
 
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-
 __all__ = ["SaveHandle", "export_safetensors", "load", "load_weights", "save"]
 
 
-def export_safetensors(engine: Strategy, path: str | os.PathLike[str]) -> None:
+def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
     """Writes one safetensors file, as `Strategy.export_safetensors` specifies."""
     engine.settle()
     ranks, target = ranks_of(engine), Path(path).absolute()
@@ -91,7 +89,7 @@ class _ExportFile:
 
 
 def save(
-    engine: Strategy, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
+    engine: ShardedEngine, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
 ) -> SaveHandle | None:
     """Writes a checkpoint, as `Strategy.save` specifies."""
     engine.settle()
@@ -106,7 +104,7 @@ def save(
     return None
 
 
-def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
+def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a checkpoint, as `Strategy.load` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
@@ -122,7 +120,7 @@ def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
     return metadata.planner_data["user"]
 
 
-def _take(engine: Strategy, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
+def _take(engine: ShardedEngine, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
     if engine.update.used:
         raise ValueError("save: there are gradients, which a checkpoint does not hold; save after step()")
     engine.schedule.check_saveable()
@@ -137,7 +135,7 @@ def _write(ranks: Ranks, writer: FolderWriter, planner: SavePlanner, tensors: di
         raise
 
 
-def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
+def _check(engine: ShardedEngine, folder: Path, share: slice) -> Metadata:
     """Returns the checkpoint's metadata. Raises ValueError if it is damaged, or for another model or optimizer."""
     metadata = read_index(folder)
     for sentence in differences(engine, metadata):

@@ -7,25 +7,28 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from ..engine import ShardedEngine
+from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
-from .around_load import after_load, before_load, put
+from ..writes import Writes
+from .around_load import before_load, put
 from .consensus import SaveHandle
 
-if TYPE_CHECKING:
-    from ..strategy import Strategy
 
-
-class StateFace:
+class StateFace(ShardedEngine):
     """The methods of `Strategy` that save, load and convert its state."""
 
+    gradients: GradientFlow
+    writes: Writes
+
     @in_normal_mode
-    def full_state_dict(self: Any, rank0_only: bool = False) -> dict[str, Any]:
+    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
         """Returns the plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
 
         With `rank0_only` the other ranks participate and return an empty dict.
@@ -33,7 +36,7 @@ class StateFace:
         return full_state_dict(self, rank0_only)
 
     @in_normal_mode
-    def state_dict(self: Any) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage
         only.
         """
@@ -42,13 +45,13 @@ class StateFace:
             return state_dict(self)
 
     @in_normal_mode
-    def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
         with self.placement.in_memory(write_back=True):
             load_state_dict(self, saved)
 
     @contextmanager
-    def full_parameters(self: Any) -> Iterator[nn.Module]:
+    def full_parameters(self) -> Iterator[nn.Module]:
         """Gathers the module's parameters on every rank, to be read and written inside the context; collective.
 
         For example for weight averaging, or for `load_state_dict`. Values written in place or by `p.data = ...` are
@@ -66,7 +69,7 @@ class StateFace:
             yield self.module
         self.writes.check()
 
-    def sync_parameters(self: Any) -> None:
+    def sync_parameters(self) -> None:
         """Sets the parameters of all ranks to the values in `optimizer.param_groups`; collective.
 
         Needed after writes to these tensors outside of a step, in which each rank writes its own part: an optimizer's
@@ -91,7 +94,7 @@ class StateFace:
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 
     @in_normal_mode
-    def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
+    def load(self, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
         """Loads a checkpoint that `save` wrote at any stage and N, and returns its `user_state`; collective.
 
         `weights_only`: loads only parameters and buffers, as `load_weights` does. Raises ValueError, on all ranks and
@@ -102,7 +105,7 @@ class StateFace:
         with self.placement.in_memory(write_back=True):
             return _checkpoints().load(self, path)
 
-    def load_weights(self: Any, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
+    def load_weights(self, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
         """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
 
         Collective; each rank reads only its own elements. Masters are filled with the file's values in their full
@@ -114,28 +117,30 @@ class StateFace:
         return self._load_weights(path, strict)[0]
 
     @in_normal_mode
-    def _load_weights(self: Any, path: str | PathLike[str], strict: bool) -> Any:
+    def _load_weights(self, path: str | PathLike[str], strict: bool) -> Any:
         with self.placement.in_memory(write_back=True):
             return _checkpoints().load_weights(self, path, strict)
 
-    def export_safetensors(self: Any, path: str | PathLike[str]) -> None:
+    def export_safetensors(self, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` returns it, into one file; collective, unit by unit."""
         self.writes.check()
         _checkpoints().export_safetensors(self, path)
 
-    def after_load(self: Any) -> None:
-        """Refreshes the parameters after segments were overwritten."""
-        after_load(self)
+    def after_load(self) -> None:
+        """Refreshes the parameter shards, and from them the parameters of all ranks, after masters were overwritten."""
+        with torch.no_grad():
+            self.placement.round_masters()
+            self.placement.settle()
+            self.after_update()
+            self.comm.forget()
+            self.settle()
+        for parameter in self.trainable:  # makes a backward through an earlier forward raise, as in torch
+            torch.autograd.graph.increment_version(parameter)
+        self.writes.note_values()
+        self.writes.note()
 
-    def _extra_state(self) -> dict[str, Any]:
-        """Returns the engine's own JSON values for a checkpoint, equal on all ranks."""
-        return {}
 
-    def _load_extra_state(self, extra: dict[str, Any]) -> None:
-        """Restores the result of `_extra_state`."""
-
-
-def sync_parameters(engine: Strategy) -> None:
+def sync_parameters(engine: StateFace) -> None:
     """Rounds the masters and updates the parameters of all ranks from them."""
     engine.schedule.check_writable("sync_parameters")
     if not all(one.is_present for one in engine.placement.all_ranges()):
@@ -149,7 +154,7 @@ def sync_parameters(engine: Strategy) -> None:
     engine.after_load()
 
 
-def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
+def full_state_dict(engine: StateFace, rank0_only: bool) -> dict[str, Any]:
     """Returns the plain module's `state_dict`, copied; sharded units are gathered one at a time."""
     engine.settle()
     engine.writes.check()
@@ -171,7 +176,7 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     return {name: copy(value) for name, value in engine.module.state_dict(keep_vars=True).items()}
 
 
-def state_dict(engine: Strategy) -> dict[str, Any]:
+def state_dict(engine: ShardedEngine) -> dict[str, Any]:
     """Returns a copy of this rank's part, with the stage, world size and rank that it belongs to."""
     engine.settle()
     engine.schedule.check_saveable()
@@ -184,11 +189,11 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
         "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(engine).items()},
         "optimizer": deepcopy(engine.optimizer.state_dict()),
         "pending": {number: pending[s].clone() for number, s in enumerate(engine.segments) if s in pending},
-        "extra": engine._extra_state(),
+        "extra": engine.extra_state(),
     }
 
 
-def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
+def load_state_dict(engine: ShardedEngine, saved: dict[str, Any]) -> None:
     """Checks everything, then copies. Raises ValueError if `saved` does not fit this engine."""
     engine.settle()
     if "stage" not in saved:
@@ -215,7 +220,7 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
         put(tensor, given[name])
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
     extra = saved.get("extra", {})
-    engine._load_extra_state(extra)
+    engine.load_extra_state(extra)
     if saved.get("pending"):
         pending = {engine.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
         with torch.no_grad():
@@ -230,7 +235,7 @@ def _checkpoints() -> ModuleType:
     return save_load
 
 
-def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
+def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
     """Returns this rank's live tensors that training continues from, by name; sharded frozen ones are in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
     shards |= {_name_of(one): one.master for one in engine.placement.all_ranges()}
@@ -238,7 +243,7 @@ def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
 
-def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
+def _orders(engine: ShardedEngine) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions, slowest first, of each parameter that is not row-major."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}

@@ -22,13 +22,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from .. import labels
+from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..precision import flat_of
 from .around_load import before_load, put
@@ -37,10 +38,6 @@ from .contents import sharded_frozen, whole_frozen
 from .index import INDEX, check_files, read_index
 from .metadata import is_order, saved_order
 from .safetensors import DTYPES, NAMES, buffer_of
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-
 
 KNOWN = {name: dtype for dtype, name in NAMES.items()}
 """The format's name of a dtype -> dtype."""
@@ -223,7 +220,7 @@ class Keys(NamedTuple):
     unexpected_keys: list[str]
 
 
-def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -> tuple[Keys, dict[str, Any]]:
+def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> tuple[Keys, dict[str, Any]]:
     """Loads weights, as `Strategy.load_weights` specifies; returns a checkpoint's user state too."""
     engine.settle()
     ranks, found = ranks_of(engine), Path(path).absolute()
@@ -237,7 +234,7 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
     return keys, files.user_state
 
 
-def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
+def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
     """Chooses a tensor of the file for each tensor of the module. Raises ValueError if they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
@@ -265,7 +262,7 @@ def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, di
     return keys, chosen
 
 
-def _read(engine: Strategy, chosen: dict[torch.Tensor, StoredTensor]) -> None:
+def _read(engine: ShardedEngine, chosen: dict[torch.Tensor, StoredTensor]) -> None:
     for whole, order, start, place in _places(engine):
         if whole in chosen and place.numel():
             place.copy_(chosen[whole].part(order, start, start + place.numel()))
@@ -275,7 +272,7 @@ def _read(engine: Strategy, chosen: dict[torch.Tensor, StoredTensor]) -> None:
             put(buffer, chosen[buffer].part(row_major, 0, buffer.numel()).view(buffer.shape))
 
 
-def _places(engine: Strategy) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, torch.Tensor]]:
+def _places(engine: ShardedEngine) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, torch.Tensor]]:
     """Yields (parameter, its memory order, first element, destination) for this rank's parts of all parameters."""
     for segment in engine.segments:
         parameter = engine.trainable[segment.segment.parameter]

@@ -13,25 +13,22 @@ safe_set_full_grad, and FSDP2's `.grad`, a DTensor: docs/how-to/gradients.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..modules.wrapping import in_normal_mode
+from ..optim.segments import OptimizerSegment
 from ..precision import norm_over_ranks, sum_of_powers
-
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..strategy import Strategy
+from .flow import GradientFlow
 
 
-def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
+def reduced_gradients(engine: GradientFace) -> Iterator[torch.Tensor]:
     """Yields this rank's part of the means over the ranks: (numel,) each, in the stored dtype and tier, still
     multiplied by the loss scale. Read a tensor before asking for the next. No collective, and nothing is changed.
 
@@ -55,7 +52,7 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
                 segment.used = used
 
 
-def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
+def _has_come(engine: GradientFace, segment: OptimizerSegment) -> bool:
     """Returns True if the gradient is reduced or, on a single rank, which sends nothing, written."""
     if segment.bucket.is_alone:
         return segment.segment.parameter in engine.update.used
@@ -83,12 +80,14 @@ class GradientSegment:
         return self._order.flatten(whole)[self.start : self.stop]
 
 
-class GradientFace:
+class GradientFace(ShardedEngine):
     """The part of an engine's interface for its gradients."""
+
+    gradients: GradientFlow
 
     @in_normal_mode
     def clip_grad_norm_(
-        self: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`.
 
@@ -101,7 +100,7 @@ class GradientFace:
             norm: torch.Tensor = self.update.clip(float(max_norm), float(norm_type), error_if_nonfinite)
         return norm
 
-    def gradient_segments(self: Any) -> Iterator[GradientSegment]:
+    def gradient_segments(self) -> Iterator[GradientSegment]:
         """Yields this rank's segments of all existing gradients, to be read and changed in place; collective.
 
         Not every rank has a segment of every parameter; each element belongs to one rank (per shard group). A segment
@@ -112,7 +111,7 @@ class GradientFace:
         return _segments(self)
 
     @in_normal_mode
-    def full_gradient(self: Any, name: str) -> torch.Tensor | None:
+    def full_gradient(self, name: str) -> torch.Tensor | None:
         """Returns a parameter's whole gradient, on every rank, as the optimizer will get it; collective.
 
         It has the parameter's shape and its master's dtype; None if no rank has a gradient. `name`: as in
@@ -123,7 +122,7 @@ class GradientFace:
         with torch.no_grad():
             return _full_gradient(self, number)
 
-    def set_full_gradient(self: Any, name: str, value: torch.Tensor) -> None:
+    def set_full_gradient(self, name: str, value: torch.Tensor) -> None:
         """Sets a parameter's gradient to `value`, of the same shape; collective, with equal values on all ranks.
 
         `value` is the gradient that the optimizer is to get: the engine rounds it to the gradients' dtype and applies
@@ -142,18 +141,18 @@ class GradientFace:
             for one in _segments(self, number):
                 one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
 
-    def reduced_gradients(self: Any) -> Iterator[torch.Tensor]:
+    def reduced_gradients(self) -> Iterator[torch.Tensor]:
         """Yields this rank's part of the means, in place: see access.py."""
         return reduced_gradients(self)
 
     @property
-    def gradient_holders(self: Any) -> int:
+    def gradient_holders(self) -> int:
         """Number of ranks with the same part of the gradients: replicas."""
         holders: int = self.comm.ranks // self.comm.size
         return holders
 
     @in_normal_mode
-    def gradient_norms(self: Any, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
+    def gradient_norms(self, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
         """Returns the norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.
 
         The norms are of the gradients as the optimizer will get them; parameters without one are left out. Costs one
@@ -164,7 +163,7 @@ class GradientFace:
             return _norms(self, float(norm_type))
 
 
-def _begin(engine: Strategy, what: str, sums: str = "") -> None:
+def _begin(engine: GradientFace, what: str, sums: str = "") -> None:
     """Checks that gradients are reduced, and agrees on them. `sums` names the next sum: gloo aborts if sizes differ."""
     engine.gradients.check_reduced(what)
     if sums:
@@ -172,7 +171,7 @@ def _begin(engine: Strategy, what: str, sums: str = "") -> None:
     engine.update.agree()
 
 
-def _number_of(engine: Strategy, name: str) -> int:
+def _number_of(engine: GradientFace, name: str) -> int:
     named = dict(engine.module.named_parameters(remove_duplicate=False))
     if name not in named:
         near = get_close_matches(str(name), list(named), n=1)
@@ -183,27 +182,15 @@ def _number_of(engine: Strategy, name: str) -> int:
     raise ValueError(f"{name}: it was frozen when initialize() was called, and has no gradient")
 
 
-Wanted = Callable[["OptimizerSegment"], bool]
-
-
-def _visited(engine: Strategy, wanted: Wanted, edits: bool = False) -> Iterator[OptimizerSegment]:
-    """Yields the wanted segments while their gradients can be read, or with `edits` changed."""
-    for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
-        found = [one for one in mine if wanted(one)]
-        if found:
-            with shard_range.gradients(edits):
-                yield from found
-
-
-def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
+def _segments(engine: GradientFace, number: int | None = None) -> Iterator[GradientSegment]:
     """Yields the gradients of one parameter, or of all; a write is kept when the next gradient is asked for."""
     scale = engine.update.scaling.pending
-    for one in _visited(engine, lambda one: one.used and number in (None, one.segment.parameter), edits=True):
+    for one in engine.update.visited(lambda one: one.used and number in (None, one.segment.parameter), edits=True):
         yield _segment(engine, one, scale)
     engine.update.scaling.edited()
 
 
-def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
+def _segment(engine: GradientFace, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
     where, gradient = one.segment, one.gradient()
     assert gradient is not None
     parameter = engine.trainable[where.parameter]
@@ -212,30 +199,13 @@ def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | floa
     return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)
 
 
-def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
-    """Drops this rank's gradients of these parameters."""
-    engine.gradients.wait_all()
-    for number in numbers:
-        for unit, piece in engine.gradients.pieces[number]:
-            unit.gradients.filled.discard(piece)
-    # those not yet reduced are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
-    dropped = {one for one in engine.update.segments if one.segment.parameter in numbers and one.bucket.is_reduced}
-    for one in dropped:
-        one.used = True
-    for one in _visited(engine, dropped.__contains__, edits=True):
-        one.bucket.segment(one.segment.offset, one.segment.numel).zero_()
-    for one in dropped:
-        one.used = False
-    engine.update.drop(numbers)
-
-
-def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
+def _full_gradient(engine: GradientFace, number: int) -> torch.Tensor | None:
     if number not in engine.update.used:
         return None
     parameter = engine.trainable[number]
     dtype = engine.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
     flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-    for one in _visited(engine, lambda one: one.segment.parameter == number):
+    for one in engine.update.visited(lambda one: one.segment.parameter == number):
         gradient = one.gradient()
         assert gradient is not None
         flat[one.segment.start : one.segment.stop].copy_(gradient)
@@ -243,11 +213,11 @@ def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
     return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
 
 
-def _norms(engine: Strategy, norm_type: float) -> dict[str, torch.Tensor]:
+def _norms(engine: GradientFace, norm_type: float) -> dict[str, torch.Tensor]:
     update = engine.update
     device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
     totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)
-    for one in _visited(engine, lambda one: one.used):
+    for one in engine.update.visited(lambda one: one.used):
         gradient, total = one.gradient(), totals[one.segment.parameter]
         assert gradient is not None
         part = sum_of_powers([gradient], norm_type, gradient.device).to(device)

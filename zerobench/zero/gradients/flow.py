@@ -4,7 +4,7 @@
     reduce    the buckets that the stage calls due are sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
-bucket_base.py describes the steps of a bucket; the stages define when its memory is allocated and freed.
+units/bucket.py describes the steps of a bucket; the stages define when its memory is allocated and freed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import labels
 from ..comm.desync import Stamp
+from ..engine import ShardedEngine
 from ..layout import Piece
 from ..modules.tied import ArrivalHook, TiedPlace, tied_places
-from .bucket_base import GradientBucket
+from ..units.bucket import GradientBucket
+from ..units.unit import Unit
 from .placeholders import StandIns
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-    from ..units.unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1
 """Reductions that may run while the next unit fills, if their send buffers exist only for them."""
@@ -41,10 +39,10 @@ class GradientFlow:
     `in_backward`    True while this engine's backward runs, not another engine's or torch.autograd.grad
     """
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
         self._in_flight: deque[GradientBucket] = deque()
-        self.stand_ins = StandIns(engine)
+        self.stand_ins = StandIns(engine, self.drop)
         self.in_backward = False
         self.synchronizing = True
         self.buckets: list[GradientBucket] = [unit.gradients for unit in engine.units]
@@ -137,7 +135,7 @@ class GradientFlow:
         """Waits for all reductions, and for copies of means to other tiers."""
         while self._in_flight:
             self._wait_oldest()
-        self._engine.release_copied()
+        self._engine.placement.release_copied()
 
     def _wait_oldest(self) -> None:
         """Waits in launch order, which is equal on all ranks."""
@@ -150,6 +148,23 @@ class GradientFlow:
         for bucket in self.buckets:
             bucket.arrived.clear()
         self.stand_ins.put()
+
+    def drop(self, numbers: set[int]) -> None:
+        """Drops this rank's gradients of these parameters."""
+        self.wait_all()
+        for number in numbers:
+            for unit, piece in self.pieces[number]:
+                unit.gradients.filled.discard(piece)
+        # those not yet reduced are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
+        update = self._engine.update
+        dropped = {one for one in update.segments if one.segment.parameter in numbers and one.bucket.is_reduced}
+        for segment in dropped:
+            segment.used = True
+        for segment in update.visited(dropped.__contains__, edits=True):
+            segment.bucket.segment(segment.segment.offset, segment.segment.numel).zero_()
+        for segment in dropped:
+            segment.used = False
+        update.drop(numbers)
 
     def release(self) -> None:
         """Releases all buckets: the optimizer has used the gradients, or they are dropped."""

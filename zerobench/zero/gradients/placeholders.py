@@ -10,16 +10,14 @@ that look for gradients in the optimizer. (`_make_wrapper_subclass` is torch-pri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from ..engine import ShardedEngine
 from ..parameters.absent import as_they_are
-from .access import drop_gradients
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
 
 HOW = (
     "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
@@ -79,15 +77,15 @@ class StandIn(torch.Tensor):
 
 
 class StandIns:
-    """The placeholders of one engine.
+    """The placeholders of one engine. `drop`: drops the gradients of parameters, by number.
 
     `_made`    by parameter number, created once
     `_put`     numbers of the parameters that have theirs now; `_pairs`: these parameters with their stand-ins
     `_zeroed`  names of the gradients that have been set to zero
     """
 
-    def __init__(self, engine: Strategy) -> None:
-        self._engine = engine
+    def __init__(self, engine: ShardedEngine, drop: Callable[[set[int]], object]) -> None:
+        self._engine, self._drop = engine, drop
         self._made: dict[int, StandIn] = {}
         self._put: frozenset[int] = frozenset()
         self._pairs: list[tuple[torch.Tensor, StandIn]] = []
@@ -153,4 +151,4 @@ class StandIns:
         self._put -= dropped
         self._pairs = [(self._engine.trainable[i], self._made[i]) for i in self._put]
         self._zeroed.clear()
-        drop_gradients(self._engine, dropped)
+        self._drop(dropped)

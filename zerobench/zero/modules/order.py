@@ -6,13 +6,7 @@ Every rank must run its units in the same order, so that all ranks launch gather
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from ..units.gathered_unit import GatheredUnit
-    from ..units.unit import Unit
-
+from typing import Generic, TypeVar
 
 U = TypeVar("U")
 
@@ -103,39 +97,3 @@ class UnitOrder(Generic[U]):
         """Returns the number of the unit's use if it has exactly one, otherwise None."""
         places = [number for number, used in enumerate(self._uses) if used is unit]
         return places[0] if len(places) == 1 else None
-
-
-class GathersAhead:
-    """Gathers ahead of backward, delayed until memory is available.
-
-    While backward runs a unit, its gradients fill a buffer of the unit's size while the previous unit's gradients are
-    still being reduced from another. A gathered unit in addition to both would be stage 3's peak: it is gathered once
-    half of this unit's gradients have been written and the reduction has completed, for which `make_room` waits.
-    """
-
-    def __init__(self, make_room: Callable[[], None]) -> None:
-        self._make_room = make_room
-        self._entered: Sequence[GatheredUnit] = ()
-        self._waiting: Sequence[GatheredUnit] = ()
-
-    def enter(self, units: Sequence[GatheredUnit], following: Sequence[GatheredUnit], must_wait: bool) -> None:
-        """Enters `units` in backward, with `following` next; gathers the following units now unless it must wait."""
-        self._entered, self._waiting = units, following
-        if not (must_wait and any(unit.trainable for unit in units)):
-            self.launch()
-
-    def written(self, unit: Unit) -> None:
-        """Called when a gradient of `unit` has come."""
-        if self._waiting and unit in self._entered and unit.gradients.is_half_full:
-            self._make_room()
-            self.launch()
-
-    def launch(self) -> None:
-        """Gathers the waiting units, at the latest when backward reaches them, in the same order on all ranks."""
-        waiting, self._waiting = self._waiting, ()
-        for unit in waiting:
-            unit.launch_unshard()
-
-    def forget(self) -> None:
-        """Clears the state when the backward ends."""
-        self._entered, self._waiting = (), ()

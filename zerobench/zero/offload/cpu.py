@@ -15,18 +15,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import labels
 from ..precision import flat_of
-from .placement import GradientSink, Placement, ShardRange
+from ..unit_tensors import UnitTensors
+from .placement import GradientSink, PlacedSegment, Placement, ShardRange
 from .policy import Offload
-
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..units.unit import Unit
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
@@ -111,7 +108,7 @@ class HostGradients(GradientSink):
 
     tier = labels.HOST
 
-    def __init__(self, unit: Unit, numel: int, streams: CopyStreams) -> None:
+    def __init__(self, unit: UnitTensors, numel: int, streams: CopyStreams) -> None:
         self._unit, self._streams = unit, streams
         self.numel = numel
         self._kept = self._new(numel, unit.dtypes.gradients)
@@ -208,7 +205,7 @@ class HostRange(ShardRange):
     rounds_late = False
 
     def __init__(
-        self, placement: Placement, unit: Unit, start: int, stop: int, device: torch.device,
+        self, placement: Placement, unit: UnitTensors, start: int, stop: int, device: torch.device,
         upload: Upload | NoUpload,
     ) -> None:  # fmt: skip
         super().__init__(placement, unit, start, stop)
@@ -223,7 +220,7 @@ class HostRange(ShardRange):
         self._upload.send(self.parameters, self.master)
 
     @contextmanager
-    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
+    def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
         """Sends the tile's parameters up when it is done."""
         with labels.on_tier(labels.HOST):
             yield
@@ -245,16 +242,16 @@ class TieredPlacement(Placement):
         self.keeps_parameters = not policy.parameters
         self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
 
-    def offloaded_numel(self, unit: Unit) -> int:
+    def offloaded_numel(self, unit: UnitTensors) -> int:
         return self._policy.part_of(unit.shard_numel, unit.layout.align)
 
-    def new_ranges(self, unit: Unit) -> list[ShardRange]:
+    def new_ranges(self, unit: UnitTensors) -> list[ShardRange]:
         stop, most = self.offloaded_numel(unit), unit.shard_numel
         if not self._policy.optimizer:
             return [ShardRange(self, unit, 0, most)]
         return self.leaving_ranges(unit, stop) + [ShardRange(self, unit, stop, most)] * (stop < most)
 
-    def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
+    def leaving_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
         """The ranges of the first `stop` elements of a unit's shard, which leave the device."""
         raise NotImplementedError
 
@@ -264,13 +261,13 @@ class HostPlacement(TieredPlacement):
 
     def __init__(self, policy: Offload, device: torch.device) -> None:
         super().__init__(policy, device)
-        self._host_shards: set[Unit] = set()
+        self._host_shards: set[UnitTensors] = set()
         self._sinks: list[HostGradients] = []
 
-    def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
+    def leaving_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
         return [HostRange(self, unit, 0, stop, self._device, self._upload)]
 
-    def new_sink(self, unit: Unit) -> HostGradients | None:
+    def new_sink(self, unit: UnitTensors) -> HostGradients | None:
         if not self._policy.gradients:
             return None
         self._sinks.append(HostGradients(unit, self.offloaded_numel(unit), self._streams))
@@ -289,17 +286,17 @@ class HostPlacement(TieredPlacement):
     def release_copied(self) -> None:
         self._streams.release_all()
 
-    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: UnitTensors, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
             return super().keep_parameters(unit, shard)
         self._host_shards.add(unit)
         kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
 
-    def has_parameters(self, unit: Unit) -> bool:
+    def has_parameters(self, unit: UnitTensors) -> bool:
         return unit not in self._host_shards
 
-    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+    def fetch(self, unit: UnitTensors, place: torch.Tensor) -> None:
         if self.keeps_parameters:
             super().fetch(unit, place)
         else:

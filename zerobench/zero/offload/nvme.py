@@ -24,22 +24,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 from torch import optim
 
 from .. import labels
 from ..low_bit import block_numel
+from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
-from .placement import GradientSink, ShardRange
+from .placement import GradientSink, PlacedSegment, ShardRange
 from .policy import LEAST_BUFFERS, NvmeOffload
-
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..units.unit import Unit
-
 
 MASTER = "master"
 """The master's name among the names of the optimizer's states."""
@@ -56,7 +51,14 @@ class FileRange(ShardRange):
     rounds_late = False
 
     def __init__(
-        self, tier: FilePlacement, unit: Unit, start: int, stop: int, chunk: int, number: int, master: PagedTensor
+        self,
+        tier: FilePlacement,
+        unit: UnitTensors,
+        start: int,
+        stop: int,
+        chunk: int,
+        number: int,
+        master: PagedTensor,
     ) -> None:
         super().__init__(tier, unit, start, stop)
         self.chunk, self.number = chunk, number
@@ -94,7 +96,7 @@ class FileRange(ShardRange):
         self.kept[MASTER].write_back(self.chunk)
 
     @contextmanager
-    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
+    def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
         tier = self._tier
         if not tier.is_used(self):  # nothing is updated: nothing need be read
             yield
@@ -115,13 +117,13 @@ class FileRange(ShardRange):
         with self._tier.reading_gradients(self, write_back=edits):
             yield
 
-    def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
+    def take_out(self, segments: Sequence[PlacedSegment]) -> None:
         """Moves masters and states into their own memory, until `put_in`."""
         copies = {key: kept.copy(self.chunk) for key, kept in self.kept.items()}
         self.master = copies[MASTER]
         self._fill(segments, copies)
 
-    def put_in(self, segments: Sequence[OptimizerSegment], write_back: bool) -> None:
+    def put_in(self, segments: Sequence[PlacedSegment], write_back: bool) -> None:
         """Moves them back into the file; with `write_back` with their current values."""
         if write_back:
             self.kept[MASTER].write(self.chunk, self.master)
@@ -131,7 +133,7 @@ class FileRange(ShardRange):
                 self.kept[key].write_back(self.chunk)
         self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
 
-    def _fill(self, tile: Sequence[OptimizerSegment], chunk: dict[str, torch.Tensor]) -> None:
+    def _fill(self, tile: Sequence[PlacedSegment], chunk: dict[str, torch.Tensor]) -> None:
         """Makes the optimizer's tensors views of the chunk's tensors: master and states, by name."""
         for share in tile:
             at, numel, shape = share.segment.offset - self.start, share.segment.numel, share.tensor.shape
@@ -139,7 +141,7 @@ class FileRange(ShardRange):
             state = self._tier.optimizer.state.get(share.tensor, {})
             state |= {key: chunk[key].narrow(0, at, numel).view(shape) for key in state.keys() & chunk.keys()}
 
-    def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
+    def _empty(self, tile: Sequence[PlacedSegment], keep: bool = True) -> None:
         """Makes the tensors absent; with `keep`, states that the optimizer made elsewhere first move to the pool."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
@@ -186,16 +188,16 @@ class FilePlacement(TieredPlacement):
     def __init__(self, policy: NvmeOffload, device: torch.device) -> None:
         super().__init__(policy, device)
         self.swapper = Swapper(policy, pinned=device.type == "cuda")
-        self._parameters: dict[Unit, PagedTensor] = {}
-        self._states: dict[tuple[Unit, str], PagedTensor] = {}
+        self._parameters: dict[UnitTensors, PagedTensor] = {}
+        self._states: dict[tuple[UnitTensors, str], PagedTensor] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
-        self._sinks: dict[Unit, FileGradients] = {}
+        self._sinks: dict[UnitTensors, FileGradients] = {}
         self._file_ranges: list[FileRange] = []
-        self._segments: dict[FileRange, list[OptimizerSegment]] = {}
+        self._segments: dict[FileRange, list[PlacedSegment]] = {}
 
     # -- for units -------------------------------------------------------------------------------------------
 
-    def leaving_ranges(self, unit: Unit, stop: int) -> list[ShardRange]:
+    def leaving_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
         master = self.swapper.keep(stop, unit.dtypes.master, labels.MASTER, unit.name)
         first = len(self._file_ranges)
         mine = [
@@ -205,7 +207,7 @@ class FilePlacement(TieredPlacement):
         self._file_ranges += mine
         return [*mine]
 
-    def new_sink(self, unit: Unit) -> FileGradients | None:
+    def new_sink(self, unit: UnitTensors) -> FileGradients | None:
         if not self._policy.gradients:
             return None
         numel = self.offloaded_numel(unit)
@@ -213,35 +215,35 @@ class FilePlacement(TieredPlacement):
         self._sinks[unit] = FileGradients(kept)
         return self._sinks[unit]
 
-    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: UnitTensors, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
             return super().keep_parameters(unit, shard)
         self._parameters[unit] = kept = self.swapper.keep(shard.numel(), shard.dtype, labels.PARAMETERS, unit.name)
         kept.write_all(shard)
         return self.absent(shard.numel(), shard.dtype)
 
-    def has_parameters(self, unit: Unit) -> bool:
+    def has_parameters(self, unit: UnitTensors) -> bool:
         return unit not in self._parameters
 
-    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+    def fetch(self, unit: UnitTensors, place: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:
             self.swapper.fetch(self._parameters[unit], place)
         else:
             super().fetch(unit, place)
 
-    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
+    def read(self, unit: UnitTensors, start: int, place: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:
             self._parameters[unit].read(start, place)
         else:
             super().read(unit, start, place)
 
-    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
+    def put(self, unit: UnitTensors, start: int, values: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:
             self._parameters[unit].put(start, values)
         else:
             super().put(unit, start, values)
 
-    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
         if block_numel(optimizer) > 1:
             raise ValueError(
                 f"offload: {type(optimizer).__name__} has states that are smaller than its parameters, and files hold"

@@ -18,17 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
-from torch import optim
+from torch import nn, optim
 
 from .. import labels
+from ..layout import Segment
 from ..parameters.versions import fingerprint
-
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..units.unit import Unit
+from ..unit_tensors import UnitTensors
 
 COMPARED = {"cpu": 2**16, "cuda": 2**24}
 """Elements of a master that are compared with its parameters at a time: few, for a CPU's cache, or many, since a GPU
@@ -64,7 +62,7 @@ class ShardRange:
     master: torch.Tensor
     _left: torch.Tensor | None = None  # the fingerprint of the parameters as the engine left them
 
-    def __init__(self, placement: Placement, unit: Unit, start: int, stop: int) -> None:
+    def __init__(self, placement: Placement, unit: UnitTensors, start: int, stop: int) -> None:
         self.unit, self.start, self.stop = unit, start, stop
         self._placement = placement
 
@@ -154,7 +152,7 @@ class ShardRange:
         return bool(self._left != fingerprint(self.parameters))
 
     @contextmanager
-    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
+    def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
         """Makes masters, states and gradients of a tile of this range available for an update inside."""
         yield
 
@@ -169,6 +167,15 @@ class ShardRange:
         return self.tier
 
 
+class PlacedSegment(Protocol):
+    """A segment of the optimizer (optim/segments.py) as the tier of its range sees it."""
+
+    shard_range: ShardRange
+    segment: Segment
+    tensor: nn.Parameter
+    used: bool
+
+
 class Placement:
     """Everything on the device. `ranges`: unit -> its ranges, in the order of its shard."""
 
@@ -180,15 +187,15 @@ class Placement:
     """True if masters may be in another tier, so that comparing them with the parameters would cost a transfer."""
 
     def __init__(self) -> None:
-        self.ranges: dict[Unit, list[ShardRange]] = {}
+        self.ranges: dict[UnitTensors, list[ShardRange]] = {}
 
     # -- destinations of gradients --------------------------------------------------------------------------
 
-    def offloaded_numel(self, unit: Unit) -> int:
+    def offloaded_numel(self, unit: UnitTensors) -> int:
         """Returns the number of leading elements of a shard whose optimizer states or gradients leave the device."""
         return 0
 
-    def new_sink(self, unit: Unit) -> GradientSink | None:
+    def new_sink(self, unit: UnitTensors) -> GradientSink | None:
         """Returns the destination of the gradients of a unit's offloaded elements, or None if they stay."""
         return None
 
@@ -197,13 +204,13 @@ class Placement:
 
     # -- for an update ----------------------------------------------------------------------------------------
 
-    def adopt(self, unit: Unit) -> None:
+    def adopt(self, unit: UnitTensors) -> None:
         """Makes the masters of a unit from its parameters."""
         self.ranges[unit] = self.new_ranges(unit)
         for one in self.ranges[unit]:
             one.make_master()
 
-    def new_ranges(self, unit: Unit) -> list[ShardRange]:
+    def new_ranges(self, unit: UnitTensors) -> list[ShardRange]:
         """Returns the ranges of a unit's shard, without masters."""
         return [ShardRange(self, unit, 0, unit.shard_numel)]
 
@@ -211,10 +218,10 @@ class Placement:
         """Returns the shard ranges of all units, in order."""
         return [one for ranges in self.ranges.values() for one in ranges]
 
-    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
         """Registers the `optimizer` whose states are placed here, and its `segments`."""
 
-    def visit(self, tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
+    def visit(self, tile: Sequence[PlacedSegment]) -> AbstractContextManager[None]:
         """Makes masters, states and gradients of a tile available for an update inside."""
         return tile[0].shard_range.visit(tile) if tile else nullcontext()
 
@@ -230,7 +237,7 @@ class Placement:
         for one in self.all_ranges():
             one.round_master()
 
-    def follow(self, unit: Unit, loaded: Collection[int], asks: bool = False) -> None:
+    def follow(self, unit: UnitTensors, loaded: Collection[int], asks: bool = False) -> None:
         """Updates a unit's masters after its parameter shard was written to. `loaded`: parameters, by number, whose
         masters are replaced even if their rounded values are equal. `asks`: the host may wait for a comparison.
         """
@@ -242,12 +249,12 @@ class Placement:
             one.follow_parameters(ranges, asks)
             one.note_parameters()  # else the next step finds this write again, perhaps while a delayed update runs
 
-    def note_parameters(self, unit: Unit) -> None:
+    def note_parameters(self, unit: UnitTensors) -> None:
         """Records the unit's parameter shard as the engine leaves it."""
         for one in self.ranges.get(unit, []):
             one.note_parameters()
 
-    def may_be_written(self, unit: Unit) -> bool:
+    def may_be_written(self, unit: UnitTensors) -> bool:
         """Returns True if the unit's parameter shard may have been written to since."""
         return any(one.may_be_written for one in self.ranges.get(unit, []))
 
@@ -256,23 +263,23 @@ class Placement:
 
     # -- places of parameter shards ---------------------------------------------------------------------------
 
-    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: UnitTensors, shard: torch.Tensor) -> torch.Tensor:
         """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""
         return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
 
-    def has_parameters(self, unit: Unit) -> bool:
+    def has_parameters(self, unit: UnitTensors) -> bool:
         """Returns True if the unit's shard of parameters is on the device."""
         return True
 
-    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+    def fetch(self, unit: UnitTensors, place: torch.Tensor) -> None:
         """place := the unit's shard of parameters, for a gather."""
         place.copy_(unit.parameter_shard, non_blocking=True)
 
-    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
+    def read(self, unit: UnitTensors, start: int, place: torch.Tensor) -> None:
         """place := elements from `start` on of the unit's shard."""
         place.copy_(unit.parameter_shard.narrow(0, start, place.numel()))
 
-    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
+    def put(self, unit: UnitTensors, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on of the unit's shard := values."""
         unit.parameter_shard.narrow(0, start, values.numel()).copy_(values)
 

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn, optim
 
-from ..gradients.bucket_base import GradientBucket
 from ..layout import MemoryOrder, Segment
 from ..low_bit import AdamW8bit, AdamWBf16, block_of
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..precision import Share
+from ..units.bucket import GradientBucket
 from .owned import OWNED, says_who_owns
 
 ELEMENTWISE = (

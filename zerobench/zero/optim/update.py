@@ -15,8 +15,9 @@ The optimizer holds segments (optim/segments.py), each a view of parameter ∩ s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -174,6 +175,14 @@ class Update:
         self.used -= numbers
         self._agreed = False
         self.scaling.edited()
+
+    def visited(self, wanted: Callable[[OptimizerSegment], bool], edits: bool = False) -> Iterator[OptimizerSegment]:
+        """Yields the wanted segments while their gradients can be read, or with `edits` changed."""
+        for shard_range, segments in groupby(self.segments, key=lambda segment: segment.shard_range):
+            found = [segment for segment in segments if wanted(segment)]
+            if found:
+                with shard_range.gradients(edits):
+                    yield from found
 
     # -- helpers ------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Hiding:
     """Hides parameters for one engine. `asked`: the engine's method, called before an operation reads or writes a
     hidden parameter.
 
-    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (parameters/writes.py) pass
+    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass
     through; `asked` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
     """
 

@@ -17,7 +17,7 @@ A module group has a unit per dtype and device, with frozen and owned parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -233,3 +233,39 @@ class GatheredUnit(Unit):
         self.source.updated()
         if self.stays:
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
+
+
+class GathersAhead:
+    """Gathers ahead of backward, delayed until memory is available.
+
+    While backward runs a unit, its gradients fill a buffer of the unit's size while the previous unit's gradients are
+    still being reduced from another. A gathered unit in addition to both would be stage 3's peak: it is gathered once
+    half of this unit's gradients have been written and the reduction has completed, for which `make_room` waits.
+    """
+
+    def __init__(self, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
+        self._entered: Sequence[GatheredUnit] = ()
+        self._waiting: Sequence[GatheredUnit] = ()
+
+    def enter(self, units: Sequence[GatheredUnit], following: Sequence[GatheredUnit], must_wait: bool) -> None:
+        """Enters `units` in backward, with `following` next; gathers the following units now unless it must wait."""
+        self._entered, self._waiting = units, following
+        if not (must_wait and any(unit.trainable for unit in units)):
+            self.launch()
+
+    def written(self, unit: Unit) -> None:
+        """Called when a gradient of `unit` has come."""
+        if self._waiting and unit in self._entered and unit.gradients.is_half_full:
+            self._make_room()
+            self.launch()
+
+    def launch(self) -> None:
+        """Gathers the waiting units, at the latest when backward reaches them, in the same order on all ranks."""
+        waiting, self._waiting = self._waiting, ()
+        for unit in waiting:
+            unit.launch_unshard()
+
+    def forget(self) -> None:
+        """Clears the state when the backward ends."""
+        self._entered, self._waiting = (), ()

@@ -11,20 +11,18 @@ evaluation waits for all: torch's own layers then use fast paths that read their
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from ..comm.base import Comm
 from ..comm.streams import Handle
 from ..modules.wrapping import Hook, blocks
 from ..parameters.absent import Hiding, placeholder
 from .unit import Unit
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
 
 
 def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -53,27 +51,30 @@ def waiting_modules(root: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parame
 class OverlappedParamGathers:
     """The gathers in flight, by unit, oldest first."""
 
-    def __init__(self, engine: Strategy, overlap: bool) -> None:
-        self._engine = engine
+    def __init__(
+        self, root: nn.Module, comm: Comm, units: Iterable[tuple[Unit, list[nn.Parameter]]], overlap: bool
+    ) -> None:  # fmt: skip
+        self._comm = comm
         self._handles: dict[Unit, Handle] = {}
+        self._parameters = dict(units)
         self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
-        for unit in engine.units:
-            for parameter in engine.parameters_of(unit):
+        for unit, parameters in self._parameters.items():
+            for parameter in parameters:
                 self._units.setdefault(parameter, []).append(unit)
         self._hiding = Hiding(self.bring)
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
         self._overlap = overlap
         if self._overlap:
-            for module, read in waiting_modules(engine.module):
+            for module, read in waiting_modules(root):
                 mine = {unit: None for p in read for unit in self._units.get(p, [])}
                 module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
 
     def launch(self, unit: Unit) -> None:
         """Starts sending this rank's slice of the unit's parameters to all ranks."""
         self.wait(unit)
-        self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name, None, unit.layout.sizes)
-        if self._overlap and self._engine.comm.size > 1:
-            for parameter in self._engine.parameters_of(unit):
+        self._handles[unit] = self._comm.all_gather(unit.full_parameters, unit.name, None, unit.layout.sizes)
+        if self._overlap and self._comm.size > 1:
+            for parameter in self._parameters[unit]:
                 # other reads than by its own module's forward must wait, too: reads of the NaN in its place are noticed
                 if parameter not in self._hidden:
                     self._hidden[parameter] = parameter.data
@@ -85,7 +86,7 @@ class OverlappedParamGathers:
         if handle is None:
             return
         handle.wait()
-        for parameter in self._engine.parameters_of(unit) if self._hidden else []:
+        for parameter in self._parameters[unit] if self._hidden else []:
             # a parameter that is cut into several units is shown when the last of its gathers is done
             if not any(other in self._handles for other in self._units[parameter]):
                 self._hiding.show(parameter, self._hidden.pop(parameter))

@@ -7,7 +7,7 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
     parameter_shard   (shard_numel,)    this rank's part of them
     masters           (shard_numel,)    updated by the optimizer: the parameter shard itself, or fp32 copies of a half
                                         one; in ranges, each in its tier, owned by a placement (offload/placement.py)
-    gradients                           from autograd to the optimizer (gradients/bucket_base.py)
+    gradients                           from autograd to the optimizer (units/bucket.py)
 
 The stages differ in which of these tensors are views, and in when their memory is allocated and freed:
 
@@ -28,14 +28,14 @@ import torch
 from torch import nn, optim
 
 from .. import labels
-from ..arena import Heap
 from ..comm.base import Comm
-from ..gradients.bucket_base import GradientBucket
 from ..layout import Layout
 from ..low_bit import block_numel
 from ..offload.placement import Placement
 from ..parameters.versions import Versions
 from ..precision import Dtypes
+from ..unit_tensors import UnitTensors
+from .bucket import GradientBucket
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
@@ -48,35 +48,20 @@ def align_numel(optimizer: optim.Optimizer, element_bytes: int) -> int:
     return math.lcm(ALIGN_BYTES // element_bytes, block_numel(optimizer))
 
 
-class Unit:
+class Unit(UnitTensors):
     """One unit on one rank: its tensors, see the note.
 
-    `heap`      allocates temporary memory: an arena has it in slots
     `is_whole`  True if the parameters are present, to be read and written
-    `versions`  the parameters' versions, by which writes are found (parameters/writes.py)
+    `versions`  the parameters' versions, by which writes are found (writes.py)
     """
 
-    full_parameters: torch.Tensor
-    parameter_shard: torch.Tensor
     gradients: GradientBucket
-    heap = Heap()
     is_whole = True
     versions = Versions()
 
     def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement) -> None:
-        self.name = name
-        self.layout = layout
-        self.rank = comm.rank
-        self.start, stop = layout.bounds(comm.rank)
-        self.shard_numel = stop - self.start
-        self.size = comm.size
-        self.dtypes = dtypes
+        super().__init__(name, layout, comm, dtypes)
         self.placement = placement
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the full parameters, wherever the shards are."""
-        return self.full_parameters.device
 
     def label_held(self) -> None:
         """Labels its tensors again, for observers that registered after they were made."""
@@ -87,10 +72,6 @@ class Unit:
         gradients = getattr(self, "gradients", None)  # a frozen unit has none
         if gradients is not None:
             labels.label(gradients.shard, labels.GRADIENTS, self.name)
-
-    def own_slice(self, full: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's (shard_numel,) view of a (padded_numel,) tensor."""
-        return full.narrow(0, self.start, self.shard_numel)
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         """Returns each parameter of a unit that is not always whole, with its view of the full buffer."""

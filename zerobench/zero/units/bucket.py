@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,10 +30,8 @@ from ..comm.base import Comm
 from ..comm.desync import Stamp
 from ..comm.streams import Handle
 from ..layout import Piece
-
-if TYPE_CHECKING:
-    from ..offload.placement import GradientSink as GradientSink
-    from ..units.unit import Unit
+from ..offload.placement import GradientSink
+from ..unit_tensors import UnitTensors
 
 
 class GradientBucket:
@@ -56,7 +53,7 @@ class GradientBucket:
     stays = False
     """True if its memory is always allocated, so that its reduction need not wait for another."""
 
-    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None = None) -> None:
+    def __init__(self, unit: UnitTensors, comm: Comm, reduce_with: str, sink: GradientSink | None = None) -> None:
         self.unit = unit
         self.sink = sink
         self.offloaded_numel = 0 if sink is None else sink.numel

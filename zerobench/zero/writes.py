@@ -34,19 +34,16 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from ..modules.wrapping import Hook
-from .absent import as_they_are, is_placeholder, placeholder, restore_placeholders
-from .versions import Versions
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-    from ..units.unit import Unit
-
+from .engine import ShardedEngine
+from .modules.wrapping import Hook
+from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
+from .parameters.versions import Versions
+from .units.unit import Unit
 
 HOW = (
     "write in place inside `with engine.full_parameters()`, or load with engine.module.load_state_dict() or"
@@ -67,7 +64,7 @@ class Writes:
     `homes`  parameters that the engine has moved -> the view that each has while its values are present
     """
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
         self._names = {p: name for name, p in engine.module.named_parameters()}
         self._units = [unit for unit, _ in engine.parameters_by_unit()]
@@ -231,12 +228,12 @@ class Writes:
                 parameter.data = home
 
 
-def take_loads(engine: Strategy) -> None:
+def take_loads(engine: ShardedEngine, writes: Writes) -> None:
     """Registers the hooks on the modules that have parameters of their own."""
-    unit_of = engine.unit_of_parts()
+    unit_of = {p: unit for unit in engine.holders() for p in engine.parameters_of(unit)}
     for module in engine.module.modules():
         if any(True for _ in module.parameters(recurse=False)):
-            load = Load(engine, unit_of)
+            load = Load(engine, writes, unit_of)
             module.register_load_state_dict_pre_hook(Hook(load.before))
             module.register_load_state_dict_post_hook(Hook(load.after))
             if unit_of:
@@ -260,8 +257,8 @@ class Load:
     `_lent`      parameters with memory for the load only
     """
 
-    def __init__(self, engine: Strategy, unit_of: dict[nn.Parameter, Unit]) -> None:
-        self._engine = engine
+    def __init__(self, engine: ShardedEngine, writes: Writes, unit_of: dict[nn.Parameter, Unit]) -> None:
+        self._engine, self._writes = engine, writes
         self._unit_of = unit_of
         self._versions: dict[nn.Parameter, int] = {}
         self._lent: set[nn.Parameter] = set()
@@ -286,6 +283,6 @@ class Load:
                 if parameter in lent:
                     parameter.data = placeholder(parameter)
             if parameter._version != version:
-                self._engine.writes.loaded(parameter)
+                self._writes.loaded(parameter)
                 if parameter in lent:
-                    self._engine.writes.store(self._unit_of[parameter], parameter, values)
+                    self._writes.store(self._unit_of[parameter], parameter, values)

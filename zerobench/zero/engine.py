@@ -1,0 +1,121 @@
+"""An engine as its parts see it: its tensors, and the events of a unit that the stages implement (strategy.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .comm.base import Comm
+from .comm.desync import Stamp
+from .layout import MemoryOrder
+from .offload.placement import Placement
+from .optim.delayed_update import UpdateSchedule
+from .optim.segments import OptimizerSegment
+from .optim.update import Update
+from .units.unit import Unit
+
+
+class ShardedEngine:
+    """A model and its optimizer under one ZeRO stage.
+
+    `trainable`  the parameters that are trained, in order, and their `names`; `frozen`: the others
+    `orders`     the memory order of each parameter's elements
+    `steps`      steps taken so far
+    """
+
+    stage = 0
+    module: nn.Module
+    optimizer: optim.Optimizer
+    comm: Comm
+    names: list[str]
+    trainable: list[nn.Parameter]
+    frozen: list[nn.Parameter]
+    orders: dict[nn.Parameter, MemoryOrder]
+    units: list[Unit]
+    placement: Placement
+    update: Update
+    schedule: UpdateSchedule
+    steps: int
+
+    # -- the events, which a stage defines -------------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Builds `self.units` from the parameters and fills them with rank 0's values."""
+        raise NotImplementedError
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
+        raise NotImplementedError
+
+    def due(self, unit: Unit) -> Iterable[Unit]:
+        """Called when all gradients of a parameter are in `unit`; returns the units to be reduced now, in order."""
+        return ()
+
+    def left_over(self) -> Iterable[Unit]:
+        """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
+        raise NotImplementedError
+
+    def stamp(self, unit: Unit) -> Stamp | None:
+        """Returns the desync check for the unit's collectives; None in stages 1 and 2, with one order on all ranks."""
+        return None
+
+    def after_backward(self) -> None:
+        """Called after the backward, when its gradients, outside no_sync, are reduced."""
+
+    def after_update(self) -> None:
+        """Called when the parameter shards have new values."""
+
+    def settle(self) -> None:
+        """Completes transfers in flight, so that all of this rank's states can be read."""
+
+    def forget(self) -> None:
+        """Called when gradients are dropped: clears the stage's own state about them."""
+
+    def holders(self) -> list[Unit]:
+        """Returns the units whose parameters must be made whole before they can be read."""
+        return []
+
+    @contextmanager
+    def whole(self, unit: Unit) -> Iterator[None]:
+        """Makes `unit.full_parameters` available inside, on every rank."""
+        yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
+        raise NotImplementedError
+
+    def after_load(self) -> None:
+        """Refreshes the parameters after segments were overwritten."""
+        raise NotImplementedError
+
+    # -- queries --------------------------------------------------------------------------------------
+
+    def parameters_by_unit(self) -> list[tuple[Unit, list[nn.Parameter]]]:
+        """Returns all units with their parameters, including frozen ones if the stage shards them."""
+        return [(unit, self.parameters_of(unit)) for unit in self.holders() or self.units]
+
+    @property
+    def segments(self) -> list[OptimizerSegment]:
+        """The optimizer's part of this rank's shards."""
+        return self.update.segments
+
+    def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
+        """Returns the trainable parameters with a piece in `unit`, in order."""
+        return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
+
+    def extra_state(self) -> dict[str, Any]:
+        """Returns the engine's own JSON values for a checkpoint, equal on all ranks."""
+        raise NotImplementedError
+
+    def load_extra_state(self, extra: dict[str, Any]) -> None:
+        """Restores the result of `extra_state`."""
+        raise NotImplementedError
+
+    def names_in(self, unit: str) -> list[str]:
+        """Names the trainable parameters of the unit of that name, for messages about its collectives."""
+        pieces = [piece for each in self.units if each.name == unit for piece in each.layout.pieces]
+        return [self.names[number] for number in dict.fromkeys(piece.parameter for piece in pieces)]
