@@ -15,7 +15,7 @@ from tests.distributed.checkpoints import assert_same
 from tests.ranks import run_ranks
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.checkpoint.contents import tensors_of
-from zerobench.zero.checkpoint.metadata import facts_of, merge
+from zerobench.zero.checkpoint.facts import facts_of, merge
 
 pytestmark = pytest.mark.thorough
 

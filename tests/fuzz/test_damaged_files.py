@@ -163,7 +163,7 @@ def _jobs(folder: Path, path: Path) -> None:
 
 
 def _weights(folder: Path, path: Path) -> None:
-    for tensor in find_weights(path, slice(None)).tensors.values():
+    for tensor in find_weights(path).tensors.values():
         tensor.part(tensor.order, 0, min(4, torch.Size(tensor.shape).numel()))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints through torch.distributed.checkpoint (DCP): sharded, asynchronous, loadable at another N and stage.
+"""Checkpoints: sharded, asynchronous, all or nothing, loadable at another N and stage.
 
     engine.save("runs/step-1000", user_state={"epoch": 3})            every rank writes its part
     handle = engine.save("runs/step-2000", asynchronous=True)         copies, then writes in a thread
@@ -8,8 +8,8 @@
     engine.export_safetensors("model.safetensors")                    the plain module's state, from rank 0
     engine.load_weights("pretrained/")                                weights alone: safetensors, or a checkpoint
 
-All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors, storage.py defines
-the files on disk and why an interrupted save harms nothing, index.py the JSON, operations.py resharding.
+All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors, facts.py the JSON,
+storage.py defines the files on disk and why an interrupted save harms nothing. save_load.py has both on one page.
 
 [Note: continuing]
 Masters, optimizer states, frozen parameters and buffers are restored bit for bit, at any stage and N. Training then

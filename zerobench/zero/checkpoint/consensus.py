@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,10 +21,6 @@ from ..engine import ShardedEngine
 from .safetensors import bytes_of
 
 T = TypeVar("T")
-
-
-RAISED: dict[str, type[Exception]] = {"runtime": RuntimeError, "value": ValueError}
-"""Kinds of refusals, by the word that is sent to the other ranks."""
 
 
 class SaveHandle:
@@ -74,20 +70,24 @@ class Ranks:
 
     def agree(self, what: Callable[[], T]) -> T:
         """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError."""
-        refusal: Exception | None = None
-        done: Any = None
+        kind, text, done = "", "", None
         try:
-            self._land()
+            handle, self.in_flight = self.in_flight, None
+            if handle is not None:
+                handle.wait_unless_seen()
             done = what()
         except RuntimeError as error:
-            refusal = RuntimeError(str(error))
+            kind, text = "runtime", str(error)
         except (ValueError, OSError) as error:
-            refusal = ValueError(str(error))
+            kind, text = "value", str(error)
         except Exception as error:  # of any kind: without the message the other ranks would wait for ever
-            refusal = ValueError(repr(error))
-        for kind, text in filter(None, self._exchange_watched(_said(refusal))):
-            raise RAISED[kind](text)
-        return done
+            kind, text = "value", repr(error)
+        with labels.collective("control"):
+            everyones = self._comm.call("checkpoint", lambda: self._exchange([kind, text]), self.group)
+        for kind, text in everyones:
+            if kind:
+                raise (RuntimeError if kind == "runtime" else ValueError)(text)
+        return cast(T, done)
 
     def each(self, what: Callable[[], Any]) -> list[Any]:
         """Runs `what` on each rank; returns all ranks' values, which must be JSON values. If it raises on some ranks,
@@ -104,12 +104,6 @@ class Ranks:
                 raise RuntimeError(f"rank {rank}: {sentence}") from (why if rank == self.rank else None)
         return [value for value, _ in everyones]
 
-    def _exchange_watched(self, mine: Any) -> list[Any]:
-        if self.group is None:
-            return [mine]
-        with labels.collective("control"):
-            return self._comm.call("checkpoint", lambda: self._exchange(mine), self.group)
-
     def _exchange(self, mine: Any) -> list[Any]:
         """Returns the values of all ranks, in rank order. They are sent as JSON: nothing is unpickled."""
         text = json.dumps(mine).encode()
@@ -122,18 +116,6 @@ class Ranks:
         padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8)
         dist.all_gather(values, padded, group=self.group)
         return [json.loads(bytes(bytes_of(value[: int(size)]))) for value, size in zip(values, sizes, strict=True)]
-
-    def _land(self) -> None:
-        handle, self.in_flight = self.in_flight, None
-        if handle is not None:
-            handle.wait_unless_seen()
-
-
-def _said(refusal: Exception | None) -> tuple[str, str] | None:
-    """Returns a refusal as (kind, message), to be sent to the other ranks."""
-    if refusal is None:
-        return None
-    return next(word for word, kind in RAISED.items() if isinstance(refusal, kind)), str(refusal)
 
 
 _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
@@ -159,13 +141,13 @@ def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
         members = dist.get_process_group_ranks(comm.group)
         known = dist.distributed_c10d._world.pg_names
         comm.meet("first checkpoint")
-        most = torch.tensor([len(known)], dtype=torch.int32, device=_device(comm.group))
+        most = torch.tensor(
+            [len(known)],
+            dtype=torch.int32,
+            device="cuda" if "nccl" in str(dist.get_backend_config(comm.group)) else "cpu",
+        )
         comm.maximum(most)
         while len(known) < most.item():
             dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
         _groups[comm.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
     return _groups[comm.group]
-
-
-def _device(group: dist.ProcessGroup) -> str:
-    return "cuda" if "nccl" in str(dist.get_backend_config(group)) else "cpu"

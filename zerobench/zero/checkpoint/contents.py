@@ -7,7 +7,7 @@
     pending.<parameter>             gradients of a delayed update (optim/delayed_update.py), in the same chunks
     buffer.<name>                   the module's persistent buffers, from rank 0
 
-All are flat. A parameter's elements are in the order of its memory (see metadata.py), and a chunk is identified by its
+All are flat. A parameter's elements are in the order of its memory (see facts.py), and a chunk is identified by its
 first element in the whole parameter, so it does not depend on stage, N or bucket size. Tied parameters are saved once,
 under their first name. If the loading engine has a parameter in another memory order, each rank reads all of it and
 picks its elements.
@@ -15,21 +15,22 @@ picks its elements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from .. import labels
 from ..engine import ShardedEngine
+from ..layout import MemoryOrder
 from ..low_bit import block_of
 from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
-from .around_load import put
-from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
-from .operations import Flat
-from .safetensors import DTYPES
+from .facts import IMPLEMENTATION, buffers_of, decode, is_blocks, is_elements
+from .safetensors import DTYPES, row_major
+from .storage import Checkpoint, Flat
 
 
 def tensors_of(engine: ShardedEngine, copy: bool) -> dict[str, Flat]:
@@ -65,77 +66,99 @@ def tensors_of(engine: ShardedEngine, copy: bool) -> dict[str, Flat]:
     return flats
 
 
-class Targets:
-    """The tensors that a checkpoint with these facts is read into, and the steps that remain once they are filled."""
+class Part(NamedTuple):
+    """This rank's part of the parameter `name`: the elements from `start` on, in `place`, (numel,).
 
-    def __init__(self, engine: ShardedEngine, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
-        """Allocates them. `pending`: parameters whose gradients are in the checkpoint -> the gradients' dtype."""
-        self.engine = engine
-        self.facts = facts
+    `kind`: master or frozen, as in the note
+    """
+
+    kind: str
+    name: str
+    parameter: nn.Parameter
+    start: int
+    place: torch.Tensor
+
+
+def parts_of(engine: ShardedEngine) -> Iterator[Part]:
+    """Yields this rank's parts of all parameters."""
+    for segment in engine.segments:
+        number = segment.segment.parameter
+        place = flat_of(segment.tensor)
+        yield Part("master", engine.names[number], engine.trainable[number], segment.segment.start, place)
+    for name, parameter, start, chunk in sharded_frozen(engine):
+        yield Part("frozen", name, parameter, start, chunk)
+    for name, parameter in whole_frozen(engine).items():
+        yield Part("frozen", name, parameter, 0, engine.orders[parameter].flatten(parameter))
+
+
+def before_load(engine: ShardedEngine, steps: int = 0) -> None:
+    """Drops pending updates and waits for transfers, before masters are overwritten. `steps`: taken so far."""
+    engine.schedule.restart(steps)
+    engine.placement.wait()
+
+
+def put(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies `values` to `place`. A buffer that was made in inference mode can be written to only there."""
+    with torch.inference_mode(place.is_inference()), torch.no_grad():
+        place.copy_(values)
+
+
+class CheckpointLoad:
+    """The load of a checkpoint into an engine: this rank's tensors, which are read, and then everything else."""
+
+    def __init__(self, engine: ShardedEngine, saved: Checkpoint) -> None:
+        """Allocates the tensors that the engine does not have yet."""
+        self._engine, self._saved = engine, saved
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
-        self.flats: dict[str, Flat] = {}
-        self._pending_dtypes = pending
-        self._states: list[dict[str, Any]] = []  # a segment's new optimizer state, in the order of engine.segments
-        self._late: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []  # not readable in place; their values
-        for segment in engine.segments:
-            self._add_segment(segment)
-        for name, parameter, start, chunk in sharded_frozen(engine):
-            self._add("frozen.{}", name, parameter, start, chunk)
-        for name, parameter in whole_frozen(engine).items():
-            self._add("frozen.{}", name, parameter, 0, engine.orders[parameter].flatten(parameter))
-        for name, buffer in buffers_of(engine.module).items():
-            self._add_buffer(f"buffer.{name}", buffer)
+        self._states = [self._new_state(segment) for segment in engine.segments]
 
-    def _add(
-        self, key: str, name: str, parameter: nn.Parameter, start: int, chunk: torch.Tensor, block: int = 1
-    ) -> None:  # fmt: skip
-        """Registers `chunk` to be filled from element `start` of the flat tensor `key`, whose {} is the parameter name.
-
-        `block`: the parameter's elements per element of `chunk`.
-        """
-        own, saved = self.engine.orders[parameter], saved_order(self.facts, name)
-        if own.agrees(saved):
-            _put(self.flats, key.format(name), parameter, start, chunk, block)
-            return
-        if key.format(name) not in self.flats:
-            _put(self.flats, key.format(name), parameter, 0, torch.empty(parameter.numel(), dtype=chunk.dtype))
-        whole, stop = self.flats[key.format(name)].chunks[0], start + chunk.numel()
-        self._late.append((flat_of(chunk), lambda: own.flatten(saved.view(whole))[start:stop]))
-
-    def _add_segment(self, segment: OptimizerSegment) -> None:
-        index, start = segment.segment.parameter, segment.segment.start
-        name, whole = self.engine.names[index], self.engine.trainable[index]
-        self._add("master.{}", name, whole, start, segment.tensor)
-        old = self.engine.optimizer.state.get(segment.tensor, {})
+    def _new_state(self, segment: OptimizerSegment) -> dict[str, Any]:
+        name = self._engine.names[segment.segment.parameter]
+        old = self._engine.optimizer.state.get(segment.tensor, {})
         new: dict[str, Any] = {}
-        for key, value in self.facts["optimizer"]["states"].get(name, {}).items():
+        for key, value in self._saved.facts["optimizer"]["states"].get(name, {}).items():
             if is_elements(value):
-                block = value.get("block", 1)
-                new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key), block)
+                new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key), value.get("block", 1))
                 labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
-                self._add(f"optimizer.{{}}.{key}", name, whole, start, new[key], block)
             else:
                 new[key] = decode(value)
-        self._states.append(new)
-        if name in self._pending_dtypes:
-            gradient = torch.empty(
-                segment.segment.numel, dtype=self._pending_dtypes[name], device=segment.tensor.device
-            )
+        if f"pending.{name}" in self._saved.tensors:
+            dtype = self._saved.tensors[f"pending.{name}"].dtype
+            gradient = torch.empty(segment.segment.numel, dtype=dtype, device=segment.tensor.device)
             self._pending[segment] = labels.label(gradient, labels.GRADIENTS, f"{name} pending", tier=segment.tier)
-            self._add("pending.{}", name, whole, start, gradient)
+        return new
 
-    def _add_buffer(self, name: str, tensor: torch.Tensor) -> None:
-        flat = tensor.detach()
-        if not tensor.is_contiguous():
-            flat = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            self._late.append((tensor, lambda: flat))
-        _put(self.flats, name, tensor, 0, flat.view(-1))
+    def read(self) -> None:
+        """Reads this rank's tensors."""
+        engine = self._engine
+        for part in parts_of(engine):
+            self._read(f"{part.kind}.{part.name}", engine.orders[part.parameter], part.start, part.place)
+        for segment, state in zip(engine.segments, self._states, strict=True):
+            number, start = segment.segment.parameter, segment.segment.start
+            name, order = engine.names[number], engine.orders[engine.trainable[number]]
+            for key, value in state.items():
+                saved = self._saved.facts["optimizer"]["states"][name][key]
+                if is_blocks(saved):
+                    whole = row_major([-(-prod(order.shape) // saved["block"])])
+                    self._read(f"optimizer.{name}.{key}", whole, start // saved["block"], value)
+                elif is_elements(saved):
+                    self._read(f"optimizer.{name}.{key}", order, start, flat_of(value))
+            if segment in self._pending:
+                self._read(f"pending.{name}", order, start, self._pending[segment])
+        for name, buffer in buffers_of(engine.module).items():
+            self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
 
-    def finish(self) -> None:
-        """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters."""
-        engine, optimizer = self.engine, self.engine.optimizer
-        for tensor, values in self._late:
-            put(tensor, values())
+    def _read(self, key: str, order: MemoryOrder, start: int, place: torch.Tensor) -> None:
+        """Fills `place` with elements of the tensor `key` from `start` on, counted in `order`."""
+        if place.numel():
+            put(place, self._saved.tensors[key].part(order, start, start + place.numel()).view(place.shape))
+
+    def finish(self) -> dict[str, Any]:
+        """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters.
+
+        Returns the user's state.
+        """
+        engine, optimizer, facts = self._engine, self._engine.optimizer, self._saved.facts
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         for segment, state in zip(engine.segments, self._states, strict=True):
             group = group_of.get(id(segment.tensor), {})
@@ -144,13 +167,15 @@ class Targets:
                 optimizer.state[segment.tensor] = {
                     key: _placed(key, value, segment.tensor, group) for key, value in state.items()
                 }
-        for group, options in zip(optimizer.param_groups, self.facts["optimizer"]["options"], strict=True):
+        for group, options in zip(optimizer.param_groups, facts["optimizer"]["options"], strict=True):
             _set_options(group, options)
-        engine.load_extra_state(self.facts["extra"])
+        engine.load_extra_state(facts["extra"])
         if self._pending:
             with torch.no_grad():
-                engine.schedule.restore_pending(self._pending, self.facts["extra"]["pending"])
+                engine.schedule.restore_pending(self._pending, facts["extra"]["pending"])
         engine.after_load()
+        user: dict[str, Any] = facts["user"]
+        return user
 
 
 def _put(

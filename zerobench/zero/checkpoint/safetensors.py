@@ -13,10 +13,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..layout import MemoryOrder
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -25,10 +29,93 @@ NAMES = {
 }  # fmt: skip
 """dtype -> its name in the format."""
 
+KNOWN = {name: dtype for dtype, name in NAMES.items()}
+"""The format's name of a dtype -> dtype."""
+
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
-"""torch's name of a dtype, as used in the index -> dtype."""
+"""torch's name of a dtype, as used in a checkpoint's facts -> dtype."""
+
+MOST_HEADER = 10**8
+"""Largest header in bytes that the format allows."""
 
 _ALIGN = 8
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Elements [start, start + numel) of a tensor, stored from byte `begin` of the file `path` on."""
+
+    start: int
+    numel: int
+    path: Path
+    begin: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor on the disk: its elements, in memory order `order`, are stored in `chunks`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: MemoryOrder
+    chunks: tuple[Chunk, ...]
+
+    def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
+        """Reads elements [start, stop), counted in `order`: (stop - start,) on the CPU.
+
+        If the file has another order, the whole tensor is briefly in memory.
+        """
+        if order.agrees(self.order):
+            return self._read(start, stop)
+        whole = self.order.view(self._read(0, prod(self.shape)))
+        return order.flatten(whole)[start:stop]
+
+    def _read(self, start: int, stop: int) -> torch.Tensor:
+        values = torch.empty(stop - start, dtype=self.dtype)
+        for chunk in self.chunks:
+            first, last = max(start, chunk.start), min(stop, chunk.start + chunk.numel)
+            if first < last:
+                with chunk.path.open("rb") as file:
+                    file.seek(chunk.begin + (first - chunk.start) * self.dtype.itemsize)
+                    place = buffer_of(values[first - start : last - start])
+                    if file.readinto(place) != len(place):
+                        raise ValueError(f"{chunk.path}: it has become shorter")
+        return values
+
+
+def row_major(shape: Iterable[int]) -> MemoryOrder:
+    """Returns the order of a contiguous tensor."""
+    sizes = tuple(shape)
+    return MemoryOrder.from_dims(sizes, range(len(sizes)))
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a file, by name. Raises ValueError for a damaged file, or one of another format."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(MOST_HEADER, size - 8):
+            raise ValueError(f"{path}: it is not a safetensors file, or a part of one")
+        try:
+            entries = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}: it is not a safetensors file: its header is not JSON") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: it is not a safetensors file: its header is not a mapping")
+    entries.pop("__metadata__", None)
+    return {name: _tensor(path, name, entry, 8 + length, size) for name, entry in entries.items()}
+
+
+def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
+    """Parses an entry of the header. Raises ValueError if its bytes do not fit its shape, or the file."""
+    try:
+        dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        right = isinstance(shape, list) and all(type(one) is int and one >= 0 for one in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right or end - begin != prod(shape) * dtype.itemsize or head + end > size:
+        raise ValueError(f"{path}: it is damaged: its entry of {name} is {entry!r:.120}, in {size} bytes")
+    return StoredTensor(tuple(shape), dtype, row_major(shape), (Chunk(0, prod(shape), path, head + begin),))
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:

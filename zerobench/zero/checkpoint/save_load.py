@@ -1,4 +1,4 @@
-"""Saves and loads an engine's checkpoint with DCP's planners and storage.
+"""Saves and loads an engine's checkpoint, over all of its ranks.
 
 `export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 """
@@ -6,29 +6,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
 
 from .. import labels
 from ..engine import ShardedEngine
-from . import operations
-from .around_load import before_load
+from . import storage
 from .consensus import Ranks, SaveHandle, ranks_of
-from .contents import Targets, tensors_of
-from .index import check_files, read_index
-from .metadata import buffers_of, differences, facts_of, merge
-from .operations import Flat, LoadPlanner, SavePlanner
+from .contents import CheckpointLoad, before_load, tensors_of
+from .facts import buffers_of, differences, facts_of, merge
 from .safetensors import bytes_of, layout, sync
-from .storage import FolderReader, FolderWriter
-from .weights import load_weights
-
-__all__ = ["SaveHandle", "export_safetensors", "load", "load_weights", "save"]
+from .storage import Flat, read_checkpoint, wanting_facts
 
 
 def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
@@ -95,29 +89,13 @@ def save(
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
     tensors, facts = ranks.agree(lambda: _take(engine, asynchronous, user_state))
-    write = partial(_write, ranks, FolderWriter(folder), SavePlanner(facts, merge), tensors)
+    write = partial(_write, ranks, folder, tensors, facts)
     if asynchronous:
         ranks.in_flight = SaveHandle(write)
         return ranks.in_flight
     with labels.collective("control"):
         write()
     return None
-
-
-def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a checkpoint, as `Strategy.load` specifies."""
-    engine.settle()
-    ranks, folder = ranks_of(engine), Path(path).absolute()
-    # Everything is checked on all ranks before anything is changed; each rank hashes every Nth file.
-    metadata = ranks.agree(lambda: _check(engine, folder, slice(ranks.rank, None, ranks.size)))
-    engine.zero_grad()
-    before_load(engine)
-    targets = Targets(engine, metadata.planner_data, _pending_in(metadata))
-    planner, reader = LoadPlanner(), FolderReader(folder, metadata)
-    with labels.collective("control"):
-        _run(f"load: {folder} was not read", partial(operations.load, ranks, targets.flats, reader, planner))
-    targets.finish()
-    return metadata.planner_data["user"]
 
 
 def _take(engine: ShardedEngine, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
@@ -127,33 +105,49 @@ def _take(engine: ShardedEngine, copy: bool, user_state: Mapping[str, Any]) -> t
     return tensors_of(engine, copy), facts_of(engine, user_state)
 
 
-def _write(ranks: Ranks, writer: FolderWriter, planner: SavePlanner, tensors: dict[str, Flat]) -> None:
+def _write(ranks: Ranks, path: Path, tensors: dict[str, Flat], facts: dict[str, Any]) -> None:
+    """Writes the files over the ranks: see storage.py. Each step ends with an exchange, so that all learn of a failure.
+
+    Raises RuntimeError, with the same message on all ranks.
+    """
+    is_first, made = ranks.rank == 0, ""
     try:
-        _run(f"save: {writer.path} was not written", partial(operations.save, ranks, tensors, writer, planner))
-    except RuntimeError:
-        writer.abandon()
-        raise
-
-
-def _check(engine: ShardedEngine, folder: Path, share: slice) -> Metadata:
-    """Returns the checkpoint's metadata. Raises ValueError if it is damaged, or for another model or optimizer."""
-    metadata = read_index(folder)
-    for sentence in differences(engine, metadata):
-        raise ValueError(f"{folder}: {sentence}")
-    check_files(folder, metadata, share)
-    return metadata
-
-
-def _pending_in(metadata: Metadata) -> dict[str, torch.dtype]:
-    """Returns parameter name -> dtype of its pending gradient, for the pending gradients in the checkpoint."""
-    found: dict[str, Any] = metadata.state_dict_metadata
-    head = "pending."
-    return {name[len(head) :]: kind.properties.dtype for name, kind in found.items() if name.startswith(head)}
-
-
-def _run(failure: str, operation: Callable[[], None]) -> None:
-    """Runs an operation over the ranks. Raises RuntimeError, with the same message on all ranks, if it fails."""
-    try:
-        operation()
+        # 1 rank 0 makes the folder
+        made = ranks.each(lambda: storage.begin(path) if is_first else "")[0]
+        # 2 each rank writes its tensors, and sends its facts
+        written = ranks.each(lambda: [storage.write(Path(made), ranks.rank, tensors), facts])
+        # 3 rank 0 writes the index, and makes the folder the checkpoint
+        files = {name: size for each, _ in written for name, size in each.items()}
+        ranks.each(
+            lambda: (
+                storage.finish(Path(made), path, merge([facts for _, facts in written]), files) if is_first else None
+            )
+        )
     except Exception as error:
-        raise RuntimeError(f"{failure}: {error}") from error
+        if is_first and made:
+            shutil.rmtree(made, ignore_errors=True)
+        raise RuntimeError(f"save: {path} was not written: {error}") from error
+
+
+def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a checkpoint, as `Strategy.load` specifies."""
+    engine.settle()
+    ranks, folder = ranks_of(engine), Path(path).absolute()
+    loading = ranks.agree(lambda: _check(engine, folder))  # on all ranks before anything is changed
+    engine.zero_grad()
+    before_load(engine)
+    with labels.collective("control"):
+        try:
+            ranks.each(loading.read)
+        except RuntimeError as error:
+            raise RuntimeError(f"load: {folder} was not read: {error}") from error
+    return loading.finish()
+
+
+def _check(engine: ShardedEngine, folder: Path) -> CheckpointLoad:
+    """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
+    saved = read_checkpoint(folder)
+    with wanting_facts(folder):
+        for sentence in differences(engine, saved.facts, saved.tensors):
+            raise ValueError(f"{folder}: {sentence}")
+        return CheckpointLoad(engine, saved)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from os import PathLike
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,8 +16,10 @@ from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..writes import Writes
-from .around_load import before_load, put
+from . import save_load
 from .consensus import SaveHandle
+from .contents import before_load, put
+from .weights import load_weights
 
 
 class StateFace(ShardedEngine):
@@ -33,7 +34,24 @@ class StateFace(ShardedEngine):
 
         With `rank0_only` the other ranks participate and return an empty dict.
         """
-        return full_state_dict(self, rank0_only)
+        self.settle()
+        self.writes.check()
+        keep = self.comm.is_first or not rank0_only
+        gathered: dict[torch.Tensor, torch.Tensor] = {}
+        with torch.no_grad():
+            for unit in self.holders():
+                with self.whole(unit):
+                    if keep:
+                        gathered |= {p: p.detach().clone() for p in self.parameters_of(unit)}
+        if not keep:
+            return {}
+
+        def copy(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value  # a module's extra state
+            return gathered[value] if value in gathered else value.detach().clone()
+
+        return {name: copy(value) for name, value in self.module.state_dict(keep_vars=True).items()}
 
     @in_normal_mode
     def state_dict(self) -> dict[str, Any]:
@@ -42,13 +60,59 @@ class StateFace(ShardedEngine):
         """
         self.writes.check()
         with self.placement.in_memory(write_back=False):
-            return state_dict(self)
+            self.settle()
+            self.schedule.check_saveable()
+            pending = dict(self.schedule.pending_gradients())
+            return {
+                "stage": self.stage,
+                "world_size": self.comm.size,
+                "rank": self.comm.rank,
+                "orders": _orders(self),
+                "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(self).items()},
+                "optimizer": deepcopy(self.optimizer.state_dict()),
+                "pending": {number: pending[s].clone() for number, s in enumerate(self.segments) if s in pending},
+                "extra": self.extra_state(),
+            }
 
     @in_normal_mode
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
         with self.placement.in_memory(write_back=True):
-            load_state_dict(self, saved)
+            self._load_state_dict(saved)
+
+    def _load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Checks everything, then copies."""
+        self.settle()
+        if "stage" not in saved:
+            raise ValueError(
+                "state_dict: it is not a result of engine.state_dict(); a plain module's state goes into"
+                " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
+            )
+        for key, mine in (("stage", self.stage), ("world_size", self.comm.size), ("rank", self.comm.rank)):
+            if saved.get(key) != mine:
+                raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
+        orders, others = _orders(self), saved.get("orders", {})
+        for name in orders.keys() | others.keys():
+            if orders.get(name) != others.get(name):
+                raise ValueError(
+                    f"state_dict: the memory order of {name} differs from this model's; give it the strides that it"
+                    " had, or use save and load, which reorder"
+                )
+        own, given = _own_tensors(self), saved["tensors"]
+        for name, tensor in own.items():
+            if name not in given or given[name].shape != tensor.shape:
+                raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
+        before_load(self)
+        for name, tensor in own.items():
+            put(tensor, given[name])
+        self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+        extra = saved.get("extra", {})
+        self.load_extra_state(extra)
+        if saved.get("pending"):
+            pending = {self.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
+            with torch.no_grad():
+                self.schedule.restore_pending(pending, extra["pending"])
+        self.after_load()
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
@@ -76,10 +140,19 @@ class StateFace(ShardedEngine):
         `eval()` and `train()`, manual decay. Raises RuntimeError while a delayed update runs, and if masters are in
         files.
         """
-        sync_parameters(self)
+        self.schedule.check_writable("sync_parameters")
+        if not all(one.is_present for one in self.placement.all_ranges()):
+            self.placement.restore_absent()
+            self.writes.drop_unsent()
+            raise RuntimeError(
+                "sync_parameters: masters lie in files (offload=nvme), where writes to optimizer.param_groups do not"
+                " reach them, and are dropped; write to the parameters inside `with engine.full_parameters()`"
+            )
+        self.settle()
+        self.after_load()
 
     def save(
-        self: Any, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
+        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
     ) -> SaveHandle | None:
         """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
 
@@ -91,7 +164,7 @@ class StateFace(ShardedEngine):
         self.writes.check()
         self.gradients.stand_ins.heed()
         with self.placement.in_memory(write_back=False):
-            return _checkpoints().save(self, path, asynchronous, user_state or {})
+            return save_load.save(self, path, asynchronous, user_state or {})
 
     @in_normal_mode
     def load(self, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
@@ -103,7 +176,7 @@ class StateFace(ShardedEngine):
         if weights_only:
             return self._load_weights(path, strict=True)[1]
         with self.placement.in_memory(write_back=True):
-            return _checkpoints().load(self, path)
+            return save_load.load(self, path)
 
     def load_weights(self, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
         """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
@@ -119,12 +192,12 @@ class StateFace(ShardedEngine):
     @in_normal_mode
     def _load_weights(self, path: str | PathLike[str], strict: bool) -> Any:
         with self.placement.in_memory(write_back=True):
-            return _checkpoints().load_weights(self, path, strict)
+            return load_weights(self, path, strict)
 
     def export_safetensors(self, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` returns it, into one file; collective, unit by unit."""
         self.writes.check()
-        _checkpoints().export_safetensors(self, path)
+        save_load.export_safetensors(self, path)
 
     def after_load(self) -> None:
         """Refreshes the parameter shards, and from them the parameters of all ranks, after masters were overwritten."""
@@ -138,101 +211,6 @@ class StateFace(ShardedEngine):
             torch.autograd.graph.increment_version(parameter)
         self.writes.note_values()
         self.writes.note()
-
-
-def sync_parameters(engine: StateFace) -> None:
-    """Rounds the masters and updates the parameters of all ranks from them."""
-    engine.schedule.check_writable("sync_parameters")
-    if not all(one.is_present for one in engine.placement.all_ranges()):
-        engine.placement.restore_absent()
-        engine.writes.drop_unsent()
-        raise RuntimeError(
-            "sync_parameters: masters lie in files (offload=nvme), where writes to optimizer.param_groups do not reach"
-            " them, and are dropped; write to the parameters inside `with engine.full_parameters()`"
-        )
-    engine.settle()
-    engine.after_load()
-
-
-def full_state_dict(engine: StateFace, rank0_only: bool) -> dict[str, Any]:
-    """Returns the plain module's `state_dict`, copied; sharded units are gathered one at a time."""
-    engine.settle()
-    engine.writes.check()
-    keep = engine.comm.is_first or not rank0_only
-    gathered: dict[torch.Tensor, torch.Tensor] = {}
-    with torch.no_grad():
-        for unit in engine.holders():
-            with engine.whole(unit):
-                if keep:
-                    gathered |= {p: p.detach().clone() for p in engine.parameters_of(unit)}
-    if not keep:
-        return {}
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value  # a module's extra state
-        return gathered[value] if value in gathered else value.detach().clone()
-
-    return {name: copy(value) for name, value in engine.module.state_dict(keep_vars=True).items()}
-
-
-def state_dict(engine: ShardedEngine) -> dict[str, Any]:
-    """Returns a copy of this rank's part, with the stage, world size and rank that it belongs to."""
-    engine.settle()
-    engine.schedule.check_saveable()
-    pending = dict(engine.schedule.pending_gradients())
-    return {
-        "stage": engine.stage,
-        "world_size": engine.comm.size,
-        "rank": engine.comm.rank,
-        "orders": _orders(engine),
-        "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(engine).items()},
-        "optimizer": deepcopy(engine.optimizer.state_dict()),
-        "pending": {number: pending[s].clone() for number, s in enumerate(engine.segments) if s in pending},
-        "extra": engine.extra_state(),
-    }
-
-
-def load_state_dict(engine: ShardedEngine, saved: dict[str, Any]) -> None:
-    """Checks everything, then copies. Raises ValueError if `saved` does not fit this engine."""
-    engine.settle()
-    if "stage" not in saved:
-        raise ValueError(
-            "state_dict: it is not a result of engine.state_dict(); a plain module's state goes into"
-            " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
-        )
-    for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
-        if saved.get(key) != mine:
-            raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
-    orders, others = _orders(engine), saved.get("orders", {})
-    for name in orders.keys() | others.keys():
-        if orders.get(name) != others.get(name):
-            raise ValueError(
-                f"state_dict: the memory order of {name} differs from this model's; give it the strides that it had,"
-                " or use save and load, which reorder"
-            )
-    own, given = _own_tensors(engine), saved["tensors"]
-    for name, tensor in own.items():
-        if name not in given or given[name].shape != tensor.shape:
-            raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
-    before_load(engine)
-    for name, tensor in own.items():
-        put(tensor, given[name])
-    engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
-    extra = saved.get("extra", {})
-    engine.load_extra_state(extra)
-    if saved.get("pending"):
-        pending = {engine.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
-        with torch.no_grad():
-            engine.schedule.restore_pending(pending, extra["pending"])
-    engine.after_load()
-
-
-def _checkpoints() -> ModuleType:
-    """Imports save_load.py on first use, because torch.distributed.checkpoint takes half a second and 47 MiB."""
-    from . import save_load
-
-    return save_load
 
 
 def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:

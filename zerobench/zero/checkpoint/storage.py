@@ -1,18 +1,20 @@
-"""The files of a checkpoint: a folder of safetensors files and one JSON index, read and written through DCP.
+"""The files of a checkpoint: a folder of safetensors files, which any program can open, and an index of facts.
 
 [Note: the folder of a checkpoint]
-    checkpoint.json             the index: each chunk's parameter, file and byte offset
-    rank0-1f2e3d4c.safetensors  the chunks that rank 0 saved; the number identifies the save
+    checkpoint.json             {"format": "zerobench checkpoint", "version": 4, "facts": {...}, "files": {name: bytes}}
+    rank0-1f2e3d4c.safetensors  the chunks that rank 0 saved, `master.0.weight[35:]`: a flat tensor (contents.py), and
+                                the chunk's first element; the number in the name identifies the save
     rank1-1f2e3d4c.safetensors  ...
 
-The index holds the size and the SHA-256 of every file, and its own. The folder holds no code, and nothing in it is
-unpickled, whereas torch's own file reader unpickles its metadata.
+Nothing in the folder is code, and nothing is unpickled. torch.distributed.checkpoint is not used: it sends plans and
+results as pickles, and its reader unpickles the metadata. Every tensor is flat, so that loading at another N reads
+ranges of elements. What is read is checked first: any program may have written it.
 
 [Note: all or nothing]
 A save becomes visible at one rename:
 
     1. write     every rank writes into `<folder>.partial-<number>`, next to the folder, and waits for the disk (fsync)
-    2. finish    DCP calls `finish` on rank 0 only after all ranks have written; it writes the index there
+    2. finish    once all have written, rank 0 writes the index there
     3. rename    a new checkpoint: the partial folder is renamed. An existing one: the new files are moved next to the
                  old ones, then the rename of the index replaces the checkpoint, and the old files are deleted
 
@@ -21,25 +23,26 @@ So the last good checkpoint is always complete, and the next save deletes the re
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
+import re
 import shutil
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from glob import escape
+from math import prod
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
-from torch.distributed.checkpoint import LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
-from .around_load import put
-from .index import INDEX, File, FileOffset, write_index
-from .safetensors import buffer_of, bytes_of, layout, sync
+from .facts import flats_of
+from .safetensors import Chunk, StoredTensor, bytes_of, layout, read_header, sync
+
+INDEX = "checkpoint.json"
+FORMAT, VERSION = "zerobench checkpoint", 4
 
 NUMBER = "[0-9a-f]" * 8
 """Pattern of a save's number. Files and folders of other names are a user's, and stay."""
@@ -47,152 +50,154 @@ NUMBER = "[0-9a-f]" * 8
 OWN = f"rank[0-9]*-{NUMBER}.safetensors"
 """Pattern of a rank's file."""
 
-
-class FolderWriter(StorageWriter):
-    """Writes one file per rank and, once all are written, the index."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._partial: Path | None = None
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Does nothing: a writer writes once."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the coordinator makes the folder once it has the plans."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Returns the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Makes the folder, on the coordinator, and assigns every rank a file in it."""
-        if not (self.path / INDEX).exists() and self.path.exists() and not _is_empty_folder(self.path):
-            raise ValueError(f"{self.path}: the path exists and is not a checkpoint; choose another one")
-        for stale in self.path.parent.glob(f"{escape(self.path.name)}.partial-{NUMBER}"):
-            if all(path.match(OWN) or path.name == INDEX for path in stale.glob("*")):
-                shutil.rmtree(stale, ignore_errors=True)
-        number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
-        self._partial = self.path.parent / f"{self.path.name}.partial-{number}"
-        self._partial.mkdir(parents=True)
-        files = [self._partial / f"rank{rank}-{number}.safetensors" for rank in range(len(plans))]
-        return [replace(plan, storage_data=file) for plan, file in zip(plans, files, strict=True)]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes this rank's chunks into its file and waits for the disk."""
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(self._write(plan, planner) if plan.items else [])
-        return done
-
-    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        path: Path = plan.storage_data
-        data = {_name(item.index): planner.resolve_data(item) for item in plan.items}
-        tensors = {name: tensor for name, tensor in data.items() if isinstance(tensor, torch.Tensor)}
-        head, begins = layout(tensors)
-        digest = hashlib.sha256(head)
-        with path.open("wb") as file:
-            file.write(head)
-            for name in begins:
-                written = bytes_of(tensors[name])
-                file.write(written)
-                digest.update(written)
-            size = file.tell()
-        sync([path])
-        whole = File(path.name, size, digest.hexdigest())
-        return [WriteResult(item.index, 0, FileOffset(whole, begins[_name(item.index)])) for item in plan.items]
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Writes the index and makes the folder the checkpoint, once all ranks have written."""
-        assert self._partial is not None
-        metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
-        write_index(self._partial / INDEX, metadata)
-        sync([self._partial])
-        if (self.path / INDEX).exists():
-            self._replace()
-        else:
-            os.rename(self._partial, self.path)
-        sync([self.path.parent])
-
-    def _replace(self) -> None:
-        assert self._partial is not None
-        new = [path.name for path in self._partial.iterdir() if path.name != INDEX]
-        for name in new:
-            os.rename(self._partial / name, self.path / name)
-        sync([self.path])  # the new files' names are on the disk before the index that refers to them
-        os.rename(self._partial / INDEX, self.path / INDEX)  # atomic: from here on it is the new checkpoint
-        sync([self.path])
-        with suppress(OSError):  # files that cannot be deleted now are deleted by the next save
-            self._partial.rmdir()
-            for old in self.path.glob(OWN):
-                if old.name not in new:
-                    old.unlink()
-
-    def abandon(self) -> None:
-        """Deletes the files of a save that has failed."""
-        if self._partial is not None:
-            shutil.rmtree(self._partial, ignore_errors=True)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns False: DCP never chooses this class by itself."""
-        return False
+CHUNK = re.compile(r"(.+)\[(\d{1,18}):\]")
+"""Pattern of a chunk's name in its file: a rank may hold several chunks of one tensor."""
 
 
-class FolderReader(StorageReader):
-    """Reads chunks, or parts of them, from the files that `metadata` (from `read_index`) names."""
+@dataclass
+class Flat:
+    """This rank's part of a flattened tensor of `numel` elements: 1-D chunks, by their first element."""
 
-    def __init__(self, path: Path, metadata: Metadata) -> None:
-        self.path = path
-        self.metadata = metadata
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Does nothing."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns the index, which has been read and checked already."""
-        return self.metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Does nothing."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Returns the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Returns the plans unchanged."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads every item into the tensor that the planner names, through a buffer of the item's size."""
-        by_file: dict[str, list[Any]] = {}
-        for item in plan.items:
-            by_file.setdefault(self.metadata.storage_data[item.storage_index].file.name, []).append(item)
-        for name, items in by_file.items():
-            with (self.path / name).open("rb") as file:
-                for item in items:
-                    dtype = self.metadata.state_dict_metadata[item.storage_index.fqn].properties.dtype  # type: ignore[union-attr]
-                    buffer = torch.empty(item.lengths, dtype=dtype)
-                    place = self.metadata.storage_data[item.storage_index]
-                    file.seek(place.offset + item.storage_offsets[0] * dtype.itemsize)
-                    if file.readinto(buffer_of(buffer)) != buffer.numel() * dtype.itemsize:
-                        raise ValueError(f"{self.path / name}: it ends before {item.storage_index.fqn} does")
-                    put(planner.resolve_tensor(item), buffer)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns False: DCP never chooses this class by itself."""
-        return False
+    numel: int
+    dtype: torch.dtype
+    chunks: dict[int, torch.Tensor]
 
 
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+def begin(path: Path) -> str:
+    """Makes the partial folder of a save to `path`, and returns it; rank 0 does so."""
+    if not (path / INDEX).exists() and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"{path}: the path exists and is not a checkpoint; choose another one")
+    for stale in path.parent.glob(f"{escape(path.name)}.partial-{NUMBER}"):
+        if all(file.match(OWN) or file.name == INDEX for file in stale.glob("*")):
+            shutil.rmtree(stale, ignore_errors=True)
+    number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
+    partial = path.parent / f"{path.name}.partial-{number}"
+    partial.mkdir(parents=True)
+    return str(partial)
 
 
-def _name(index: MetadataIndex) -> str:
-    """Returns a chunk's name in its file; with its offset, since a rank may hold several chunks of one tensor."""
-    assert index.offset is not None
-    return f"{index.fqn}[{index.offset[0]}:]"
+def write(partial: Path, rank: int, flats: Mapping[str, Flat]) -> dict[str, int]:
+    """Writes a rank's file, if it has chunks, and waits for the disk; returns its name and its size in bytes."""
+    tensors = {f"{name}[{start}:]": chunk for name, flat in flats.items() for start, chunk in flat.chunks.items()}
+    if not tensors:
+        return {}
+    path = partial / f"rank{rank}-{partial.name[-8:]}.safetensors"
+    head, begins = layout(tensors)
+    with path.open("wb") as file:
+        file.write(head)
+        for name in begins:
+            file.write(bytes_of(tensors[name]))
+        size = file.tell()
+    sync([path])
+    return {path.name: size}
+
+
+def finish(partial: Path, path: Path, facts: dict[str, Any], files: dict[str, int]) -> None:
+    """Writes the index and makes the folder the checkpoint, once all ranks have written."""
+    index = {"format": FORMAT, "version": VERSION, "facts": facts, "files": files}
+    (partial / INDEX).write_text(json.dumps(index))
+    sync([partial / INDEX, partial])
+    if (path / INDEX).exists():
+        _replace(partial, path)
+    else:
+        os.rename(partial, path)
+    sync([path.parent])
+
+
+def _replace(partial: Path, path: Path) -> None:
+    new = [file.name for file in partial.iterdir() if file.name != INDEX]
+    for name in new:
+        os.rename(partial / name, path / name)
+    sync([path])  # the new files' names are on the disk before the index that refers to them
+    os.rename(partial / INDEX, path / INDEX)  # atomic: from here on it is the new checkpoint
+    sync([path])
+    with suppress(OSError):  # files that cannot be deleted now are deleted by the next save
+        partial.rmdir()
+        for old in path.glob(OWN):
+            if old.name not in new:
+                old.unlink()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the disk: its facts (facts.py) and its flat tensors by name (contents.py)."""
+
+    path: Path
+    facts: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads the index and the headers of a checkpoint. Raises ValueError if there is none, or if it is damaged."""
+    index = path / INDEX
+    if not index.is_file():
+        raise ValueError(f"{path}: it is not a checkpoint: it has no {INDEX}")
+    _check_within(path, INDEX)
+    try:
+        whole = json.loads(index.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{index}: it is not the index of a checkpoint, or a damaged one ({error})") from None
+    with wanting_facts(path):
+        if whole["format"] != FORMAT or whole["version"] is not VERSION:
+            words = f"{whole['format']!r:.60} of version {whole['version']!r:.60}"
+            raise ValueError(
+                f"{index}: its format is {words}, and this zerobench reads {FORMAT!r} of version {VERSION}"
+            )
+        return Checkpoint(path, whole["facts"], _tensors(path, whole["facts"], whole["files"]))
+
+
+@contextmanager
+def wanting_facts(path: Path) -> Iterator[None]:
+    """Raises ValueError if the facts that are used inside are missing or of another type: any program may have
+    written them.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        words = f"it is not the index of a checkpoint, or a damaged one ({error!r:.80})"
+        raise ValueError(f"{path / INDEX}: {words}") from None
+
+
+def _tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    known = flats_of(facts)
+    chunks: dict[str, list[Chunk]] = {}
+    dtypes: dict[str, set[torch.dtype]] = {}
+    for file, size in files.items():
+        if Path(file).name != file:
+            raise ValueError(f"{path / INDEX}: it names {file!r:.80}, which is not a file of its folder")
+        for full_name, entry in _header(path / file, size).items():
+            parts = CHUNK.fullmatch(full_name)
+            if parts is None or parts[1] not in known:
+                raise ValueError(f"{path / file}: it has {full_name!r:.60}, which the index does not describe")
+            chunk = Chunk(int(parts[2]), prod(entry.shape), path / file, entry.chunks[0].begin)
+            chunks.setdefault(parts[1], []).append(chunk)
+            dtypes.setdefault(parts[1], set()).add(entry.dtype)
+    tensors = {}
+    for name, (order, dtype) in known.items():
+        end = 0
+        for chunk in sorted(chunks.get(name, []), key=lambda chunk: chunk.start):
+            if chunk.start != end:
+                raise ValueError(f"{path}: the chunks of {name} overlap or leave a gap at element {end}")
+            end += chunk.numel
+        if name not in chunks and name.startswith("pending."):
+            continue
+        numel, found = prod(order.shape), dtypes.get(name, {dtype})  # a tensor without elements is in no file
+        if end != numel or len(found) > 1:
+            raise ValueError(f"{path}: the chunks of {name} end at element {end} of {numel}, in dtypes {found}")
+        tensors[name] = StoredTensor(order.shape, found.pop(), order, tuple(chunks.get(name, ())))
+    return tensors
+
+
+def _header(path: Path, size: int) -> dict[str, StoredTensor]:
+    if not path.is_file():
+        raise ValueError(f"{path}: it is missing")
+    _check_within(path.parent, path.name)
+    if path.stat().st_size != size:
+        raise ValueError(f"{path}: it has {path.stat().st_size} bytes, but the index says {size}")
+    return read_header(path)
+
+
+def _check_within(folder: Path, name: str) -> None:
+    """Raises ValueError for a symbolic link to a file outside of the folder."""
+    if (folder / name).resolve().parent != folder.resolve():
+        raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")

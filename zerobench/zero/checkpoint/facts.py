@@ -1,4 +1,4 @@
-"""A checkpoint's facts, the JSON next to its tensors, and their comparison with an engine that loads it.
+"""A checkpoint's facts, the JSON next to its tensors: how they are made, checked and compared with an engine.
 
 [Note: the facts]
     stage, world_size, torch    how it was saved; the loading engine may differ in stage and N
@@ -20,16 +20,16 @@ A rank knows the groups and states of the parameters of its own segments; `merge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
 
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..low_bit import block_numel, block_of
 from ..optim.segments import OptimizerSegment
-from .safetensors import DTYPES
+from .safetensors import DTYPES, StoredTensor, row_major
 
 IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
@@ -50,19 +50,42 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": engine.comm.size,
         "torch": torch.__version__,
         "parameters": {
-            name: {**_kind(p), **_order(engine.orders[p]), "trainable": p in trainable}
+            name: {**_kind(p), **_dims(engine.orders[p]), "trainable": p in trainable}
             for name, p in engine.module.named_parameters()
         },
         "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
         "optimizer": {
             "class": type(engine.optimizer).__name__,
-            "options": [_options(group) for group in engine.optimizer.param_groups],
+            "options": [
+                {
+                    key: encode(value, f"optimizer: its option {key}")
+                    for key, value in group.items()
+                    if key not in IMPLEMENTATION
+                }
+                for group in engine.optimizer.param_groups
+            ],
             "groups": groups,
             "states": states,
         },
         "extra": check_json(engine.extra_state(), "extra state"),
         "user": check_json(dict(user), "user_state"),
     }
+
+
+def flats_of(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
+    """Returns the flat tensors that the facts allow (contents.py): their order, and the dtype of their owner."""
+    flats = {}
+    for name, one in facts["buffers"].items():
+        flats[f"buffer.{name}"] = row_major(one["shape"]), DTYPES[one["dtype"]]
+    for name, one in facts["parameters"].items():
+        order, dtype = saved_order(facts, name), DTYPES[one["dtype"]]
+        kinds = ("master", "pending") if one["trainable"] else ("frozen",)
+        flats |= {f"{kind}.{name}": (order, dtype) for kind in kinds}
+        for key, state in facts["optimizer"]["states"].get(name, {}).items():
+            if is_elements(state):
+                blocks = row_major([-(-prod(order.shape) // state.get("block", 1))])
+                flats[f"optimizer.{name}.{key}"] = blocks if is_blocks(state) else order, DTYPES[state["elements"]]
+    return flats
 
 
 def merge(everyones: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,24 +174,21 @@ def _states(name: str, segment: OptimizerSegment, optimizer: torch.optim.Optimiz
     return {key: one(key, value) for key, value in optimizer.state.get(segment.tensor, {}).items()}
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: encode(value, f"optimizer: its option {key}") for key, value in group.items() if key not in IMPLEMENTATION
-    }
-
-
 def _kind(tensor: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
 
 
-def _order(order: MemoryOrder) -> dict[str, Any]:
+def _dims(order: MemoryOrder) -> dict[str, Any]:
     return {} if order.is_row_major else {"order": list(order.dims)}
 
 
 def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
     """Returns the memory order of a parameter's flat tensors in a checkpoint with these facts."""
     shape = facts["parameters"][name]["shape"]
-    return MemoryOrder.from_dims(shape, facts["parameters"][name].get("order", range(len(shape))))
+    dims = facts["parameters"][name].get("order", range(len(shape)))
+    if sorted(dims) != list(range(len(shape))):
+        raise ValueError(f"{name}: its order is {dims!r:.60} in the checkpoint, which is none of its dimensions")
+    return MemoryOrder.from_dims(shape, dims)
 
 
 def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
@@ -176,9 +196,9 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
         raise ValueError(f"optimizer: {words} for {name} is {known[name]} in one place and {value} in another")
 
 
-def differences(engine: ShardedEngine, metadata: Metadata) -> Iterable[str]:
-    """Yields the reasons why `engine` cannot load a checkpoint with this metadata, the most specific first."""
-    facts, mine = metadata.planner_data, facts_of(engine, {})
+def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterable[str]:
+    """Yields the reasons why `engine` cannot load a checkpoint with these facts, the most specific first."""
+    mine = facts_of(engine, {})
     for kind in ("parameters", "buffers"):
         yield from _of_names(kind[:-1], facts[kind], mine[kind])
     saved, own = facts["optimizer"], mine["optimizer"]
@@ -188,40 +208,29 @@ def differences(engine: ShardedEngine, metadata: Metadata) -> Iterable[str]:
         yield f"optimizer: {len(saved['options'])} parameter groups in the checkpoint, {len(own['options'])} here"
     if not _is_like(facts["extra"], mine["extra"]):
         yield f"extra: {facts['extra']!r:.60} in the checkpoint cannot stand for {mine['extra']!r:.60}"
-    for key, there, here in _option_pairs(saved, own):
-        if there is None is not here or not _is_like(there, here):
-            yield f"optimizer: {key} is {there!r:.60} in the checkpoint and {here!r:.60} here"
+    for number, (theirs, ours) in enumerate(zip(saved["options"], own["options"], strict=False)):
+        for key in [key for key in ours if key in theirs]:
+            there, here = (
+                v.item() if isinstance(v, torch.Tensor) else v for v in map(decode, (theirs[key], ours[key]))
+            )
+            if there is None is not here or not _is_like(there, here):
+                yield f"optimizer: {key} of group {number} is {there!r:.60} in the checkpoint and {here!r:.60} here"
     for name, number in own["groups"].items():
         if saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
     for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
-        for key, state in saved["states"].get(name, {}).items():
-            yield from _of_blocks(engine, f"{name}: its state {key}", segment, state, saved_order(facts, name))
-        master: Any = metadata.state_dict_metadata.get(f"master.{name}")
-        if master and master.properties.dtype != segment.tensor.dtype:
-            there, here = dtype_name(master.properties.dtype), dtype_name(segment.tensor.dtype)
+        agrees = engine.orders[engine.trainable[segment.segment.parameter]].agrees(saved_order(facts, name))
+        for key, state in filter(lambda item: is_blocks(item[1]), saved["states"].get(name, {}).items()):
+            blocks, block = f"{name}: its state {key} has blocks of", block_numel(engine.optimizer)
+            if state["block"] != block:
+                yield f"{blocks} {state['block']} elements in the checkpoint, of {block} here"
+            if not agrees:
+                yield f"{blocks} elements in the parameter's memory order, which is another one here"
+        master = tensors.get(f"master.{name}")
+        if master and master.dtype != segment.tensor.dtype:
+            there, here = dtype_name(master.dtype), dtype_name(segment.tensor.dtype)
             yield f"{name}: the optimizer updates it in {there} in the checkpoint, in {here} here"
-
-
-def _of_blocks(
-    engine: ShardedEngine, name: str, segment: OptimizerSegment, state: Any, order: MemoryOrder
-) -> Iterable[str]:  # fmt: skip
-    if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
-        yield f"{name} has blocks of {state['block']} elements in the checkpoint, of {block} here"
-    if is_blocks(state) and not engine.orders[engine.trainable[segment.segment.parameter]].agrees(order):
-        yield f"{name} has blocks of elements in the parameter's memory order, which is another one here"
-
-
-def _option_pairs(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
-    """Yields (option, the checkpoint's value, this engine's) for the options that both have."""
-    for number, (there, here) in enumerate(zip(saved["options"], own["options"], strict=False)):
-        for key in [key for key in here if key in there]:
-            yield f"{key} of group {number}", _number(decode(there[key])), _number(decode(here[key]))
-
-
-def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _is_like(saved: Any, own: Any) -> bool:
@@ -246,18 +255,11 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
             yield f"{name}: the checkpoint has this {kind}, the model has not"
         elif one["shape"] != own[name]["shape"]:
             yield f"{name}: its shape is {one['shape']} in the checkpoint, {own[name]['shape']} here"
-        elif "order" in one and not is_order(one["order"], len(one["shape"])):
-            yield f"{name}: its order is {one['order']} in the checkpoint, which is none of its dimensions"
         elif one.get("trainable") != own[name].get("trainable"):
             words = ("frozen", "trainable")
             yield f"{name}: it is {words[one['trainable']]} in the checkpoint, {words[own[name]['trainable']]} here"
         elif one["dtype"] != own[name]["dtype"] and not (_floats(one) and _floats(own[name])):
             yield f"{name}: its dtype is {one['dtype']} in the checkpoint, {own[name]['dtype']} here"
-
-
-def is_order(dims: Any, many: int) -> bool:
-    """Returns True if `dims` is a list of the dimensions 0 to `many` - 1, each once."""
-    return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
 
 
 def _floats(kind: Mapping[str, Any]) -> bool:
