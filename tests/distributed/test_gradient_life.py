@@ -17,17 +17,18 @@ from zerobench.zero.stage2 import ShardedBucket
 @contextmanager
 def told(transitions: list[tuple[str, str]]) -> Iterator[None]:
     """Inside, what ZeRO-2's buckets do is noted, with their names."""
-    names = ("open", "launch", "wait", "release")
+    names = ("open", "target", "store", "release")
     before = {name: getattr(ShardedBucket, name) for name in names}
 
     def noted(name: str) -> Any:
-        def transition(bucket: ShardedBucket, *args: Any, **kwargs: Any) -> None:
+        def transition(bucket: ShardedBucket, *args: Any, **kwargs: Any) -> Any:
             transitions.append((bucket.unit.name, name))
-            before[name](bucket, *args, **kwargs)
+            result = before[name](bucket, *args, **kwargs)
             is_open = bucket.full is not None and bucket.full.untyped_storage().nbytes() > 0
-            assert is_open == (name in ("open", "launch")), (bucket.unit.name, name)
+            assert is_open == (name in ("open", "target")), (bucket.unit.name, name)
             shard = bucket.shard.untyped_storage().nbytes()
             assert name == "open" or (shard > 0) == (name != "release")
+            return result
 
         return transition
 
@@ -56,7 +57,7 @@ def test_each_bucket_lives_in_order() -> None:
         buckets = list(dict.fromkeys(bucket for bucket, _ in transitions))
         assert len(buckets) == 3
         for bucket in buckets:
-            assert [name for one, name in transitions if one == bucket] == ["open", "launch", "wait", "release"]
-        # one is in flight at most: each waits before the next one is launched
-        sent = [(bucket, name) for bucket, name in transitions if name in ("launch", "wait")]
-        assert sent == [(bucket, name) for bucket in buckets for name in ("launch", "wait")]
+            assert [name for one, name in transitions if one == bucket] == ["open", "target", "store", "release"]
+        # one is in flight at most: each is stored before the next one is sent
+        sent = [(bucket, name) for bucket, name in transitions if name in ("target", "store")]
+        assert sent == [(bucket, name) for bucket in buckets for name in ("target", "store")]

@@ -56,8 +56,8 @@ def doubled_of_one(job: worker.RankJob, tell: Any) -> worker.RankRecord:
 
 
 def _planted(job: worker.RankJob, tell: Any, change: Any) -> worker.RankRecord:
-    def changed(bucket: GradientBucket, piece: Any, gradient: torch.Tensor, sends: bool) -> None:
-        fill(bucket, piece, change(gradient), sends)
+    def changed(bucket: GradientBucket, piece: Any, gradient: torch.Tensor) -> None:
+        fill(bucket, piece, change(gradient))
 
     with mock.patch.object(GradientBucket, "fill", changed):
         return worker.run_rank(job, tell)

@@ -48,8 +48,7 @@ class WholeBucket(GradientBucket):
         if self.is_reduced:  # a further micro-batch will be reduced into the slice where the sum so far lies
             self._carried = labels.label(self.shard.clone(), labels.GRADIENTS, self.unit.name)
 
-    def wait(self) -> None:
-        mean = self.reduced_slice()
+    def store(self, mean: torch.Tensor) -> None:
         if self.wire is not self.full:
             self.shard.copy_(mean)
         if self._carried is not None:
@@ -58,7 +57,6 @@ class WholeBucket(GradientBucket):
         # ZeRO-1: the other ranks' slices stay in memory until the update; a copy that was cast is freed
         if self.wire is not None and self.wire is not self.full:
             self.unit.heap.give_back(self.wire)
-        self.end_round()
 
     def release(self) -> None:
         super().release()

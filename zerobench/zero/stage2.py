@@ -58,13 +58,11 @@ class ShardedBucket(GradientBucket):
         self.unit.heap.restore(self.shard)
         return self.shard
 
-    def wait(self) -> None:
-        mean = self.reduced_slice()
+    def store(self, mean: torch.Tensor) -> None:
         if mean is not self.shard:
             self.keep(mean)
         # ZeRO-2 is this line: only the shard of a reduced bucket stays, and all its other memory is freed
         self.release_full()
-        self.end_round()
 
     def release(self) -> None:
         super().release()

@@ -4,7 +4,7 @@
     reduce    the buckets that the stage calls due are sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
-units/bucket.py describes the steps of a bucket; the stages define when its memory is allocated and freed.
+The order is decided here; units/bucket.py has the buffers, and the stages allocate and free their memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import labels
-from ..comm.desync import Stamp
+from ..comm.streams import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
 from ..modules.tied import ArrivalHook, TiedPlace, tied_places
@@ -41,7 +41,7 @@ class GradientFlow:
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        self._in_flight: deque[GradientBucket] = deque()
+        self._in_flight: deque[tuple[Unit, Handle, torch.Tensor | None]] = deque()  # the last: where the mean goes
         self.stand_ins = StandIns(engine, self.drop)
         self.in_backward = False
         self.synchronizing = True
@@ -110,7 +110,11 @@ class GradientFlow:
     def _fill(self, bucket: GradientBucket, piece: Piece, flat: torch.Tensor) -> None:
         if bucket.is_in_flight:  # a second gradient, after the bucket was sent: it goes in a round of its own
             self.wait_all()
-        bucket.fill(piece, flat[piece.start : piece.stop], sends=self.synchronizing)
+        if bucket.check is not None:
+            bucket.check()
+        if not bucket.filled:
+            bucket.open(sends=self.synchronizing)
+        bucket.fill(piece, flat[piece.start : piece.stop])
 
     # -- launch and wait --------------------------------------------------------------------------------------
 
@@ -118,13 +122,26 @@ class GradientFlow:
         """Starts the reductions of `units`, in this order; waits for the oldest if too many are in flight."""
         for unit in units:
             if not unit.gradients.is_alone:
-                self._launch(unit.gradients, self._engine.stamp(unit))
+                self._launch(unit)
 
-    def _launch(self, bucket: GradientBucket, stamp: Stamp | None) -> None:
+    def _launch(self, unit: Unit) -> None:
+        comm, bucket, stamp = self._engine.comm, unit.gradients, self._engine.stamp(unit)
         while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes more memory
             self._wait_oldest()
-        bucket.launch(stamp)
-        self._in_flight.append(bucket)
+        # 1 a bucket without gradients is sent as zeros: all ranks send the same buckets
+        if not bucket.filled:
+            bucket.open(sends=True)
+        bucket.zero_missing()
+        # 2 before memory for the mean is allocated, since the tensor that was cast may be freed first
+        bucket.wire = bucket.cast()
+        # 3 straight into the shard if the collective can write there, which saves a copy
+        target = bucket.target()
+        if bucket.all_reduces:  # as other systems do: every slice is summed, at twice the volume
+            handle = comm.all_reduce(bucket.wire, unit.name, stamp)
+        else:
+            handle = comm.reduce_scatter(bucket.wire, unit.name, stamp, target, unit.layout.sizes)
+        bucket.is_in_flight = True
+        self._in_flight.append((unit, handle, target))
 
     @property
     def reducing(self) -> bool:
@@ -139,7 +156,13 @@ class GradientFlow:
 
     def _wait_oldest(self) -> None:
         """Waits in launch order, which is equal on all ranks."""
-        self._in_flight.popleft().wait()
+        unit, handle, target = self._in_flight.popleft()
+        handle.wait()
+        bucket = unit.gradients
+        assert bucket.wire is not None
+        bucket.is_in_flight = False
+        bucket.store(unit.own_slice(bucket.wire) if target is None else target)
+        bucket.end_round()
 
     # -- around a backward and a step -------------------------------------------------------------------------
 

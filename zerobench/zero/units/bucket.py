@@ -4,12 +4,14 @@
 
     open       `full` has memory: before the first gradient of a round
     fill       a gradient, divided by N, is written into its piece of `full`, or added to a gradient that waits there
-    launch     all have come: zeros for missing ones, a cast to the wire's dtype, and the reduction starts
-    wait       this rank's slice of the mean is complete, and is kept in `shard`, or in the sink of a tier
+    cast       all have come: zeros for missing ones, and the tensor that is sent, `wire`
+    store      this rank's slice of the mean has come, and is kept in `shard`, or in the sink of a tier
     release    the optimizer has used it, or it is dropped: back to no gradients and no memory
 
-A round lasts from open to wait; micro-batches make several rounds before a release. The stages differ in when memory is
-allocated and freed: stage1.py has buckets that stay whole until the update, stage2.py frees buckets once reduced.
+A round lasts from open to store; micro-batches make several rounds before a release. A bucket holds buffers; when each
+of these is called, and the reduction between cast and store, is decided in gradients/flow.py. The stages differ in when
+memory is allocated and freed: stage1.py has buckets that stay whole until the update, stage2.py frees buckets once
+reduced.
 
     full     (padded_numel,)   this rank's gradients divided by N
     wire     (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
@@ -27,19 +29,18 @@ import torch
 
 from .. import labels
 from ..comm.base import Comm
-from ..comm.desync import Stamp
-from ..comm.streams import Handle
 from ..layout import Piece
 from ..offload.placement import GradientSink
 from ..unit_tensors import UnitTensors
 
 
 class GradientBucket:
-    """One unit's gradients. Subclasses decide when memory is allocated and freed: `open`, `wait` and `release`.
+    """One unit's gradients. Subclasses decide when memory is allocated and freed: `open`, `store` and `release`.
 
     `expected`    parameters, by number, whose gradients come in a backward
     `arrived`     parameters whose gradients have all come in the current backward
     `filled`      pieces whose elements of `full` have gradients that are not yet reduced
+    `is_in_flight` True if its reduction was launched and not waited for
     `is_reduced`  True if the shard holds a mean that `step` has not consumed
     `all_reduces` True if every rank gets the whole sum, not only its own slice
     `sink`        the destination of the shard's first `offloaded_numel` elements, if they leave the device
@@ -59,12 +60,10 @@ class GradientBucket:
         self.offloaded_numel = 0 if sink is None else sink.numel
         self._comm = comm
         self.all_reduces = reduce_with == "all_reduce"
-        self._handle: Handle | None = None
-        self._target: torch.Tensor | None = None  # where the reduction writes the mean, if not into the own slice
         self.expected: set[int] = set()
         self.arrived: set[int] = set()
         self.filled: set[Piece] = set()
-        self.is_reduced = False
+        self.is_in_flight = self.is_reduced = False
 
     # -- defined by a stage ---------------------------------------------------------------------------------
 
@@ -72,16 +71,16 @@ class GradientBucket:
         """released, or reduced -> open. `sends`: gradients are reduced in this backward, not kept by no_sync."""
         raise NotImplementedError
 
-    def wait(self) -> None:
-        """in flight -> reduced."""
+    def store(self, mean: torch.Tensor) -> None:
+        """in flight -> reduced. `mean`: (shard_numel,), the target, or this rank's slice of `wire`."""
         raise NotImplementedError
 
     def release(self) -> None:
         """-> released: the optimizer has used the gradients, or they are dropped."""
         self.filled.clear()
         self.arrived.clear()
-        self.is_reduced = False
-        self.wire = self._handle = self._target = None  # a reduction that was interrupted
+        self.is_reduced = self.is_in_flight = False
+        self.wire = None  # of a reduction that was interrupted
 
     def target(self) -> torch.Tensor | None:
         """The tensor to which the reduction writes the mean, (shard_numel,); None: this rank's slice of `wire`."""
@@ -105,12 +104,8 @@ class GradientBucket:
         layout = self.unit.layout
         return 2 * sum(piece.numel for piece in layout.pieces if piece.parameter in self.arrived) >= layout.numel
 
-    def fill(self, piece: Piece, gradient: torch.Tensor, sends: bool) -> None:
+    def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
         """Writes gradient / N, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
-        if self.check is not None:
-            self.check()
-        if not self.filled:
-            self.open(sends)
         assert self.full is not None
         place, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._comm.ranks
         if piece in self.filled:
@@ -121,29 +116,7 @@ class GradientBucket:
             place.copy_(gradient).mul_(scale)
         self.filled.add(piece)
 
-    # -- launch ---------------------------------------------------------------------------------------------
-
-    @property
-    def is_in_flight(self) -> bool:
-        """True if its reduction was launched and not waited for."""
-        return self._handle is not None
-
-    def launch(self, stamp: Stamp | None) -> None:
-        """open -> in flight. A bucket without gradients is sent as zeros: all ranks send the same buckets."""
-        if not self.filled:
-            self.open(sends=True)
-        # 1 padding and unused parameters are sent, too: they must not hold the memory's previous content
-        self._zero_missing()
-        # 2 before memory for the mean is allocated, since the tensor that was cast may be freed first
-        self.wire = self.cast()
-        # 3 straight into the shard if the collective can write there, which saves a copy
-        self._target = self.target()
-        if self.all_reduces:  # as other systems do: every slice is summed, at twice the volume
-            self._handle = self._comm.all_reduce(self.wire, self.unit.name, stamp)
-        else:
-            self._handle = self._comm.reduce_scatter(
-                self.wire, self.unit.name, stamp, self._target, self.unit.layout.sizes
-            )
+    # -- send and store -------------------------------------------------------------------------------------
 
     def cast(self) -> torch.Tensor:
         """The full gradients as they are sent: a copy only if the wire has another dtype."""
@@ -152,7 +125,8 @@ class GradientBucket:
             return self.full
         return self.take_memory(self.unit.dtypes.wire, labels.COMMUNICATION).copy_(self.full)
 
-    def _zero_missing(self) -> None:
+    def zero_missing(self) -> None:
+        """Zeroes padding and pieces without a gradient, which are sent too, with the memory's previous content."""
         assert self.full is not None
         for piece in self.unit.layout.pieces:
             if piece not in self.filled:
@@ -164,17 +138,6 @@ class GradientBucket:
         """Allocates (padded_numel,) from the heap, not filled. `category`: its label, by whether it is sent or kept."""
         made = self.unit.heap.take(self.unit.layout.padded_numel, dtype, self.unit.device)
         return labels.label(made, category, self.unit.name)
-
-    # -- wait -----------------------------------------------------------------------------------------------
-
-    def reduced_slice(self) -> torch.Tensor:
-        """Waits for the reduction and returns the mean, (shard_numel,): its target, or this rank's slice of `wire`."""
-        assert self._handle is not None
-        assert self.wire is not None
-        self._handle.wait()
-        mean = self.unit.own_slice(self.wire) if self._target is None else self._target
-        self._handle = self._target = None
-        return mean
 
     def end_round(self) -> None:
         """-> reduced: the next gradient opens another round."""
