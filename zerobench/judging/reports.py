@@ -79,17 +79,18 @@ def write_benchmark(path: Path, findings: Sequence[Finding]) -> None:
     is better and that is not 0 in both limit and value.
     """
     rows = []
-    for one in findings:
-        if one.limit is None or one.value is None or one.metric in MORE_IS_BETTER or not (one.value or one.limit.value):
+    for finding in findings:
+        metric, limit, value = finding.metric, finding.limit, finding.value
+        if limit is None or value is None or metric in MORE_IS_BETTER or not (value or limit.value):
             continue
         row: dict[str, Any] = {
-            "name": f"{one.cell}: {one.metric}",
-            "unit": {"bytes": "B", "psi": "ψ", "s": "s"}.get(one.metric.rpartition("_")[2], ""),
-            "value": int(one.value) if one.value.is_integer() else one.value,
+            "name": f"{finding.cell}: {metric}",
+            "unit": {"bytes": "B", "psi": "ψ", "s": "s"}.get(metric.rpartition("_")[2], ""),
+            "value": int(value) if value.is_integer() else value,
         }
-        if one.limit.tolerance:
-            row["range"] = f"± {one.limit.tolerance * 100:g} %"
-        rows.append({**row, "extra": one.sentence or f"limit: {show_limit(one.metric, one.limit)}"})
+        if limit.tolerance:
+            row["range"] = f"± {limit.tolerance * 100:g} %"
+        rows.append({**row, "extra": finding.sentence or f"limit: {show_limit(metric, limit)}"})
     write(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
