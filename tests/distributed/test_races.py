@@ -147,8 +147,8 @@ def poisoned(engine: Any) -> Iterator[list[str]]:
 @contextmanager
 def serialized(engine: Any) -> Iterator[None]:
     def at_once(launch: Callable[..., Handle]) -> Callable[..., Handle]:
-        def launch_and_wait(*arguments: Any) -> Handle:
-            handle = launch(*arguments)
+        def launch_and_wait(*arguments: Any, **options: Any) -> Handle:
+            handle = launch(*arguments, **options)
             handle.wait()
             return handle
 
