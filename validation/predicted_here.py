@@ -2,8 +2,6 @@
 
 predict    from the calibrations below results/calibration/cpu: a row per cell, to --out
 measure    launches of every cell, in turns, and the errors beside the predictions
-again      the errors of predictions by this code, which may have been corrected after these measurements: nothing is
-           written
 reference  the calibration's own reference step, measured again in every round: its error is the machine's drift
 
 A link joins two network namespaces, half of the ranks in each (link.py), which needs the rights of root.
@@ -100,7 +98,7 @@ class HereRow:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("what", choices=("predict", "measure", "again"))
+    parser.add_argument("what", choices=("predict", "measure"))
     parser.add_argument("--options", action="store_true", help="the cells of options in place of those of strategies")
     parser.add_argument("--out", type=Path, metavar="CSV", help=f"default: {OUT}, with --options {OPTIONS_OUT}")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each cell (default: %(default)s)")
@@ -114,9 +112,6 @@ def run(chosen: argparse.Namespace) -> int:
         made = predictions(with_options() if chosen.options else without())
         write(out, HereRow, [*references({row.ranks for row in made}), *made])
         print(f"{out}: predicted; commit it, then: python -m validation predicted-here measure")
-        return 0
-    if chosen.what == "again":
-        show(predicted_again(predicted(out)))
         return 0
     found: list[HereRow] = []
     for found in measured(predicted(out), chosen.rounds, chosen.timeout):
@@ -177,18 +172,6 @@ def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
         step_s, exposed_s = round(found.step_s, 5), round(found.exposed_s, 5)
         rows.append(HereRow(model, ranks, link, name, option, step_s, exposed_s))
     return rows
-
-
-def predicted_again(rows: Sequence[HereRow]) -> list[HereRow]:
-    """Returns the measured rows with the predictions of this code. Raises ValueError if there are none."""
-    there = [row for row in rows if row.strategy != REFERENCE and row.measured_s]
-    if not there:
-        raise ValueError("nothing is measured yet: python -m validation predicted-here measure")
-    now = predictions([(row.model, row.ranks, row.link_gbit_s, row.strategy, row.option) for row in there])
-    return [
-        replace(row, predicted_s=new.predicted_s, error=new.predicted_s / (row.measured_s or math.nan) - 1)
-        for row, new in zip(there, now, strict=True)
-    ]
 
 
 def references(ranks: Iterable[int]) -> list[HereRow]:

@@ -256,10 +256,11 @@ def _measured(release: Release, chosen: argparse.Namespace, loops: Sequence[str]
     for run in tables.run_folders(runs):  # of an earlier command: a release has one measurement
         shutil.rmtree(run)
     ended = measure(release, [*loops] * chosen.launches, chosen.world_size, runs)
-    return _read(release, runs, loops, ended.said or f"exit code {ended.code}")
+    return read_release(release, runs, loops, ended.said or f"exit code {ended.code}")
 
 
-def _read(release: Release, runs: Path, loops: Sequence[str], said: str) -> MeasuredRelease:
+def read_release(release: Release, runs: Path, loops: Sequence[str] = (), said: str = "") -> MeasuredRelease:
+    """Reads the runs of a release; `said`: why one of the `loops` is not there."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for one in tables.load(runs).runs.to_dict("records"):
         row = {str(name): None if pd.isna(value) else value for name, value in one.items()}

@@ -164,15 +164,6 @@ def test_only_operators_that_a_cache_does_not_hold_take_longer_in_a_step() -> No
     assert costs.compute(large) - alone.compute(large) == pytest.approx(known.set_index("operator")["seconds"][IN_STEP])
 
 
-def test_predictions_of_this_code_for_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = HereRow("gpt_small", 2, 0.0, "ddp", "", 1.0, 0.0, 2.0, 2.0, 2.0, -0.5)
-    monkeypatch.setattr(predicted_here, "predictions", lambda wanted: [replace(measured, predicted_s=2.2)])
-    (again,) = predicted_here.predicted_again([measured, replace(measured, strategy=predicted_here.REFERENCE)])
-    assert (again.predicted_s, again.measured_s, again.error) == (2.2, 2.0, pytest.approx(0.1))
-    with pytest.raises(ValueError, match="nothing is measured yet"):
-        predicted_here.predicted_again([replace(measured, measured_s=None)])
-
-
 def test_hooks_launches_cost_a_call_and_those_after_the_update_none() -> None:
     gather = launch(0, 1, kind="all_gather")
     assert is_called(gather)

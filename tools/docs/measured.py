@@ -19,7 +19,7 @@ from analysis.offload import name_of, parts_of
 from analysis.zeropp import losses_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render, table
-from validation.releases import MeasuredRelease, Release
+from validation.releases import Release, read_release
 from validation.releases import rows_of as rows_of_releases
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.judging.budget_file import read_budget
@@ -109,7 +109,7 @@ ALWAYS = ("peak_bytes", "states_bytes", "volume_psi")
 def versions() -> str:
     """A table per loop: what moved from release to release of torch, and the whole."""
     folders = sorted((RESULTS / "versions/cpu").glob("torch-*"), key=lambda folder: _numbers(folder.name))
-    releases = [_release(folder) for folder in folders]
+    releases = [read_release(Release(folder.name.replace("-", " "), Path("python")), folder) for folder in folders]
     parts = []
     for loop in releases[0].rows:
         rows = rows_of_releases(releases, loop)
@@ -126,14 +126,6 @@ def versions() -> str:
 
 def _numbers(name: str) -> list[int]:
     return [int(part) for part in name.removeprefix("torch-").split(".")]
-
-
-def _release(folder: Path) -> MeasuredRelease:
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for run in load(folder).runs.to_dict("records"):
-        row = {str(name): None if pd.isna(value) else value for name, value in run.items()}
-        rows.setdefault(str(row["model"]), []).append(row)
-    return MeasuredRelease(Release(folder.name.replace("-", " "), Path("python")), rows)
 
 
 # -- tiers, groups, ZeRO++, ZeRO-R -----------------------------------------------------------------
