@@ -26,7 +26,7 @@ LAYERS = {
         {"worker"},
         {"launch", "fake_execution"},
         {"sweep"},
-        {"watching", "dispatch", "trials", "timing"},
+        {"watching", "timing"},
         {"commands"},
         {"cli", "gate"},
         {"__init__"},
@@ -65,7 +65,7 @@ comes of it. Inside other packages it is enough that there is none."""
 OTHERS = {
     *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
     "filelock",
-    *("jinja2", "transformers", "peft", "deepspeed", "submitit", "hydra_plugins", "lightning", "pytest"),
+    *("jinja2", "transformers", "peft", "deepspeed", "hydra_plugins", "lightning", "pytest"),
 }
 """Packages that ours may import: what pyproject.toml requires and what that brings, then what a user may have."""
 

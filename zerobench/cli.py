@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
 from typing import TextIO
 
 from .cluster.job import JobError, find_job
-from .dispatch.task import JOB, leave_signals_to_task
+from .cluster.launchers import ROWS
 from .host.installed import installed_version
 from .host.pipes import patient, print_note
-from .host.signals import ENDING, exit_when_interrupted, ignore, interrupt_on, unclaimed
+from .host.signals import ENDING, end_with_parent, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .results.options import refuse
 
@@ -150,8 +151,10 @@ def _tell(
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns the exit code."""
-    if JOB in os.environ:
-        leave_signals_to_task()
+    if ROWS in os.environ:  # in a launcher's job, whose plugin gets warning signals and may be killed alone
+        end_with_parent()
+        for warning in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(warning, signal.SIG_IGN)
     try:
         with interrupt_on(unclaimed(ENDING)):
             return _join(arguments)
@@ -261,10 +264,6 @@ def _sweep(arguments: list[str]) -> int:
         return _help([word for word in words if word != "help"], extra_dirs)
     if problems := not_a_verb(arguments, tuple(VERBS)) or unknown_flags(flags):
         return refuse(ValueError("; ".join(problems)))
-    if JOB in os.environ:
-        from .dispatch.in_job import run_in_job
-
-        return run_in_job(extra_dirs)
     dry_run = "--dry-run" in arguments
     if not dry_run and only_compose(flags):
         fork_server.start()
@@ -279,6 +278,8 @@ def _sweep(arguments: list[str]) -> int:
             return 0
         chosen = None if columns is None else _choose(columns, dry_run)
         composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
+        if composed is None:
+            return 0
         with exit_when_interrupted(fork_server.end):
             from .commands.run_command_line import plan_composed, run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)

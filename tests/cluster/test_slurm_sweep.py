@@ -67,7 +67,7 @@ class Sweep:
         return [one for one, (state, _) in self.slurm.jobs().items() if state == "RUNNING"]
 
     def _steps(self) -> int:
-        boards = [json.loads(path.read_text()) for path in self.results.glob(".jobs/*/.sweep-*/*.json")]
+        boards = [json.loads(path.read_text()) for path in self.results.glob(".sweep-*/*.json")]
         steps = [
             str(launch["step"]) for board in boards for launch in board["launches"] if launch["state"] == "running"
         ]
@@ -108,9 +108,7 @@ def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> No
     }
     assert placed == {2}
     assert sum(" ok " in line for line in sweep.text().splitlines()) >= 12, "the final table"
-    assert "sacct" not in sweep.text()
-    assert "accounting" not in sweep.text()
-    assert not list(sweep.results.glob(".jobs/*"))
+    assert not list(sweep.results.glob(".jobs-*"))
     before = slurm.jobs()
     again = start(*words)
     assert again.wait() == 0, again.text()
@@ -118,78 +116,17 @@ def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> No
     assert len(again.rows()) == 12
 
 
-def test_each_end_of_a_job_is_a_row_and_the_sweep_goes_on(slurm: Slurm, start: Start) -> None:
-    """Four cells run side by side: one is canceled, one runs out of time and two lose their node; a fifth ends ok."""
-    steps = ",".join(["1", *(str(LONG + cell) for cell in range(4))])
-    sweep = start(
-        "strategy=ddp", "world_size=1", f"measure.steps={steps}",
-        "hydra.launcher.cpus_per_task=2", "+hydra.launcher.additional_parameters={no-requeue: true}",
-    )  # fmt: skip
-    sweep.running(4)
-    jobs = slurm.jobs()
-    on = {node: [one for one, seen in jobs.items() if seen == ("RUNNING", node)] for node in ("n1", "n2")}
-    assert [len(one) for one in on.values()] == [2, 2]
-    slurm.ask("scancel", on["n1"][0])
-    slurm.ask("scontrol", "update", f"jobid={on['n1'][1]}", "TimeLimit=0:01")
-    slurm.kill_node("n2")
-    slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    try:
-        assert sweep.wait() == 1, sweep.text()
-    finally:
-        slurm.start_node("n2")
-    reasons = {str(row["reason"]): str(row["status"]) for row in sweep.rows()}
-    assert len(reasons) == 5, reasons
-    assert list(reasons.values()).count("ok") == 1
-
-    def status_of(words: str) -> str:
-        [found] = [status for reason, status in reasons.items() if words in reason]
-        return found
-
-    assert status_of(f"SLURM job {on['n1'][0]} on n1 was canceled (CANCELLED") == "interrupted"
-    [limited] = [reason for reason in reasons if f"SLURM job {on['n1'][1]} on n1 " in reason]
-    if "was warned by SLURM, " in limited:  # the warning and the end of the job come in any order
-        assert reasons[limited] == "interrupted"
-    else:
-        assert ("reached its time limit (TIMEOUT" in limited, reasons[limited]) == (True, "timeout"), limited
-    for one in on["n2"]:
-        assert status_of(f"SLURM job {one} on n2 lost a node (NODE_FAIL") == "crash"
-    assert "waiting (Resources" in sweep.text()
-
-
-def test_a_time_limit_within_submitits_warning_is_a_timeout(start: Start) -> None:
-    """`timeout_min=1` is less than `signal_delay_s`: submitit ends the job when SLURM warns of the limit."""
-    sweep = start(
-        "strategy=ddp", "world_size=1", f"measure.steps={LONG}", "hydra.launcher.timeout_min=1",
-        "hydra.launcher.cpus_per_task=1",
-    )  # fmt: skip
+def test_a_lost_job_is_a_row_and_the_sweep_goes_on(slurm: Slurm, start: Start) -> None:
+    """Of three cells that run side by side, one loses its node; the others end ok."""
+    sweep = start("strategy=ddp", f"measure.steps=400,401,{LONG}", "world_size=1", "hydra.launcher.cpus_per_task=4")
+    slurm.wait_for(lambda: len(sweep.rows()) == 2 or sweep.process.poll() is not None, WITHIN_S, sweep.text())
+    (job,) = sweep.running(1)
+    slurm.ask("scancel", "--signal=KILL", "--full", job)
     assert sweep.wait() == 1, sweep.text()
-    [row] = sweep.rows()
-    assert row["status"] == "timeout"
-    assert "time limit" in str(row["reason"])
-    assert "SLURM job" in str(row["reason"])
+    assert sorted(str(row["status"]) for row in sweep.rows()) == ["crash", "ok", "ok"]
 
 
-def test_a_preempted_job_comes_back_and_ends_ok(slurm: Slurm, start: Start) -> None:
-    """An urgent job takes both nodes; SLURM requeues ours, of two cells, which goes on with the second."""
-    sweep = start(
-        "strategy=ddp", "world_size=1", "measure.steps=1,500", "launch.group_by=all",
-        "hydra.launcher.cpus_per_task=4",
-    )  # fmt: skip
-    slurm.wait_for(lambda: len(sweep.rows()) == 1 or sweep.process.poll() is not None, WITHIN_S, "first row")
-    [job] = sweep.running(1)
-    first = sweep.folders()
-    slurm.ask("sbatch", "-purgent", "-N2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-    slurm.wait_for(lambda: slurm.jobs()[job][0] == "PENDING", 60.0, "preemption")
-    assert sweep.wait() == 0, sweep.text()
-    assert slurm.jobs()[job][0] == "COMPLETED"
-    assert "Restarts=1" in slurm.ask("scontrol", "show", "job", job)
-    assert [row["status"] for row in sweep.rows()] == ["ok", "ok"]
-    assert set(first) <= set(sweep.folders()), "the first cell was kept"
-    assert len(sweep.folders()) == 2
-    assert "waiting" in sweep.text()
-
-
-def test_ctrl_c_ends_what_runs_and_takes_the_others_from_the_queue(slurm: Slurm, start: Start) -> None:
+def test_ctrl_c_ends_what_runs(slurm: Slurm, start: Start) -> None:
     other = slurm.ask("sbatch", "--parsable", "--begin=now+1hour", "--output=/dev/null", "--wrap=true").strip()
     steps = ",".join(str(LONG + cell) for cell in range(4))
     sweep = start(
@@ -203,12 +140,11 @@ def test_ctrl_c_ends_what_runs_and_takes_the_others_from_the_queue(slurm: Slurm,
     assert sweep.wait() == 130, sweep.text()
     slurm.wait_for(lambda: not slurm.steps(), 60.0, "end of all steps")
     jobs = slurm.jobs()
-    assert {jobs[one][0] for one in waiting} == {"CANCELLED"}
     assert not {jobs[one][0] for one in running} & {"RUNNING", "PENDING"}
     assert jobs[other][0] == "PENDING", "a job that is not ours"
     slurm.ask("scancel", other)
     assert [(row["status"], row["reason"]) for row in sweep.rows()] == [("interrupted", "stopped by the user")] * 2
-    assert not list(sweep.results.glob(".jobs/*"))
+    assert not list(sweep.results.glob(".jobs-*"))
 
 
 def test_jobs_of_a_killed_sweep_finish_and_the_next_one_has_their_rows(slurm: Slurm, start: Start) -> None:
@@ -222,24 +158,3 @@ def test_jobs_of_a_killed_sweep_finish_and_the_next_one_has_their_rows(slurm: Sl
     assert [row["status"] for row in sweep.rows()] == ["ok", "ok"], "none is run twice"
     assert len(sweep.folders()) == 2
     slurm.wait_for(lambda: not slurm.steps(), 60.0, "end of all steps")
-
-
-REFUSED = {
-    "partition=nope": "hydra.launcher.partition=nope: SLURM has no such partition; it has all, urgent",
-    "nodes=3": "hydra.launcher.nodes: a job needs 3 nodes, and partition all has 2",
-    "cpus_per_task=9": "hydra.launcher.cpus_per_task: a job needs 1 task of 9 CPUs on a node, and a node of partition "
-    "all has 4 CPUs",
-    "constraint=quick": "hydra/launcher=submitit_slurm: sbatch refuses a job of 1 node with 1 task each: "
-    "Invalid feature specification",
-}
-"""Setting of the launcher -> the sentence."""
-
-
-@pytest.mark.parametrize("setting", REFUSED)
-def test_a_request_that_slurm_refuses_is_one_sentence(slurm: Slurm, setting: str, start: Start) -> None:
-    before = slurm.jobs()
-    sweep = start("strategy=ddp", "world_size=3", f"hydra.launcher.{setting}")
-    assert sweep.wait() == 2
-    assert sweep.text().strip() == f"zerobench: {REFUSED[setting]}"
-    assert set(slurm.jobs()) == set(before)
-    assert not sweep.rows()

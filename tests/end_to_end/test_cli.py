@@ -82,13 +82,10 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["model.hidden_size=3"], "did you mean model.hidden?"),
         (["run", "strategy=zero2"], "a run is zerobench KEY=VALUE"),
         (["ls"], "did you mean status?"),
-        (["hydra/launcher=jobs"], "hydra/launcher=jobs: no such launcher; use one of basic"),
-        (["-m", "hydra/launcher=basic,basic"], "a sweep has one launcher"),
-        (["-m", "hydra/sweeper=basics"], "hydra/sweeper=basics: no such choice; did you mean basic?"),
+        (["hydra/launcher=jobs"], "Could not find 'hydra/launcher/jobs' (valid: basic"),
+        (["-m", "hydra/sweeper=basics"], "Could not find 'hydra/sweeper/basics' (valid: basic"),
         (["-m", "objective=peak_bytes", "seed=1,2"], "objective=peak_bytes: no sweeper asks for it"),
-        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs=2: no Hydra launcher is chosen; add hydra/launcher="),
-        (["-m", "hydra.sweeper.params.strategi='ddp,zero1'"], "strategi: no such key; did you mean strategy?"),
-        (["hydra.sweeper.params.strategy='ddp,zero1'"], "strategy: several values make a sweep; add -m"),
+        (["-m", "hydra.sweeper.params={strategy:'ddp,zero1'}"], "it cannot be composed"),
         (["--info", "nonsense"], "--info nonsense: use one of all, config, defaults"),
         (["--cfg"], "--cfg: use one of job, hydra, all"),
         (["-sc", "install"], "install=bash"),
@@ -406,17 +403,6 @@ def test_transformers_models_run(tmp_path: Path) -> None:
     wrong = run("model=huggingface", "huggingface.architecture=gtp2", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "huggingface.architecture=gtp2: no causal language model of that name; did you mean gpt2?" in wrong.stderr
-
-
-@pytest.mark.thorough
-def test_what_hydras_sweeper_is_told_to_sweep_over_is_a_sweep() -> None:
-    """In each of Hydra's spellings; what is given on its own wins."""
-    for spelled in (["hydra.sweeper.params={strategy:'ddp,zero1',seed:'0,1'}"],
-                    ["+hydra.sweeper.params.strategy='ddp,zero1'", "hydra.sweeper.params.seed='range(2)'"],
-                    ["hydra.sweeper.params={strategy:'zero3,zero2',seed:'0,1'}", "strategy=ddp,zero1"]):  # fmt: skip
-        cells = compose_cells(["-m", *spelled, "model=gpt_tiny", "device=cpu"])
-        found = sorted((cell.config.strategy.name, cell.config.seed) for cell in cells)
-        assert found == [("ddp", 0), ("ddp", 1), ("zero1", 0), ("zero1", 1)]
 
 
 @pytest.mark.shown(2)

@@ -16,11 +16,11 @@ import pandas as pd
 import psutil
 import pytest
 
-from zerobench.dispatch import job_folder
 from zerobench.judging.comparison import EXACT
 from zerobench.results.board import read_board
 from zerobench.results.leftovers import JOBS
 from zerobench.results.tables import load
+from zerobench.sweep import jobs
 
 from .command import SMALL, zerobench
 
@@ -29,8 +29,6 @@ pytestmark = pytest.mark.thorough
 WORDS = ["-m", *SMALL, "strategy=zero2", "optimizer=sgd", "optimizer.lr=0.1,1e6", "world_size=2",
          "measure.passes=accounted", "results_dir=results"]  # fmt: skip
 """Two cells; with the larger learning rate the training diverges."""
-
-ONE_JOB = ["hydra/launcher=joblib", "launch.group_by=all"]
 
 PLUGINS = Path(__file__).parents[1] / "projects" / "launchers"
 
@@ -65,17 +63,17 @@ def test_a_launchers_rows_are_those_of_this_machine_and_are_reused(tmp_path: Pat
     here.mkdir()
     there.mkdir()
     zerobench(*WORDS, cwd=here)
-    words = [*WORDS, *ONE_JOB]
-    monkeypatch.setattr(job_folder, "own_command", lambda: [sys.executable, "-m", "zerobench", *words])
+    words = [*WORDS, "hydra/launcher=joblib"]
+    monkeypatch.setattr(jobs, "program", lambda: ["-m", "zerobench"])
     done = zerobench(*words, cwd=there)
     assert done.returncode == 1, "one diverges"
-    assert "job 1 of joblib: zero2 gpt_tiny N=2 b=8 sgd lr=0.1 and 1 more" in done.stderr
+    assert "job 1 of joblib: zero2 gpt_tiny N=2 b=8 sgd lr=0.1" in done.stderr
     runs = load(there / "results").runs
     assert sorted(runs["status"]) == ["diverged", "ok"]
     assert set(runs["launcher"]) == {"joblib"}
     assert set(load(here / "results").runs["launcher"]) == {"local"}
     pd.testing.assert_frame_equal(rows_of(there / "results"), rows_of(here / "results"))
-    assert list((there / "results" / JOBS).glob("*")) == []
+    assert list((there / "results").glob(f"{JOBS}*")) == []
     again = zerobench(*words, "optimizer.lr=0.1", cwd=there)
     assert again.returncode == 0
     assert "job " not in again.stderr
@@ -83,26 +81,30 @@ def test_a_launchers_rows_are_those_of_this_machine_and_are_reused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
-def test_a_killed_job_is_a_row_and_the_next_attempt_another_job(tmp_path: Path, launcher: str) -> None:
+def test_a_killed_job_is_a_row(tmp_path: Path, launcher: str) -> None:
     """The process is killed that the job's board names, once it is up."""
     words = ["-m", *SMALL, "strategy=zero1", "world_size=2", "measure.steps=100000", f"hydra/launcher={launcher}"]
-    process = start([*words, "results_dir=results", "launch.retry=[crash]"], tmp_path)
-    killed = []
-    while len(killed) < 2 and process.poll() is None:
+    process = start([*words, "results_dir=results"], tmp_path)
+    killed: list[int] = []
+    while not killed and process.poll() is None:
         time.sleep(0.1)
-        for board in (tmp_path / "results" / JOBS).glob("*/.sweep-*/"):
-            up = read_board(board)
-            if up is not None and up.pid not in killed and up.launches[0].state == "running":
-                killed.append(up.pid)
-                os.kill(up.pid, signal.SIGKILL)
+        killed += kill_jobs(tmp_path / "results", process.pid)
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 1, out + errors
-    assert len(killed) == 2
-    assert "it is run again, as launch.retry has it" in errors
-    found = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("*/run.json")]
-    assert [one["status"] for one in found] == ["crash", "crash"], "a folder for each attempt"
+    (found,) = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("*/run.json")]
+    assert (found["status"], found["launcher"]) == ("crash", launcher)
+    assert "the same command runs it again" in errors
     assert not any(psutil.pid_exists(one) for one in killed)
-    assert list((tmp_path / "results" / JOBS).glob("*")) == []
+    assert not list((tmp_path / "results").glob(f"{JOBS}*"))
+
+
+def kill_jobs(results: Path, parent: int) -> list[int]:
+    """Kills the commands of jobs that have a launch running, and returns them."""
+    boards = [board for path in results.glob(".sweep-*/") if (board := read_board(path)) is not None]
+    found = [one.pid for one in boards if one.pid != parent and one.launches[0].state == "running"]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return found
 
 
 def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path: Path) -> None:
@@ -127,17 +129,17 @@ def test_ray_runs_cells_on_two_workers_and_a_killed_one_is_a_row(tmp_path: Path)
     ray = ["hydra/launcher=ray", *(f"+hydra.launcher.ray.init.{one}" for one in settings)]
     words = ["-m", *SMALL, "strategy=ddp,zero2", "world_size=1", "results_dir=results", *ray]
     process = start([*words, "measure.steps=3,100000"], tmp_path)
-    killed = set[Path]()
+    killed: list[int] = []
     while len(killed) < 2 and process.poll() is None:
         time.sleep(0.2)
-        for path in (tmp_path / "results" / JOBS).glob("*/.sweep-*/"):
-            board = read_board(path)
-            if board is not None and path not in killed and "steps=100000" in board.launches[0].name:
+        boards = [board for path in (tmp_path / "results").glob(".sweep-*/") if (board := read_board(path)) is not None]
+        for board in boards:
+            if board.pid not in (process.pid, *killed) and "steps=100000" in board.launches[0].name:
                 worker = psutil.Process(board.pid).parent()
                 assert worker is not None
                 assert worker.name().startswith("ray::"), "a worker of Ray's runs the job"
                 worker.kill()
-                killed.add(path)
+                killed.append(board.pid)
     out, errors = process.communicate(timeout=200)
     assert process.returncode == 1, out + errors
     runs = load(tmp_path / "results").runs

@@ -137,7 +137,7 @@ def sweep(draw: st.DrawFn) -> Words:
     }  # fmt: skip
     words = draw(valid())
     for key in draw(st.lists(st.sampled_from(sorted(axes)), min_size=1, max_size=2, unique=True)):
-        form = draw(st.sampled_from(("{0}={1}", "{0}={1}", "+{0}={1}", "hydra.sweeper.params.{0}='{1}'")))
+        form = draw(st.sampled_from(("{0}={1}", "{0}={1}", "+{0}={1}")))
         kept = [word for word in words if not word.startswith(f"{key}=")]
         words = [*kept, form.format(key, draw(st.sampled_from(axes[key])))]
     return draw(st.sampled_from((["-m", *words], ["--multirun", *words], [*words, "hydra.mode=MULTIRUN"])))

@@ -29,7 +29,6 @@ import yaml
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from tests.cells import cell
 from tests.unit.test_status_show_prune import make
 from validation import store
 from validation.gpu_suite import suite
@@ -38,7 +37,6 @@ from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.config.safe_yaml import read_yaml
-from zerobench.dispatch.job_folder import JobFolder
 from zerobench.judging import noise_floor
 from zerobench.judging.budget_file import read_budget
 from zerobench.models.huggingface_config import read_config
@@ -51,7 +49,6 @@ from zerobench.results.frames import write_frame
 from zerobench.results.row_checks import columns_of
 from zerobench.results.tables import load, run_folders
 from zerobench.sizes import printable
-from zerobench.sweep.sweep import CellLaunch
 from zerobench.zero.checkpoint.weights import find_weights
 
 from .canary import Canary
@@ -115,12 +112,6 @@ def cached(folder: Path) -> list[Path]:
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
 
 
-def job(folder: Path) -> list[Path]:
-    made = JobFolder.make(folder, 0, [CellLaunch("zero2", cell("zero2", 2), 0)], "local")
-    made.write_rows([{"status": "ok", "run_id": "x", "peak_bytes": 3}])
-    return [made.path / "order.json", made.path / "rows.json"]
-
-
 def weights(folder: Path) -> list[Path]:
     from safetensors.torch import save_file
 
@@ -155,11 +146,6 @@ def _colors(folder: Path, path: Path) -> None:
     found = load(folder)
     found.runs["strategy"] = "of-a-user"
     learn_colors(found, [folder])
-
-
-def _jobs(folder: Path, path: Path) -> None:
-    read = JobFolder(path.parent)
-    read.launches(), read.rows(), read.board()
 
 
 def _weights(folder: Path, path: Path) -> None:
@@ -208,7 +194,6 @@ READERS: dict[str, Reader] = {
     "board": Reader(
         written(".sweep-3-x/board.json", BOARD), lambda folder, _: [read_board(one) for one in board_folders(folder)]
     ),
-    "job": Reader(job, _jobs),
     "run, status": Reader(runs("run.json"), command("status", "FOLDER")),
     "run, show": Reader(TABLES, command("show", "zero1 tiny N=2 b=8", "--results", "FOLDER")),
     "run, compare": Reader(TABLES, command("compare", "FOLDER", "FOLDER"), imports=True),

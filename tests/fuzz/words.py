@@ -58,7 +58,7 @@ HYDRAS = (
     "hydra/sweeper=optuna", "hydra/sweeper=basic", "hydra/sweeper=nothing", "hydra.launcher.n_jobs=2",
     "hydra.launcher._target_=tests.fuzz.canary.sing", "hydra.sweeper._target_=tests.fuzz.canary.sing",
     "+hydra.callbacks.x._target_=tests.fuzz.canary.sing", "hydra.run.dir=x", "hydra.sweep.subdir=/x",
-    "hydra.job.chdir=true", "hydra.output_subdir=x", "hydra.searchpath=[pkg://tests.fuzz.canary]",
+    "hydra.job.chdir=true", "hydra.output_subdir=x",
     "hydra.verbose=true",
     "hydra.verbose=[tests]", "hydra.mode=RUN", "hydra.mode=x", "hydra.mode=null", "hydra.sweeper.params=null",
     "hydra.sweeper.params={seed:'1,2'}", "hydra.sweeper.params.strategy='ddp,zero1'", "hydra.sweeper.params=[1]",

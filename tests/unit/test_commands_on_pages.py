@@ -129,7 +129,7 @@ def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] 
     check = checker(dirs) if dirs else shared_checker()
     check.problems.clear()
     check.check(overrides, multirun=multirun, verbs=list(VERBS))
-    return "; ".join(one for one in check.problems if "its plugin is not installed" not in one)  # an optional extra
+    return "; ".join(one for one in check.problems if "Could not find 'hydra/" not in one)  # a plugin is an extra
 
 
 @cache

@@ -76,12 +76,9 @@ BRITISH = re.compile(
 
 BRITISH_ON_PURPOSE = {
     "zerobench/zero/modules/meta_init.py": 'getattr(model, "initialisers", None)',
-    "zerobench/dispatch/slurm.py": "CANCELLED",
-    "tests/unit/test_slurm.py": "CANCELLED",
-    "tests/cluster/test_slurm_sweep.py": "CANCELLED",
     "tests/unit/test_language.py": "",
 }
-"""File -> what stands in a line that may be so: models of users have a method of that name; SLURM's word; this list."""
+"""File -> what stands in a line that may be so: models of users have a method of that name; this list."""
 
 
 @pytest.mark.slow

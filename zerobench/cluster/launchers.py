@@ -9,18 +9,19 @@ LOCAL_RANK, the address of the store, and the node.
 Any torch variable that is set takes precedence. A step or job of one task is not joined: its ranks are started as
 usual. With several tasks the port is between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT overrides it.
 
-A process also knows which launcher started its sweep's jobs: `local`, our own, or a Hydra plugin. A plugin may end a
-job (preempted, canceled, out of time) and start it again, which only the composing process can know; so for a launch
-that the *launcher* ends, the job writes no row.
+The command in a job of a Hydra launcher knows that launcher's name, and the file to which it appends its rows, by two
+variables of our own.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Ports below Linux's ephemeral ports, which begin at 32,768."""
@@ -102,24 +103,19 @@ def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
 
 LOCAL = "local"
 
-_by: list[tuple[str, Callable[[], bool]]] = [(LOCAL, lambda: True)]
-
-
-@contextmanager
-def by(launcher: str, is_stopped: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Sets the plugin that started this process. `is_stopped`: returns True if the user ended it, not the plugin."""
-    _by.append((launcher, is_stopped))
-    try:
-        yield
-    finally:
-        _by.pop()
+LAUNCHER, ROWS = "ZEROBENCH_LAUNCHER", "ZEROBENCH_ROWS"
+"""Environment variables of the command in a job: the Hydra launcher, and the file for its rows (sweep/jobs.py)."""
 
 
 def launcher() -> str:
-    """Returns the launcher's name."""
-    return _by[-1][0]
+    """Returns the launcher of this process's sweep: LOCAL, our own, or the Hydra plugin whose job this is."""
+    return os.environ.get(LAUNCHER, LOCAL)
 
 
-def leaves_row() -> bool:
-    """Whether an interrupted launch gets a row from this process."""
-    return _by[-1][1]()
+def report_row(row: Mapping[str, Any]) -> None:
+    """Appends a finished row to the file that the sweep of this job reads, if this is a job. A launcher that interrupts
+    a job may start it again, so such a row does not count.
+    """
+    if (path := os.environ.get(ROWS)) and row["status"] != "interrupted":
+        with open(path, "a") as file:
+            file.write(json.dumps(dict(row)) + "\n")

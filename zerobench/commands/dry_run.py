@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from ..config.cell import Cell, CellConfig
 from ..config.flat import name_cells
 from ..config.hydra_keys import first_line
-from ..config.launcher import LauncherChoice
-from ..dispatch.plugin import at_once, groups_of, resources_for, settings_for
+from ..config.launcher import LauncherChoice, at_once
 from ..host.terminal import print_on, stdout_console
 from ..predict.estimate import Estimate, estimate
 from ..predict.fit import Fit, fit_of
@@ -22,8 +22,8 @@ from ..results.printed_table import ONE_MEMORY
 from ..sizes import show_bytes, show_count
 from ..sweep.cell import find_elsewhere, find_reusable
 from ..sweep.command import fitting
-from ..sweep.search import combinations, is_search
-from ..sweep.sweep import rounds
+from ..sweep.jobs import resources_for
+from ..sweep.search import combinations
 
 HEADER = ["cell", "plan", "ψ", "formula", "predicted states"]
 
@@ -84,8 +84,8 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
     for note in _notes_on_memory(planned) + one_memory + notes + by_job:
         print_on(console, note)
-    count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
-    words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
+    counts = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
+    words = ", ".join(f"{number} to {word}" for word, number in counts.items() if number)
     print_on(console, f"{show_count(len(cells), 'cell')}: {words}; nothing was started")
     return int(any(cell.problems for cell in cells))
 
@@ -101,20 +101,21 @@ def _notes_on_memory(planned: Sequence[Planned]) -> list[str]:
 
 def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the columns of the cells' jobs and of the resources they request, and a line on all jobs."""
-    launches = [launch for launch in rounds(list(cells)) if not launch.cell.problems]
-    left = [one for one in launches if find_elsewhere(one.cell, one.repeat, ("ok",), launcher.name) is None]
-    told: dict[int, tuple[str, str]] = {}
-    groups = groups_of([launch for launch in left if not is_search(launch.cell)])
-    wanted = [resources_for(group, launcher) for group in groups]
-    for number, (group, resources) in enumerate(zip(groups, wanted, strict=True), 1):
-        asked = " ".join(f"{key}={value}" for key, value in settings_for(resources, launcher).items())
-        told |= {id(launch.cell): (str(number), asked or "–") for launch in group}
-    bound = at_once(launcher, wanted)
-    words = f"{launcher.name}: {show_count(len(groups), 'job')}"
-    words += f", at most {bound} at once" * (bound is not None and bound < len(groups))
-    words += "; combinations of a search are a job each" * any(is_search(cell) for cell in cells)
-    shown = [told.get(id(cell), ("–", "–")) for cell in cells]
-    return {JOB: [number for number, _ in shown], ASKED: [asked for _, asked in shown]}, [words]
+    wanted = [resources_for(cell, launcher) if _plan(cell, launcher).startswith(RUNS) else None for cell in cells]
+    jobs = [one for one in wanted if one is not None]
+    asked = [one.settings(launcher).items() if one else () for one in wanted]
+    bound, numbers = at_once(launcher, jobs), count(1)
+    words = f"{launcher.name}: {show_count(len(jobs), 'job')}"
+    words += f", at most {bound} at once" * (bound is not None and bound < len(jobs))
+    columns = {
+        JOB: [str(next(numbers)) if one else "–" for one in wanted],
+        ASKED: [" ".join(f"{key}={value}" for key, value in settings) or "–" for settings in asked],
+    }
+    return columns, [words]
+
+
+RUNS = ("run", "search")
+"""Beginnings of the plans of cells that need a job."""
 
 
 def _plan(cell: Cell, launcher: LauncherChoice | None) -> str:

@@ -16,7 +16,6 @@ from ..results.board import board_folders, read_board
 from ..results.folders import PARTIAL
 from ..results.frames import frame_of
 from ..results.grid import Grid
-from ..results.leftovers import boards_of_orphans
 from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
 from ..results.selection import matching
@@ -73,7 +72,7 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
 
 def _sweeps(where: Path) -> list[str]:
     """Returns a line for each sweep that runs into the folder now, with its current launch and the remaining time."""
-    boards = [read_board(path) for path in board_folders(where) + boards_of_orphans(where) if is_claimed(path)]
+    boards = [read_board(path) for path in board_folders(where) if is_claimed(path)]
     lines = []
     for board in [board for board in boards if board is not None]:
         done = sum(launch.is_done for launch in board.launches)

@@ -7,14 +7,35 @@ shard groups, each of which has a whole model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from ..sections import Section
-from ..strategies import names_with, spec_of
+from ..strategies import StrategyOptions, names_with, spec_of
 from ..theory.groups import GroupShape
 
-if TYPE_CHECKING:
-    from .cell import CellConfig
+
+class CellKeys(Protocol):
+    """The keys of a cell (cell.py) that its axes read. A section whose schema is an axis itself is Any."""
+
+    strategy: StrategyOptions
+    model: Any
+    precision: Any
+    offload: Any
+    zeropp: Any
+    search: Any
+    world_size: int
+    node_size: int | None
+    shard_group: int | None
+    tensor_parallel: int
+    device: str
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that train on different data."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether blocks are recomputed in backward."""
 
 
 class Axis(Section):
@@ -23,11 +44,11 @@ class Axis(Section):
     An axis that theory models also has `theory_shape`, which returns its own type.
     """
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         """Returns an error message for each combination with the rest of `cell` that cannot run."""
         return []
 
-    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         """Keyword arguments for our engine. `folder`: for files, if the config names none."""
         return {}
 
@@ -62,7 +83,7 @@ class Topology(Axis):
     nodes: int = 1
     tensor_parallel: int = 1
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         """Returns error messages for groups that the strategy does not support or that do not divide the world."""
         name, ranks, problems = cell.strategy.name, self.world_size or 1, []
         for key, size, least in (("node_size", self.node_size, 1), ("shard_group", self.shard_group, 2)):
@@ -80,11 +101,11 @@ class Topology(Axis):
             problems.append(f"shard_group={self.shard_group}: {words}")
         return problems
 
-    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         sizes = {"node_size": self.node_size, "shard_group": self.shard_group}
         return {key: size for key, size in sizes.items() if size is not None}
 
-    def theory_shape(self, cell: CellConfig) -> GroupShape:
+    def theory_shape(self, cell: CellKeys) -> GroupShape:
         sizes, on_gpu = (cell.data_ranks, self.node_size, self.shard_group), cell.device != "cpu"
         return GroupShape(*sizes, on_gpu=on_gpu, **cell.zeropp.theory_shape())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,10 @@ class CellConfig(Config):
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the identity: plain values for JSON and yaml, without keys at their defaults."""
+        return deepcopy(self._identity)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
         return identity.identity(self)
 
     def written(self) -> dict[str, Any]:
@@ -82,7 +87,7 @@ class CellConfig(Config):
     @cached_property
     def cell_id(self) -> str:
         """Hash of the identity without volatile keys: 12 hex digits."""
-        return identity.cell_id(self)
+        return identity.cell_id(self._identity)
 
     @property
     def data_ranks(self) -> int:

@@ -2,28 +2,33 @@
 
 So an override that does not compose rejects the whole sweep, a dry run takes the same path and stops there, and
 we choose the order of the runs (sweep/sweep.py). Hydra's private modules are used only here.
+
+    command line -> Overrides.check -> a Hydra sweeper -> CellLauncher -> cells, in batches
+
+Hydra's own sweeper makes one batch of all combinations; Optuna and others propose a batch from the values of the last.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
@@ -32,7 +37,7 @@ from omegaconf.resolvers import oc
 
 from ..cluster import job
 from ..host.pipes import print_note
-from ..host.signals import insist
+from ..host.signals import heed, insist
 from ..host.terminal import is_quiet
 from ..registry import GROUPS
 from ..sizes import printable
@@ -40,13 +45,13 @@ from ..strategies import specs
 from .cell import Cell
 from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
-from .grouping import problems_of_groups
-from .hydra_keys import not_composed, problem_of_missing, quoted, reason, sentence_of
-from .launcher import GROUP, LauncherChoice, planning_for
-from .overrides import Overrides, compositions_of
+from .hydra_keys import not_composed, problem_of_missing, reason
+from .launcher import GROUP
+from .objective import direct
+from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of
 from .resolve import resolve, unresolved
+from .safe_yaml import read_yaml
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
-from .sweeper import Proposed
 from .unknown_keys import stray_keys
 
 
@@ -82,86 +87,219 @@ def checker(extra_dirs: list[Path]) -> Overrides:
     return Overrides(config_dir(), added, extra_dirs, {} if extra_dirs else composed)
 
 
+@contextmanager
+def _hydra_untouched() -> Iterator[None]:
+    """Restores Hydra's globals and Python's random state: the caller may be a job of a Hydra app."""
+    hydra, config = GlobalHydra.instance(), HydraConfig.instance()
+    before, drawn = (hydra.hydra, config.cfg), random.getstate()  # shuffle() draws
+    try:
+        yield
+    finally:
+        hydra.hydra, config.cfg = before
+        random.setstate(drawn)
+
+
 @dataclass(frozen=True)
 class Composed:
-    """A command line's cells, in Hydra's order. `launcher`: the Hydra plugin that runs them, or None for our launcher.
-    `proposed`: set if a sweeper proposes the cells, which are then not known yet; else None.
+    """A checked command line and its cells, in the order of the sweep; none if its sweeper proposes them.
+    `words`: id of a cell -> the overrides that make it.
     """
 
-    cells: list[Cell]
-    launcher: LauncherChoice | None
     check: Overrides
-    proposed: Proposed | None = None
+    line: CheckedLine
+    cells: list[Cell]
+    words: dict[str, list[str]]
+
+    def collect(self, batch: list[Cell]) -> list[None]:
+        """Adds a batch of cells, which are not run here."""
+        self.cells.extend(batch)
+        return [None] * len(batch)
+
+
+Run = Callable[[list[Cell]], Sequence[Sequence[float] | None]]
+"""Runs the cells of a batch. Returns for each the values of the objectives; None without any, or if infeasible."""
 
 
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
     """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
     composed = compose(arguments, verbs)
-    if composed.launcher is not None:
-        raise RefusedError([f"{GROUP}={composed.launcher.name}: only a sweep of the command line is launched so"])
-    if composed.proposed is not None:
+    if composed is None:
+        return []
+    if composed.line.launcher is not None:
+        words = "only a sweep of the command line is launched so"
+        raise RefusedError([f"{GROUP}={composed.line.launcher.name}: {words}"])
+    if composed.line.proposes:
         words = "only a sweep of the command line is proposed so; list the values, as in strategy=zero1,zero2"
-        raise RefusedError([f"{composed.proposed.chosen}: {words}"])
+        raise RefusedError([f"{SWEEPER}={composed.line.sweeper}: {words}"])
     return composed.cells
 
 
-def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed:
-    """Composes the cells of `[-m] KEY=VALUE ...`; returns none if a Hydra flag asks for something else.
+def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | None:
+    """Composes the cells of `[-m] KEY=VALUE ...`; returns None if a Hydra flag asked for something else, which it did.
 
     Raises RefusedError if the command line is invalid, and JobError if the processes of a job cannot connect.
     """
     with _hydra_untouched(), named_alone(arguments):
-        return _compose(arguments, verbs)
+        job.gather()  # cells follow from it
+        flags, overrides, extra_dirs = split_arguments(arguments)
+        if problems := unknown_flags(flags):
+            raise RefusedError(problems)
+        check = checker(extra_dirs)
+        line = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))
+        if line is None:
+            raise RefusedError(check.problems)
+        if line.launcher is not None and job.current_job() is not None:
+            raise RefusedError([f"{GROUP}={line.launcher.name}: this is a job already, and launches its cells itself"])
+        for note in line.notes if not is_quiet() else ():
+            print_note(f"zerobench: {note}")
+        if not only_compose(flags):
+            if not line.multirun and asks_for_config(flags):
+                print(OmegaConf.to_yaml(_settled(check, line)), end="")
+            else:
+                run_hydra([*flags, *line.hydra, *map(check.forced, (*line.fixed, *line.swept))])
+            return None
+        composed = Composed(check, line, [], {})
+        if not line.proposes:
+            with insist():
+                sweep(composed, composed.collect)
+            if check.elsewhere:  # cells that differ only in keys that do not apply to them are one cell
+                alone = {cell.cell_id: cell for cell in reversed(composed.cells)}
+                composed.cells[:] = [*alone.values()][::-1]
+        return composed
 
 
-def _compose(arguments: list[str], verbs: tuple[str, ...]) -> Composed:
-    job.gather()  # cells follow from it
-    flags, overrides, extra_dirs = split_arguments(arguments)
-    if problems := unknown_flags(flags):
-        raise RefusedError(problems)
-    check = checker(extra_dirs)
-    overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))
-    if check.problems:
-        raise RefusedError(check.problems)
-    if check.launcher is not None and job.current_job() is not None:
-        raise RefusedError([f"{GROUP}={check.launcher.name}: this is a job already, and launches its cells itself"])
-    for line, names in check.globs.items() if not is_quiet() else ():
-        print_note(f"zerobench: {line} takes {', '.join(names)}")
-    if check.proposed is not None and only_compose(flags):
-        return Composed([], check.launcher, check, check.proposed)
-    with planning_for(check.launcher):
-        cells = _compose_all(check, flags, overrides)
-    if problems := problems_of_groups(cells, check.launcher, overrides):
-        raise RefusedError(problems)
-    return Composed(cells, check.launcher, check)
+def sweep(composed: Composed, run: Run) -> dict[str, Any]:
+    """Lets the sweeper split or propose overrides, and runs the cells of each batch. Returns the sweeper's own account
+    of its results, {} if it has none. Raises RefusedError if a proposal is not a cell, or the sweeper gives up.
+    """
+    line = composed.line
+    with _hydra_untouched(), named_alone([*line.hydra, *line.fixed, *line.swept]):
+        return _sweep(composed, run)
 
 
-def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> list[Cell]:
-    if not check.multirun and only_compose(flags):
-        return [_compose_one(check, overrides)]
-    if not check.multirun and asks_for_config(flags):
-        print(OmegaConf.to_yaml(_settled(check, overrides)), end="")
-        return []
-    from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
+def _sweep(composed: Composed, run: Run) -> dict[str, Any]:
+    launcher = CellLauncher(composed, run)
+    try:
+        if not composed.line.multirun:
+            launcher.launch([[]], 0)
+            return {}
+        from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
 
-    cells: list[Cell] = []
+        with temporary_folder() as folder:
+            config = _hydra_config(composed, folder)
+            if "params" in config.hydra.sweeper:
+                config.hydra.sweeper.params = None  # they are among the swept overrides
+            if composed.line.proposes:
+                given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
+                launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
+            with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
+                sweeper = Plugins.instance().instantiate_sweeper(
+                    config=config, hydra_context=_context(composed), task_function=lambda _: None
+                )
+            with _only_swept(composed.line.proposes):
+                sweeper.sweep(arguments=list(composed.line.swept))
+            account = Path(config.hydra.sweep.dir) / RESULTS
+            return dict(read_yaml(account)) if account.is_file() else {}
+    except _EndedError as ended:
+        raise ended.reason from None
+    except Exception as error:
+        if composed.line.proposes:
+            raise RefusedError([f"{SWEEPER}={composed.line.sweeper}: {reason(error)}"]) from error
+        raise RefusedError([not_composed([*composed.line.hydra, *composed.line.swept], error)]) from error
 
-    def compose_job(config: Any) -> None:
-        cells.append(_cell_of(config, HydraConfig.get().runtime.choices["model"], check.elsewhere))
 
-    with temporary_folder() as folder:  # that Hydra makes, and leaves empty
-        overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
-        run_hydra([*flags, *overrides], compose_job)
-    # cells that differ only in keys that do not apply to them are one cell
-    return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
+def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
+    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files."""
+    config = composed.check.compose_whole([*composed.line.hydra, *UNLOGGED])
+    OmegaConf.set_struct(config.hydra, False)
+    if not any(word.startswith("hydra.sweep.dir=") for word in composed.line.hydra):
+        config.hydra.sweep.dir = str(folder)
+    return config
 
 
-def _settled(check: Overrides, overrides: list[str]) -> DictConfig:
+def _context(composed: Composed) -> HydraContext:
+    return HydraContext(composed.check.loader, Callbacks())
+
+
+@contextmanager
+def _only_swept(quiet: bool) -> Iterator[None]:
+    """Skips the sweeper's check that each job composes, since our launcher composes it. `quiet`: without the logs of a
+    plugin and its warnings for programmers.
+    """
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL if quiet else level)
+    try:
+        with warnings.catch_warnings(), mock.patch.object(Sweeper, "validate_batch_is_legal"):
+            warnings.filterwarnings("ignore", module="optuna|hydra_plugins|nevergrad")
+            yield
+    finally:
+        logging.disable(level)
+
+
+RESULTS = "optimization_results.yaml"
+"""The file into which Hydra sweepers write their results."""
+
+
+class _EndedError(BaseException):
+    """Passes an error of a batch through a sweeper, past its handlers."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class CellLauncher(Launcher):
+    """The launcher of every sweeper: composes the cells of a batch, and has them run by `run`. `signs`: by which the
+    values are multiplied for the sweeper.
+    """
+
+    def __init__(self, composed: Composed, run: Run) -> None:
+        self._composed, self._run, self.signs = composed, run, [1]
+
+    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
+        """Needs nothing from Hydra."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Runs a batch, and returns its values in order. Raises _EndedError."""
+        check, line = self._composed.check, self._composed.line
+        cells = []
+        try:
+            for number, words in enumerate(job_overrides, initial_job_idx):
+                heed()
+                whole = [check.forced(word) for word in (*line.hydra, *line.fixed, *map(str, words))]
+                if line.proposes:  # whose sweeper searches
+                    whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
+                cells.append(_compose_one(check, line, whole, number))
+                self._composed.words[cells[-1].cell_id] = whole
+            values = self._run(cells)
+        except BaseException as error:
+            raise _EndedError(error) from error
+        return [self._returned(words, value) for words, value in zip(job_overrides, values, strict=True)]
+
+    def _returned(self, words: Sequence[str], value: Sequence[float] | None) -> JobReturn:
+        if value is None and self._composed.line.proposes:
+            return _Failed(overrides=words, status=JobStatus.FAILED)
+        signed = [sign * one for sign, one in zip(self.signs, value or (), strict=False)]
+        return JobReturn(
+            overrides=words, status=JobStatus.COMPLETED, _return_value=signed[0] if len(signed) == 1 else signed
+        )
+
+
+class _Failed(JobReturn):
+    """The return of an infeasible trial: reading its value raises, without the line that Hydra prints to stderr."""
+
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
+        """Raises RuntimeError: there is no value."""
+        raise RuntimeError(f"{' '.join(self.overrides or ())}: it is infeasible")
+
+
+def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
     """Returns the composed config of one cell, in which the values that follow from others and from this machine
     replace null and auto: a cell that can run shows what will run.
     """
-    config = check.config_of(overrides)
-    cell = _compose_one(check, overrides)
+    words = [check.forced(word) for word in (*line.hydra, *line.fixed)]
+    config, cell = check.config_of(words), _compose_one(check, line, words)
     if cell.problems:
         return config
     plain: Any = OmegaConf.to_container(config)
@@ -174,71 +312,54 @@ def _settled(check: Overrides, overrides: list[str]) -> DictConfig:
     return settled
 
 
-def compose_trial(check: Overrides, overrides: list[str]) -> Cell:
-    """Returns the cell of fixed and proposed overrides; a memory limit does not turn it into a search."""
-    with planning_for(check.launcher), named_alone(overrides):
-        return _compose_one(check, overrides, without=("search.memory_limit",))
-
-
-def _compose_one(check: Overrides, overrides: list[str], without: tuple[str, ...] = ()) -> Cell:
-    """Composes a single cell, for which Hydra's own app would compose twice. `without`: keys that become null."""
+def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0) -> Cell:
+    """Composes and resolves a single cell, the job `number` of its sweep."""
     try:
-        config = check.compose_whole(overrides)
+        config = check.compose_whole(words)
     except Exception as error:
-        raise RefusedError([not_composed(overrides, error)]) from error
+        raise RefusedError([not_composed(words, error)]) from error
     model = config.hydra.runtime.choices["model"]
-    HydraConfig.instance().set_config(config)  # for ${hydra:...} in a value
     with open_dict(config):
+        config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)  # for ${hydra:...} in a value
         del config["hydra"]
-    for key in without:
-        OmegaConf.update(config, key, None)
-    return _cell_of(config, model, check.elsewhere)
+    try:
+        if problem := problem_of_missing(config):
+            return unresolved(config, model, problem)
+        plain: Any = OmegaConf.to_object(config)
+        cell = resolve(plain, model, stray_keys(config, check.elsewhere), line.launcher)
+        return Cell(cell.config, tuple(map(printable, cell.problems)))
+    except Exception as error:  # the other cells are not to suffer; this one becomes a row
+        return unresolved(config, model, reason(error))
 
+
+LIMIT = "search.memory_limit="
 
 UNLOGGED = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
 """Overrides that stop Hydra from writing its own logs and configs."""
 
 
-def compose_plugin(check: Overrides, words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """Returns a config with the Hydra plugin that `words` choose, and the context from which Hydra makes plugins."""
-    config = check.compose_whole([*words, *UNLOGGED])
-    return config, HydraContext(check.loader, Callbacks())
-
-
-def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None) -> None:
-    """Runs Hydra's own command line, calling `job` for each composed config. Raises RefusedError."""
+def run_hydra(arguments: list[str]) -> None:
+    """Runs a command line of flags by which Hydra only prints. Raises RefusedError."""
     import hydra
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     before, sys.argv = sys.argv, ["zerobench", *arguments]
     log = logging.getLogger()
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
-    said = io.StringIO()
+    full = mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1")  # raises errors, instead of printing them
     try:
-        with redirect_stderr(said), insist(), each_job_composed_once(), launching_with(BasicLauncher):
-            app(job)()
+        with full, insist():
+            app(lambda _: None)()
     except SystemExit as stop:
         if stop.code:
-            raise RefusedError([sentence_of(said.getvalue())]) from stop
+            raise RefusedError([f"{' '.join(arguments)}: Hydra cannot do that"]) from stop
     except Exception as error:
         raise RefusedError([not_composed(arguments, error)]) from error
     finally:
         sys.argv = before
         log.handlers[:] = handlers
         log.setLevel(level)
-    sys.stderr.write(said.getvalue())
-
-
-@contextmanager
-def _hydra_untouched() -> Iterator[None]:
-    """Restores Hydra's globals and Python's random state: the caller may be a job of a Hydra app."""
-    hydra, config = GlobalHydra.instance(), HydraConfig.instance()
-    before, drawn = (hydra.hydra, config.cfg), random.getstate()  # shuffle() draws
-    try:
-        yield
-    finally:
-        hydra.hydra, config.cfg = before
-        random.setstate(drawn)
 
 
 _NAMED = re.compile(r"\$\{oc\.env:\s*(\w+)")
@@ -270,41 +391,21 @@ def named_alone(words: Iterable[str]) -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
-@contextmanager
-def each_job_composed_once() -> Iterator[None]:
-    """Skips the check by Hydra's sweepers that each job composes, since our jobs only compose."""
-    check = Sweeper.validate_batch_is_legal
-    Sweeper.validate_batch_is_legal = lambda self, batch: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign]
-
-
-@contextmanager
-def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
-    """Makes Hydra's sweepers call our launcher, made by `kind`, whichever launcher will run the cells later."""
-
-    def ours(self: Plugins, hydra_context: Any, task_function: Any, config: DictConfig) -> Launcher:
-        launcher = kind()
-        launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        return launcher
-
-    theirs = Plugins.instantiate_launcher
-    Plugins.instantiate_launcher = ours  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Plugins.instantiate_launcher = theirs  # type: ignore[method-assign]
-
-
-def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
-    """Resolves `config` without the keys of `elsewhere` that its choices lack; `model`: the choice of the group."""
-    try:
-        if problem := problem_of_missing(config):
-            return unresolved(config, model, problem)
-        plain: Any = OmegaConf.to_object(config)
-        cell = resolve(plain, model, stray_keys(config, elsewhere))
-        return Cell(cell.config, tuple(map(printable, cell.problems)))
-    except Exception as error:  # the other cells are not to suffer; this one becomes a row
-        return unresolved(config, model, reason(error))
+def instantiate_launcher(
+    composed: Composed, folder: Path, number: int, settings: Mapping[str, Any], task: Callable[..., Any]
+) -> Launcher:
+    """Returns the launcher that a command line chooses, for one job that calls `task`. `folder`: for the launcher's
+    files; `settings`: by key below hydra.launcher.
+    """
+    config = _hydra_config(composed, folder / "hydra")
+    config.hydra.job.name = f"zerobench-{number}"
+    for key, value in settings.items():
+        OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
+    if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
+        config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
+        (folder / f"submitit-{number}").mkdir()
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=_context(composed), task_function=task, config=config
+    )
+    assert isinstance(launcher, Launcher)
+    return launcher

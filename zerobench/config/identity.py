@@ -47,20 +47,16 @@ LOCAL = (*(MOVED.get(name, name) for name, one in KEYS.items() if one.local), "n
 """Keys that depend on the machine. They change times and losses, but no bytes and no volume."""
 
 
-def cell_id(config: Any) -> str:
-    """Returns the hash of an identity without volatile keys: 12 hex digits."""
-    return _hash(identity(config))
-
-
 def work_id(config: Any) -> str:
     """Returns a hash of the measured work that is the same on any machine: without volatile and local keys."""
-    kept = identity(config)
+    kept = config.as_dict()
     for key in LOCAL:
         _remove(kept, key)
-    return _hash(kept)
+    return cell_id(kept)
 
 
-def _hash(written: dict[str, Any]) -> str:
+def cell_id(written: dict[str, Any]) -> str:
+    """Returns the hash of an identity without volatile keys: 12 hex digits."""
     kept = {key: value for key, value in written.items() if key not in VOLATILE}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 

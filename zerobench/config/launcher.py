@@ -3,49 +3,39 @@
 local       our own: one cell after the other, on this machine or over the job that this process is part of
 plugin      a Hydra plugin (submitit_slurm, ray, ...): each of its jobs runs a cell, perhaps on an unknown machine
 settings    the plugin's config, hydra.launcher; `asked` settings differ from the plugin's defaults
-planned     cells are being resolved for a plugin: GPUs and cores are those its jobs request, not this machine's
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
-
-from .unknown_keys import nearest
 
 LOCAL = "local"
 BASIC = "basic"
-"""Hydra's name for the built-in launcher."""
+"""Hydra's name for the built-in launcher and sweeper."""
 
 GROUP, SETTINGS = "hydra/launcher", "hydra.launcher"
-
-PLUGINS = {
-    "submitit_slurm": "hydra-submitit-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "joblib": "hydra-joblib-launcher",
-    "ray": "hydra-ray-launcher",
-    "ray_aws": "hydra-ray-launcher",
-}
-"""Launcher -> the package that provides it."""
 
 HERE = ("submitit_local", "joblib")
 """Plugins whose jobs run on this machine."""
 
+RAY = "ray"
+"""Setting that only Ray's plugins have: `init`, the cluster, and `remote`, the resources of a task."""
+
+AT_ONCE = ("array_parallelism", "n_jobs")
+"""Plugin settings that limit the number of concurrent jobs."""
+
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """A plugin chosen on the command line. `words`: the Hydra overrides that choose it. `asked`: settings that differ
-    from the plugin's defaults.
-    """
+    """A plugin that a command line or its experiment chooses. `asked`: settings that differ from the defaults."""
 
     name: str
-    words: tuple[str, ...]
     settings: Mapping[str, Any]
     asked: Mapping[str, Any]
 
@@ -55,10 +45,24 @@ class LauncherChoice:
         return self.name in HERE
 
     def wants_gpus(self) -> bool:
-        remote = (self.settings.get("ray") or {}).get("remote") or {}
+        remote = (self.settings.get(RAY) or {}).get("remote") or {}
         return bool(remote.get("num_gpus")) or any(
             self.asked.get(key) for key in ("gpus_per_node", "gpus_per_task", "gres")
         )
+
+
+def chosen_launcher(hydra: DictConfig, words: Iterable[str]) -> LauncherChoice | None:
+    """Returns the plugin of a composed config, None for our own launcher. `words`: overrides of the command line, whose
+    settings count as asked for even if they repeat a default.
+    """
+    name = hydra.runtime.choices.get(GROUP, BASIC)
+    if name == BASIC:
+        return None
+    settings: Any = OmegaConf.to_container(hydra.launcher, resolve=False)
+    defaults: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node, resolve=False)
+    given = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in words}
+    asked = {key: value for key, value in settings.items() if key in given or value != defaults.get(key)}
+    return LauncherChoice(name, settings, asked)
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,13 @@ class Resources:
     cpus_per_task: int
     gpus_per_node: int | None
 
-    def together(self, other: Resources) -> Resources:
-        """Returns the smallest resources that are enough for either."""
-        gpus = [one for one in (self.gpus_per_node, other.gpus_per_node) if one]
-        return Resources(
-            max(self.nodes, other.nodes), max(self.tasks_per_node, other.tasks_per_node),
-            max(self.cpus_per_task, other.cpus_per_task), max(gpus, default=None),
-        )  # fmt: skip
+    def settings(self, choice: LauncherChoice) -> dict[str, int]:
+        """Returns them by key below hydra.launcher; {} if the plugin has no such settings."""
+        if RAY in choice.settings:
+            remote = choice.settings[RAY].get("remote") or {}
+            own = {"num_cpus": self.cpus_per_task * self.tasks_per_node, "num_gpus": self.gpus_per_node}
+            return {f"ray.remote.{key}": value for key, value in own.items() if value is not None and key not in remote}
+        return {key: value for key, value in vars(self).items() if value is not None and key in choice.settings}
 
 
 def resources_of(
@@ -109,73 +113,12 @@ def most_per_node(choice: LauncherChoice) -> int | None:
     return int(choice.asked.get("gpus_per_node") or 0) or (tasks if tasks > 1 else None)
 
 
-def known_launchers() -> list[str]:
-    """Returns the installed launchers; Hydra calls the built-in one "basic"."""
-    Plugins.instance()  # which looks for them
-    return sorted(name.removesuffix(".yaml") for name in ConfigStore.instance().list(GROUP))
-
-
-def problem_of_name(name: str) -> str:
-    """Returns an error message for a launcher that is not installed, or ""."""
-    if name in known_launchers():
-        return ""
-    if name in PLUGINS:
-        return f"{GROUP}={name}: its plugin is not installed; pip install {PLUGINS[name]}"
-    return f"{GROUP}={name}: no such launcher; use one of {', '.join(known_launchers())}"
-
-
-def problem_of_setting(word: str, usual: DictConfig) -> str:
-    """Returns an error message for an override below hydra.launcher whose key the plugin lacks, else "". `usual`: the
-    plugin's settings without it. If a setting is a mapping with arbitrary names, + adds a name.
+def at_once(choice: LauncherChoice, wanted: Iterable[Resources]) -> int | None:
+    """Returns the maximum number of concurrent jobs: the plugin's own setting; without one, for jobs on this machine,
+    as many as its cores allow; else None.
     """
-    key, _, _ = word.lstrip("+").partition("=")
-    node: Any = usual
-    parts = key.removeprefix(f"{SETTINGS}.").split(".")
-    for place, part in enumerate(parts):
-        if not isinstance(node, DictConfig):
-            return ""
-        if part not in node:
-            is_open = OmegaConf.get_type(node) is dict and place > 0
-            if is_open and not word.startswith("+"):
-                return f"{word}: a new name is added with a plus: +{word}"
-            known = [str(one) for one in node if one != "_target_"]
-            return "" if is_open else f"{key}: no such key{nearest(part, known, '.'.join([SETTINGS, *parts[:place]]))}"
-        node = node[part]
-    return ""
-
-
-def chosen_launcher(hydra: DictConfig, words: tuple[str, ...]) -> LauncherChoice | None:
-    """Returns the plugin of a composed config; None for our own launcher."""
-    name = hydra.runtime.choices.get(GROUP, BASIC)
-    if name == BASIC:
-        return None
-    settings: Any = OmegaConf.to_container(hydra.launcher, resolve=False)
-    defaults: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node, resolve=False)
-    asked = {key: value for key, value in settings.items() if value != defaults.get(key)}
-    named = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in words}
-    asked |= {key: settings[key] for key in named if key in settings}
-    return LauncherChoice(name, words, settings, asked)
-
-
-_planned: list[LauncherChoice] = []
-
-
-@contextmanager
-def planning_for(choice: LauncherChoice | None) -> Iterator[None]:
-    """Within the context, cells are resolved for the machines of a plugin's jobs."""
-    _planned.append(choice) if choice else None
-    try:
-        yield
-    finally:
-        _planned.pop() if choice else None
-
-
-def planned() -> LauncherChoice | None:
-    """Returns the plugin for whose jobs cells are resolved; None for our own launcher."""
-    return _planned[-1] if _planned else None
-
-
-def elsewhere() -> LauncherChoice | None:
-    """Returns the plugin for whose jobs cells are resolved if they run on machines unknown here, else None."""
-    choice = planned()
-    return None if choice is None or choice.is_here else choice
+    bound = next((count for key in AT_ONCE if (count := int(choice.settings.get(key) or 0)) > 0), None)
+    if bound is None and choice.is_here:
+        largest = max((one.cpus_per_task * one.tasks_per_node for one in wanted), default=1)
+        return max(1, (os.cpu_count() or 1) // max(1, largest))
+    return bound

@@ -3,16 +3,16 @@
 Hydra silently accepts `+strategy.stge=1`; here every key must exist, even after a +,
 and the error message for an unknown key suggests the nearest one.
 
-Composer    composes configs through Hydra to find their keys and valid values
-Overrides   checks each override against those configs
+Composer      composes configs through Hydra to find their keys and valid values
+Overrides     checks each override against those configs
+CheckedLine   a valid command line: which overrides every cell has, and which a sweeper splits
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import fields
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,13 @@ from yaml import YAMLError
 
 from ..zero.optim.segments import why_not_sharded
 from . import schema_memory, size_limits
-from .hydra_keys import (
-    not_composed,
-    problem_of,
-    problem_of_choices,
-    problem_of_missing,
-    problem_of_names,
-    quoted,
-    spelled_out,
-)
-from .launcher import LauncherChoice
-from .plugin_choice import choose_launcher, choose_sweeper, with_axes
+from .hydra_keys import not_composed, problem_of_code, problem_of_missing, problem_of_names, quoted
+from .launcher import BASIC, LauncherChoice, chosen_launcher
+from .objective import KEY as OBJECTIVE
+from .objective import Objective, objectives_of
 from .safe_yaml import problems_of_folders
 from .schema import SCHEMAS
 from .size_limits import SUFFIX, in_bytes, in_one
-from .sweeper import KEY as OBJECTIVE
-from .sweeper import Proposed
 from .unknown_keys import IDENTITY, meant, meant_verb, nearest, spaced, type_name
 
 GROUPS = (*SCHEMAS, "experiment")
@@ -91,7 +82,7 @@ class Composer:
         composed: dict[tuple[str, ...], Composition],
     ) -> None:  # fmt: skip
         self._config_dir = config_dir
-        self._extra_dirs = extra_dirs
+        self.extra_dirs = extra_dirs
         self.folders = (*extra_dirs, config_dir)
         self.choices = {group: self._found_choices(group) for group in GROUPS}
         for group, names in users.items():
@@ -108,12 +99,14 @@ class Composer:
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """Returns the config of `overrides` with Hydra's own part. Hydra's exceptions propagate."""
         GlobalHydra.instance().clear()
-        search = [f"hydra.searchpath=[{','.join(quoted(f'file://{d.resolve()}') for d in self._extra_dirs)}]"]
+        search = [f"hydra.searchpath=[{','.join(quoted(f'file://{d.resolve()}') for d in self.extra_dirs)}]"]
         with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
             self.loader = GlobalHydra.instance().config_loader()
-            return compose(
-                "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=True
-            )
+            words = [*overrides, *(search if self.extra_dirs else [])]
+            try:
+                return compose("config", overrides=words, return_hydra_config=True)
+            except (AssertionError, AttributeError):  # OmegaConf's, as for hydra.sweeper.params={...}
+                raise HydraException("a key that is null is given parts") from None
 
     def _compose(self, overrides: list[str]) -> Composition:
         """Returns the config of `overrides`, and Hydra's part; cached, since Hydra takes a quarter of a second."""
@@ -127,9 +120,7 @@ class Composer:
         return self._composed[where]
 
     def _found_choices(self, group: str) -> list[str]:
-        found = {
-            path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")
-        }
+        found = {path.stem for where in (self._config_dir, *self.extra_dirs) for path in (where / group).glob("*.yaml")}
         return sorted(found)
 
     def _lacks(self, key: str, overrides: list[str]) -> str:
@@ -177,6 +168,31 @@ class Composer:
         return problems
 
 
+SWEEPER = "hydra/sweeper"
+
+
+@dataclass(frozen=True)
+class CheckedLine:
+    """A valid command line. `fixed`: the overrides of every cell; `swept`: those that the sweeper splits, without a
+    plus; `hydra`: those below `hydra`, with the experiment. `multirun`: several cells may follow. `sweeper`: a
+    Hydra plugin that proposes cells from their `objectives`, or `BASIC`. `notes`: lines for the user.
+    """
+
+    fixed: tuple[str, ...]
+    swept: tuple[str, ...]
+    hydra: tuple[str, ...]
+    multirun: bool
+    launcher: LauncherChoice | None
+    sweeper: str = BASIC
+    objectives: tuple[Objective, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the sweeper proposes cells from what earlier ones measured."""
+        return self.sweeper != BASIC
+
+
 class Overrides(Composer):
     """Checks overrides one by one. `problems`: an error message for each invalid override. `elsewhere`: keys that some
     choices of a sweep have and others lack; cells without them ignore them.
@@ -188,101 +204,114 @@ class Overrides(Composer):
     ) -> None:  # fmt: skip
         super().__init__(config_dir, users, extra_dirs, composed)
         self.problems: list[str] = []
-        self.globs: dict[str, list[str]] = {}
-        """Override with a glob -> the choices that it takes."""
         self.elsewhere: set[str] = set()
-        self.cells = 1
-        self.multirun = False
-        self.launcher: LauncherChoice | None = None
-        self.proposed: Proposed | None = None
 
-    def check(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
-        """Returns the overrides to pass to Hydra; sets `problems`, `cells` (the number of cells) and `multirun`."""
+    def check(self, words: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
+        """Returns the checked command line; None if it is invalid, with `problems` set."""
         try:
-            return self._check_all([in_one(in_bytes(word)) for word in spelled_out(words)], multirun, verbs)
+            line = self._check_all(words, multirun, verbs)
         except UNREADABLE as error:
             self.problems.append(not_composed(words, error.__cause__ or error))
-            return words
+        return None if self.problems else line
 
-    def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
-        self.problems += problems_of_folders(self._extra_dirs, GROUPS)
+    def forced(self, word: str) -> str:
+        """Adds the prefix `++` to an override whose key not all cells have."""
+        key = word.partition("=")[0].lstrip("+")
+        added = key in self.elsewhere or key.startswith("huggingface.options.")
+        return f"++{word.lstrip('+')}" if added else word
+
+    def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
+        self.problems += problems_of_folders(self.extra_dirs, GROUPS)
         if problem := spaced(words):
             self.problems.append(problem)
-            return words
-        parsed = [override for argument in words if (override := self._parse(argument, verbs))]
+        parsed = [] if problem else [override for word in words if (override := self._parse(word, verbs))]
         if self.problems:
-            return words
+            return None
         parsed = [o for o in parsed if not (o.key_or_group == "experiment" and self._values(o) == [None])]
+        own = [o.input_line or "" for o in parsed if _root(o) == "hydra"]
+        parsed = [o for o in parsed if _root(o) != "hydra"]
         given = {o.key_or_group: self._values(o) for o in parsed}
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
         if len(picked.get("experiment", [])) > 1:
             self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
-        hydra = self._check_composed(picked)
-        self._choose_plugins(parsed, self._study(picked), given)
+        study = [*self._study(picked), *own]
+        hydra = self._check_composed(picked, study)
         if self.problems:
-            return words
-        self.multirun = multirun = _is_sweep(parsed, hydra, multirun)
-        swept_by_it = self._swept_by_a_study(hydra, given) if multirun else []
-        studied = {override.key_or_group: self._values(override) for override in swept_by_it}
-        picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
-        if problem := self._unlisted([*parsed, *swept_by_it], given | studied):
-            self.problems.append(problem)
-            return words
-        checked = [self._check_one(override, picked) for override in parsed]
-        swept = {o.key_or_group: len(self._values(o)) for o in parsed if o.is_sweep_override()}
-        if not self.problems and swept and not multirun:
-            self.problems.append(f"{', '.join(swept)}: several values make a sweep; add -m")
+            return None
+        mode = hydra.mode.name if hydra.mode is not None else ""
+        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
+        params = (hydra.sweeper.get("params") or {}) if multirun else {}
+        words = [f"{key}={value!s}" for key, value in params.items() if key not in given]
+        parsed = [*filter(None, (self._parse(word, []) for word in words)), *parsed]
+        axes = [o for o in parsed if o.is_sweep_override()]
+        sweeper = hydra.runtime.choices.get(SWEEPER, BASIC)
+        objectives = self._check_sweeper(sweeper, self._objective(picked, given), multirun, axes)
+        if self.problems:
+            return None
+        values = {o.key_or_group: self._values(o) for o in parsed}
+        picked = {group: choices for group, choices in values.items() if group in GROUPS}
+        lines = {o.key_or_group: self._check_one(o, picked) for o in parsed}
+        if not self.problems and axes and not multirun:
+            self.problems.append(f"{', '.join(o.key_or_group for o in axes)}: several values make a sweep; add -m")
         if not self.problems:
-            self._check_needs(given | studied, picked)
-        swept |= {key: len(values) for key, values in studied.items()}
-        if self.proposed is not None:
-            lines = [*((o, o.input_line or "") for o in swept_by_it), *zip(parsed, checked, strict=True)]
-            self._propose([(override, line, self._values(override)) for override, line in lines])
-            return words
-        self.cells = prod(swept.values())
-        if self.cells > size_limits.MOST_CELLS:
-            self.problems.append(
-                f"{', '.join(swept)}: {self.cells:,} cells; at most {size_limits.MOST_CELLS:,} are listed"
-            )
-        return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
+            self._check_needs(values, picked)
+        swept = {o.key_or_group for o in axes}
+        globs = [f"{o.input_line} takes {', '.join(self._values(o))}" for o in parsed if isinstance(o.value(), Glob)]
+        return CheckedLine(
+            fixed=tuple(line for key, line in lines.items() if key not in {*swept, OBJECTIVE}),
+            swept=tuple(line for key, line in lines.items() if key in swept),
+            hydra=tuple(study),
+            multirun=multirun,
+            launcher=chosen_launcher(hydra, own),
+            sweeper=sweeper,
+            objectives=objectives,
+            notes=tuple(globs),
+        )
 
-    def _unlisted(self, overrides: list[Override], values: dict[str, list[Any]]) -> str:
-        """Returns an error message if there are too many values to list, or infinitely many, else ""; a sweeper may
-        draw from such values.
+    def _objective(self, picked: dict[str, list[Any]], given: dict[str, list[Any]]) -> str:
+        named = given[OBJECTIVE] if OBJECTIVE in given else [self.config_of(self._study(picked)).get(OBJECTIVE)]
+        return ",".join(str(one) for one in named if one is not None)
+
+    def _check_sweeper(
+        self, sweeper: str, objective: str, multirun: bool, axes: Sequence[Override]
+    ) -> tuple[Objective, ...]:
+        """Returns the objectives; adds a problem if there are too many values to list, or infinitely many, which only a
+        sweeper that proposes cells can draw from.
         """
-        if self.proposed is not None:
-            return ""
-        endless = [one.input_line for one in overrides if one.is_interval_sweep()]
-        if endless:
-            return f"{endless[0]}: {size_limits.ENDLESS}"
-        return size_limits.problem_of_count({key: len(one) for key, one in values.items()})
+        if sweeper == BASIC:
+            endless = next((o.input_line for o in axes if o.is_interval_sweep()), None)
+            counts = {o.key_or_group: len(self._values(o)) for o in axes}
+            if objective:
+                why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+                self.problems.append(f"{OBJECTIVE}={objective}: {why}")
+            elif problem := f"{endless}: {size_limits.ENDLESS}" if endless else size_limits.problem_of_count(counts):
+                self.problems.append(problem)
+            return ()
+        if not objective or not multirun:
+            lacking = (
+                f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=tokens_per_s" if multirun else "a sweep; add -m"
+            )
+            self.problems.append(f"{SWEEPER}={sweeper}: it needs {lacking}")
+            return ()
+        try:
+            return objectives_of(objective)
+        except ValueError as error:
+            self.problems.append(str(error))
+            return ()
 
-    def _check_composed(self, picked: dict[str, list[Any]]) -> DictConfig:
-        """Returns Hydra's own config, after checking that experiments and users' choices change only allowed parts of
-        it, and that they have all values and the names that our schemas require.
+    def _check_composed(self, picked: dict[str, list[Any]], study: list[str]) -> DictConfig:
+        """Returns Hydra's own config, after checking that it, experiments and users' choices name no code, and that
+        these have all values and the names that our schemas require.
         """
         usual = self.hydra_of([])
-        for one in (study := self._study(picked), *self._of_users(picked)):
+        for one in (self._study(picked), *self._of_users(picked)):
             config = self.config_of(one)
             lacking = problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)
-            found = (problem_of_choices(self.hydra_of(one), usual), lacking)
+            found = (problem_of_code(self.hydra_of(one), usual), lacking)
             self.problems += [problem for problem in found if problem and problem not in self.problems]
-        return self.hydra_of(study)
-
-    def _choose_plugins(self, parsed: list[Override], study: list[str], given: dict[str, list[Any]]) -> None:
-        self.launcher = choose_launcher(self.hydra_of, parsed, study, self.problems)
-        named = [str(one) for one in given.get(OBJECTIVE, []) if one is not None]
-        objective = ",".join(named) if OBJECTIVE in given else self.config_of(study).get(OBJECTIVE)
-        if not self.problems:
-            self.proposed = choose_sweeper(self.hydra_of, parsed, study, objective or None, self.problems)
-
-    def _propose(self, overrides: list[tuple[Override, str, list[Any]]]) -> None:
-        """Adds to `proposed` the axes that its sweeper chooses from."""
-        if self.proposed is None:
-            return
-        if not self.multirun:
-            self.problems.append(f"{self.proposed.chosen}: a sweeper proposes the cells of a sweep; add -m")
-        self.proposed = with_axes(self.proposed, overrides, self.problems)
+        if not self.problems and (problem := problem_of_code(self.hydra_of(study), usual)):
+            self.problems.append(problem)
+        return self.hydra_of([] if self.problems else study)
 
     def _study(self, picked: dict[str, list[Any]]) -> list[str]:
         return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self.choices["experiment"]]
@@ -291,7 +320,7 @@ class Overrides(Composer):
         """Returns the configs, as overrides, of choices from a user's folders, which may set Hydra keys."""
         mine = {
             (where / group / f"{one}.yaml", f"{group}={one}")
-            for where in self._extra_dirs
+            for where in self.extra_dirs
             for group in SCHEMAS
             for one in picked.get(group, [])
             if one in self.choices[group]
@@ -321,13 +350,8 @@ class Overrides(Composer):
             if wanted not in values:
                 self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
 
-    def _swept_by_a_study(self, hydra: DictConfig, given: dict[str, list[Any]]) -> list[Override]:
-        """Returns the axes that an experiment sweeps over."""
-        params = {key: value for key, value in (hydra.sweeper.get("params") or {}).items() if key not in given}
-        parsed = [self._parse(f"{key}={value!s}", []) for key, value in params.items()]
-        return [override for override in parsed if override]
-
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
+        argument = in_one(in_bytes(argument))
         if problem := size_limits.problem_of(argument):
             self.problems.append(problem)
             return None
@@ -347,11 +371,7 @@ class Overrides(Composer):
             return None
 
     def _check_one(self, override: Override, picked: dict[str, list[Any]]) -> str:
-        key, line = override.key_or_group, override.input_line or ""
-        root = key.split(".")[0].split("/")[0]
-        if root == "hydra":
-            self.problems += [problem] if (problem := problem_of(override)) else []
-            return line
+        key, line, root = override.key_or_group, override.input_line or "", _root(override)
         if override.is_delete():
             self.problems.append(f"{line}: keys cannot be deleted; every key has a default")
             return line
@@ -375,10 +395,12 @@ class Overrides(Composer):
         if override.is_interval_sweep() and self.problems[known:]:
             whole = f"of whole numbers it is {key}=int({line.partition('=')[2]})"
             self.problems[known:] = [f"{self.problems[known]}; {whole}"]
-        return "++" + line if key.startswith("huggingface.options.") or key in self.elsewhere else line
+        return f"{key}={','.join(self._values(override))}" if isinstance(override.value(), Glob) else line
 
     def _check_choice(self, group: str, choices: list[Any]) -> None:
         known = self.choices[group]
+        if not choices:
+            self.problems.append(f"{group}: none of {', '.join(known)} matches")
         for choice in choices:
             if choice not in known and not (group == "experiment" and choice is None):
                 hint = nearest(str(choice), known)
@@ -407,28 +429,13 @@ class Overrides(Composer):
         """Returns the values that an override sets or sweeps over; a glob selects among a group's choices."""
         value = override.value()
         if isinstance(value, Glob):
-            names = list(value.filter(self.choices.get(override.key_or_group, [])))
-            self.globs[override.input_line or ""] = names
-            return names
+            return list(value.filter(self.choices.get(override.key_or_group, [])))
         if isinstance(value, IntervalSweep):
             return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
 
 
-def _is_sweep(parsed: list[Override], hydra: DictConfig, multirun: bool) -> bool:
-    """Whether several cells may be composed: with -m, unless hydra.mode says otherwise."""
-    modes = [str(override.value()).upper() for override in parsed if override.key_or_group == "hydra.mode"]
-    mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
-    return mode == "MULTIRUN" or (multirun and mode != "RUN")
-
-
-def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:
-    """Turns a key below a swept group into a sweep of one value: Hydra first composes a sweep's other overrides with
-    the group's default, which may lack the key.
-    """
-    group, _, rest = override.key_or_group.partition(".")
-    if not rest or group not in swept or group not in SCHEMAS or override.is_sweep_override():
-        return line
-    key, _, value = line.partition("=")
-    return f"{key}=choice({value})"
+def _root(override: Override) -> str:
+    """Returns the group or section of an override's key."""
+    return override.key_or_group.split(".")[0].split("/")[0]

@@ -19,6 +19,7 @@ from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
 from . import combinations, keys, world
 from .cell import Cell, CellConfig, data_ranks
+from .launcher import LauncherChoice
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 
@@ -26,16 +27,17 @@ BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
 """Key whose default depends on the device -> the value that leaves it open."""
 
 
-def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
-    """Derives values that are left open and checks the others. `stray`: error messages for unknown keys. Raises
-    omegaconf's ValidationError for a value of the wrong type for its schema.
+def resolve(config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None) -> Cell:
+    """Derives values that are left open and checks the others. `stray`: error messages for unknown keys. `launcher`:
+    the plugin whose jobs run the cell; None for this machine. Raises omegaconf's ValidationError for a value of the
+    wrong type for its schema.
     """
     problems = list(stray)
     draft: Config = OmegaConf.to_object(OmegaConf.structured(config))  # type: ignore[assignment]
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
     problems += _problems_of_words(draft)
-    placed = world.resolve_ranks(draft, problems)
+    placed = world.resolve_ranks(draft, problems, None if launcher is None or launcher.is_here else launcher)
     _resolve_batch(draft, problems)
     found_hash = _resolve_data(draft, problems)
     _resolve_model(draft, problems)

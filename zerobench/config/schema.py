@@ -209,16 +209,12 @@ RETRIED = ("crash", "timeout", "oom")
 
 @dataclass
 class Launch(Section):
-    """How ranks are run. `group_by`: times are paired on one machine only, so that cells to be compared share a job."""
+    """How ranks are run."""
 
     timeout_s: float = Key("time limit of a pass", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
     threads: int | None = Key(
         "threads of each rank; null: the cores, divided by the ranks", unit="threads", limits=(1, 2**10), local=True
     )(None)
-    group_by: str | None = Key(
-        "under a launcher of jobs: keys in which a job's cells agree, or all; null: a job per cell",
-        rule="keys, with commas between them, or all", omitted=True, volatile=True,
-    )(None)  # fmt: skip
     retry: list[str] = Key(
         "statuses after which a launch is repeated, out of crash, timeout and oom, such as '[crash,timeout]'",
         rule="a list of `crash`, `timeout`, `oom`", omitted=True, volatile=True,

@@ -10,7 +10,7 @@ Each is a separate group, with an axis per choice (axis.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .. import zero
 from ..sections import Key
@@ -19,10 +19,7 @@ from ..theory.tiers import NOWHERE, TierShape
 from ..zero.activations.policies import POLICIES, ActivationPolicy
 from ..zero.comm.zeropp import Zeropp
 from ..zero.offload.disk import problems_of_path
-from .axis import Choice
-
-if TYPE_CHECKING:
-    from .cell import CellConfig
+from .axis import CellKeys, Choice
 
 MIB = 2**20
 
@@ -75,7 +72,7 @@ class OffloadConfig(Choice):
         """
         return 0 if self.exact_steps is None else self.exact_steps + 1
 
-    def _refused(self, cell: CellConfig) -> list[str]:
+    def _refused(self, cell: CellKeys) -> list[str]:
         strategy = cell.strategy.name
         if spec_of(strategy).composes.offload:
             return []
@@ -99,7 +96,7 @@ class CpuOffload(OffloadConfig):
     delayed: bool = Key("updates run behind the next step, whose parameters are one update older")(False)
     delayed_after: int = Key("steps after which updates are late", unit="steps", limits=(0, 1e6))(40)
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         if refused := self._refused(cell) or _whole_parameters(cell.strategy.name, self.parameters):
             return refused
         problems = []
@@ -107,7 +104,7 @@ class CpuOffload(OffloadConfig):
             problems.append("offload.delayed=true: loss scaling must judge an update before the next; use bf16 or fp32")
         return problems + _problems_of_policy(self.policy(), cell.strategy.name)
 
-    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         return {"offload": self.policy()}
 
     def policy(self) -> zero.Offload:
@@ -159,7 +156,7 @@ class NvmeOffloadConfig(OffloadConfig):
         leave = spec_of(strategy).composes.offload
         return replace(self, parameters="parameters" in leave) if self.parameters is None and leave else self
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         strategy = cell.strategy.name
         if refused := self._refused(cell) or _whole_parameters(strategy, bool(self.parameters)):
             return refused
@@ -167,7 +164,7 @@ class NvmeOffloadConfig(OffloadConfig):
         problems = [f"offload.path={problem}" for problem in problems]
         return problems + _problems_of_policy(self.policy(strategy), strategy)
 
-    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         return {"offload": self.policy(cell.strategy.name, folder)}
 
     def policy(self, strategy: str, folder: str | None = None) -> zero.NvmeOffload:
@@ -215,7 +212,7 @@ class Activation(Choice):
     group: ClassVar = "activation"
     name: str = "none"
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         problems, searched = [], cell.search.checkpointing
         if self.name == "offload" and cell.model.checkpoints:
             words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
@@ -280,7 +277,7 @@ class PartitionActivations(OffloadActivations):
 
     name: str = "partition"
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         if cell.tensor_parallel > 1:
             return super().validate(cell)
         words = "it is for ranks that share a model, which would all keep the same; let tensor_parallel be 2 or more"
@@ -309,7 +306,7 @@ class FusedBuffers(Buffers):
 
     name: str = "fused"
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         strategy = cell.strategy
         if not spec_of(strategy.name).composes.fused_buffers:
             others = ", ".join(names_with("fused_buffers"))
@@ -360,7 +357,7 @@ class PartsOfZeropp(ZeroppConfig):
     bits_within: int = BITS_WITHIN(4)
     differences: bool = DIFFERENCES(False)
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         words, name = f"zeropp={self.name}", cell.strategy.name
         if not spec_of(name).composes.zeropp:
             why = f"it is for {' or '.join(names_with('zeropp'))}, whose gathers and reductions it shortens"
@@ -369,7 +366,7 @@ class PartsOfZeropp(ZeroppConfig):
             return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
         return self._parts_missing() or self._options() or self._one_node(cell)
 
-    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         return {"zeropp": self.policy()}
 
     def policy(self) -> Zeropp:
@@ -402,7 +399,7 @@ class PartsOfZeropp(ZeroppConfig):
             return [str(error)]
         return []
 
-    def _one_node(self, cell: CellConfig) -> list[str]:
+    def _one_node(self, cell: CellKeys) -> list[str]:
         """Returns an error message if ZeRO++ has an effect only between nodes, and all ranks are one node."""
         ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
         if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):

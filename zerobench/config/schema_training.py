@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import MISSING
@@ -25,10 +25,7 @@ from ..zero.optim.muon import REST, MuonWithAdamW, split
 from ..zero.optim.owned import OWNED
 from ..zero.options import TILE_BYTES
 from ..zero.precision import DTYPES, LossScaling
-from .axis import Axis
-
-if TYPE_CHECKING:
-    from .cell import CellConfig
+from .axis import Axis, CellKeys
 
 PAIRS = {"betas": ("beta1", "beta2"), "etas": ("eta_minus", "eta_plus"), "step_sizes": ("step_min", "step_max")}
 """torch's options that are pairs -> our keys for their parts."""
@@ -140,7 +137,7 @@ class Optimizer(Axis):
         """Number of elements whose states cannot be cut because they share a scale; 1: no such states."""
         return block_numel(KINDS[self.name].make)
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         """Returns an error message if torch cannot update the strategy's parameters with this `implementation`."""
         strategy, kind = cell.strategy.name, KINDS[self.name]
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
@@ -374,7 +371,7 @@ class Muon(Betas):
     def theory_shape(self) -> OptimizerShape:
         return OptimizerShape(self.states, KINDS[self.name].counts, fused=False, owned=OptimizerShape(1, 0))
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         """Returns error messages for options that do not work with matrices owned by one rank."""
         spec, offload = spec_of(cell.strategy.name), cell.offload
         if not spec.composes.owned:
@@ -403,7 +400,7 @@ class LowBitStates(Betas):
     def takes_elements(self) -> bool:
         return False
 
-    def validate(self, cell: CellConfig) -> list[str]:
+    def validate(self, cell: CellKeys) -> list[str]:
         """Returns an error message if the strategy or the offload cannot keep such states."""
         if spec_of(cell.strategy.name).partitions_as:
             ours = [name for name, spec in specs().items() if spec.theory is not None]
@@ -533,7 +530,7 @@ class Precision(Axis):
     def dtype(self) -> torch.dtype:
         return DTYPES[self.name]
 
-    def engine_options(self, cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         return self.options_of(cell.strategy.name)
 
     def options_of(self, strategy: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 limits   too long, too deep, too many cells: rejected before anything is parsed or listed
 sizes    the value of a key that ends in _bytes may be 25MiB, and is converted to bytes here
-lists    `launch.group_by=model,world_size` is one value, which Hydra would parse as a sweep over two
+lists    `launch.retry=crash,oom` is one value, which Hydra would parse as a sweep over two
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def in_bytes(argument: str) -> str:
     return f"{key}={_SIZE.sub(lambda found: str(parse_bytes(found[2])), value)}"
 
 
-ONE_VALUE = {"launch.group_by": "'{}'", "launch.retry": "[{}]", "objective": "'{}'"}
+ONE_VALUE = {"launch.retry": "[{}]", "objective": "'{}'"}
 """Key -> format of its value for Hydra."""
 
 OPENINGS = ("'", '"', "[", "$", "null")

@@ -12,7 +12,7 @@ from ..sizes import show_count
 from ..strategies import names_with, spec_of
 from .cell import CellConfig
 from .keys import KEYS
-from .launcher import LauncherChoice, elsewhere, nodes_of
+from .launcher import LauncherChoice, nodes_of
 from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -33,13 +33,14 @@ class WorldPlacement:
     ranks_per_gpu: int = 1
 
 
-def resolve_ranks(draft: Config, problems: list[str]) -> WorldPlacement:
-    """Fills in world_size, device, backend and threads in place, and returns the values that are not config keys."""
+def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | None) -> WorldPlacement:
+    """Fills in world_size, device, backend and threads in place, and returns the values that are not config keys.
+    `away`: the plugin whose jobs run the cell on machines that are unknown here; None for this machine.
+    """
     for key, words in ((key, KEYS[key].words) for key in ("device", "backend")):
         if (word := getattr(draft, key)) not in words:
             problems.append(f"{key}={word}: use one of {', '.join(words)}")
             return WorldPlacement()
-    away = elsewhere()
     gpus = 0 if draft.device == "cpu" else _count_gpus() if away is None else _asked_gpus(draft, away)
     if draft.backend == SIMULATED:
         _resolve_simulated(draft, gpus, problems)

@@ -20,9 +20,6 @@ from filelock import SoftFileLease, Timeout
 
 from .files import clock_of, open_small
 
-TASK_LEASE = "lease-"
-"""Prefix of the leases in a job's folder: one per task."""
-
 BEAT_S = 10.0
 """Seconds between two renewals of a lease."""
 

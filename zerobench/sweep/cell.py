@@ -6,7 +6,6 @@ A cell already measured with the same code, torch and device class is reused, no
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import traceback
 import warnings
@@ -65,8 +64,8 @@ def find_or_run(
 def run_cell(
     cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
 ) -> RunRow:
-    """Runs a cell and always returns a row. Raises StoppedError on Ctrl-C, and KeyboardInterrupt, without a row, if the
-    launcher ends the job. An invalid cell is not a run: it has a row, but no folder.
+    """Runs a cell and always returns a row. Raises StoppedError on Ctrl-C. An invalid cell is not a run: it has a row,
+    but no folder.
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
@@ -82,10 +81,6 @@ def run_cell(
         on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
-    if interrupted is not None and not launchers.leaves_row():
-        aside.release()
-        shutil.rmtree(aside.path, ignore_errors=True)
-        raise interrupted
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
     if lost is not None:
         on_unwritten(lost)
@@ -95,16 +90,11 @@ def run_cell(
 
 
 def write_lost(
-    cell: Cell, repeat: int, status: str, reason: str, log: str, on_unwritten: Callable[[Unwritten], None],
-    begun: float | None = None,
-) -> RunRow:  # fmt: skip
-    """Writes the row of a launch whose job left none, with the end of the job's `log`. `begun`: time since the epoch at
-    which the launch was seen to begin; None if it was not.
-    """
+    cell: Cell, repeat: int, reason: str, launcher: str, log: str, on_unwritten: Callable[[Unwritten], None]
+) -> RunRow:
+    """Writes the row of a launch whose job left none, with the job's `log`."""
     prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
-    row.status, row.reason = status, reason
-    if begun is not None:
-        row.started, row.seconds = moment(begun), round(time.time() - begun, 3)
+    row.status, row.reason, row.launcher = "crash", reason, launcher
     aside = rescue.claim(results_dir, prefix)
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)

@@ -44,9 +44,9 @@ def run_cells(
     with Reporter() as reporter:
         check = ParityCheck()
         sweep, search = kind(reporter, check=check), kind(reporter)
-        sweep.run([cell for cell in cells if not is_search(cell)])
-        searching = [cell for cell in cells if is_search(cell)]
-        found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+        searching = [cell for cell in cells if is_search(cell) and not sweep.runs_searches]
+        sweep.run([cell for cell in cells if cell not in searching])
+        found = [] if sweep.stopped or sweep.failed_fast else [*run_searches(searching, search), *sweep.searches]
         sweep.stopped |= search.stopped
         sweep.stopped |= not check.finish(
             makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart

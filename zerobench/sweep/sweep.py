@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from ..cluster.launchers import report_row
 from ..config.cell import Cell
 from ..config.flat import name_cells
 from ..host.signals import heed
 from ..launch.over_cluster import place
+from ..records import SearchRow
 from ..results.rescue import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
 from .parity_check import ParityCheck, run_here
@@ -48,24 +50,46 @@ class Sweep:
     """Whether the last row was reused from an earlier run."""
     by_cell: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Id of a requested cell -> rows of its launches; a job may have run it on fewer machines."""
+    runs_searches: ClassVar[bool] = False
+    """Whether `run` runs a search as a whole, in a job."""
+    searches: list[SearchRow] = field(default_factory=list)
+    """Results of such searches."""
 
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; a failing cell raises nothing. `names`: names
         of the cells; None: names that distinguish them.
         """
-        launches = list(rounds(cells, first, names))
-        self.reporter.expect(launches, lambda one: find_reusable(one.cell, one.repeat, self.answers) is not None)
         spoilt: set[int] = set()
-        for launch in launches:
+        for launch, found in self.expect(cells, first, names):
             if self.stopped or self.failed_fast:
                 return
             if id(launch.cell) in spoilt:
                 self.reporter.skip(launch)
                 continue
-            row = self.run_one(launch)
+            row = self.run_one(launch) if found is None else self.reuse(launch, found)
             if row is not None and row["status"] != "ok":
                 spoilt.add(id(launch.cell))
                 self.failed_fast = launch.cell.config.fail_fast
+
+    def expect(
+        self, cells: list[Cell], first: int, names: Sequence[str] | None
+    ) -> list[tuple[CellLaunch, dict[str, Any] | None]]:
+        """Returns the launches in order, each with the row of an earlier run that it reuses."""
+        launches = {launch: self.find(launch.cell, launch.repeat) for launch in rounds(cells, first, names)}
+        self.reporter.expect(list(launches), lambda one: launches[one] is not None)
+        return list(launches.items())
+
+    def find(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
+        """Returns the row of an earlier run of this launch, or None."""
+        return find_reusable(cell, repeat, self.answers)
+
+    def reuse(self, launch: CellLaunch, row: dict[str, Any]) -> dict[str, Any]:
+        """Takes the row of an earlier run."""
+        self.reporter.start(launch)
+        self.reused = True
+        self.take(launch, row)
+        self.reused = False
+        return row
 
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
         """Returns the row of one launch, reused or new; None if the user stopped it before it had a row."""
@@ -104,6 +128,7 @@ class Sweep:
     def take(self, launch: CellLaunch, row: dict[str, Any], cell: Cell | None = None) -> None:
         """Adds the row of a finished launch. `cell`: the launch's cell as it was run."""
         self.rows.append(row)
+        report_row(row)
         self.by_cell.setdefault(launch.cell.cell_id, []).append(row)
         if self.check is not None:
             self.check.see(cell or launch.cell, row)

@@ -1,0 +1,227 @@
+"""Sweeps through a launcher's jobs: requests, commands, rows, lost jobs. The plugin is the test's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cells import cell
+from zerobench.commands.dry_run import print_plan
+from zerobench.commands.folder_contents import look
+from zerobench.config.cell import Cell
+from zerobench.config.compose import compose
+from zerobench.config.launcher import LauncherChoice, Resources, at_once, nodes_of, resources_of
+from zerobench.config.schema import Launch, Measure
+from zerobench.config.size_limits import in_one
+from zerobench.host.temporary import claim
+from zerobench.results.leftovers import JOBS, tidy
+from zerobench.results.tables import load
+from zerobench.sweep import jobs
+from zerobench.sweep.jobs import JobSweep, command_of, resources_for, run_job
+from zerobench.sweep.progress import Reporter
+
+SLURM = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": None, "gpus_per_node": None, "array_parallelism": 256}
+
+
+def choice(name: str = "jobs", asked: dict[str, Any] | None = None, **settings: Any) -> LauncherChoice:
+    return LauncherChoice(name, settings | (asked or {}), asked or {})
+
+
+End = Callable[[str, Path], None]
+"""Ends a job of a strategy; its rows go into the file."""
+
+
+def row(status: str = "ok", repeat: int = 0) -> str:
+    """A line with a row as far as a sweep looks at it."""
+    one = {"status": status, "reason": "because", "run_id": f"x{repeat}", "seconds": 1.0, "loss_last": 1.0,
+           "peak_bytes": 5, "step_s": 1.0, "passes_agree": True, "repeat": repeat}  # fmt: skip
+    return json.dumps(one) + "\n"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: End, **settings: Any) -> tuple[JobSweep, list[str]]:
+    """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job."""
+    launched: list[str] = []
+
+    def launcher(composed: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
+        strategy = task.args[2]
+
+        def launch(overrides: Any, initial_job_idx: int) -> list[Any]:
+            launched.append(strategy)
+            end(strategy, folder / f"rows-{number}.jsonl")
+            return []
+
+        return SimpleNamespace(launch=launch)
+
+    monkeypatch.setattr(jobs, "POLL_S", 0.01)
+    monkeypatch.setattr(jobs, "instantiate_launcher", launcher)
+    monkeypatch.setattr(jobs, "command_of", lambda cell, composed: cell.config.strategy.name)
+    composed: Any = SimpleNamespace(line=SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), hydra=()))
+    with Reporter() as reporter:
+        sweep = JobSweep(reporter, composed=composed)
+        sweep.run(cells)
+    return sweep, launched
+
+
+def cells_of(where: Path, *strategies: str, **more: Any) -> list[Cell]:
+    return [cell(name, 2, results_dir=str(where), **more) for name in strategies]
+
+
+def test_a_job_runs_all_repeats_of_a_cell_and_its_rows_are_taken_once(monkeypatch, tmp_path: Path, capsys) -> None:
+    def end(strategy: str, rows: Path) -> None:
+        rows.write_text(row(repeat=0) + row(repeat=0) + row(repeat=1) + row()[:9])  # requeued, and cut off
+
+    cells = cells_of(tmp_path, "ddp", "zero1", measure=Measure(2, 2, repeats=2))
+    sweep, launched = run(monkeypatch, cells, end)
+    assert launched == ["ddp", "zero1"]
+    assert [one["repeat"] for one in sweep.rows] == [0, 1, 0, 1]
+    assert "job 1 of jobs: ddp tiny N=2 b=8 and 1 more" in capsys.readouterr().err
+    assert not list(tmp_path.glob(f"{JOBS}*")), "the folder of jobs that are over goes"
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, raises: bool) -> None:
+    def end(strategy: str, rows: Path) -> None:
+        if strategy == "zero1":
+            rows.write_text(row())
+        else:
+            rows.with_name("log-1-0.txt").write_text("the last words")
+            if raises:
+                raise OSError("the node\nis gone")
+
+    cells = cells_of(tmp_path, "ddp", "zero1", measure=Measure(2, 2, repeats=2))
+    sweep, launched = run(monkeypatch, cells, end)
+    assert launched == ["ddp", "zero1"]
+    assert [one["status"] for one in sweep.rows][:1] == ["crash"]
+    why = "failed: OSError: the node is gone" if raises else "ended without a row for it"
+    assert sweep.rows[0]["reason"] == f"its job of jobs {why}; the same command runs it again"
+    lost = next(one for one in load(tmp_path).runs.to_dict("records") if one["strategy"] == "ddp")
+    assert (lost["status"], lost["launcher"]) == ("crash", "jobs")
+    assert "the last words" in (tmp_path / lost["run_id"] / "logs/job.log").read_text()
+    assert [entry.state for entry in sweep.reporter.entries if "ddp" in entry.name] == ["crash", "skipped"]
+
+
+def test_a_job_without_a_sign_of_life_is_lost(monkeypatch, tmp_path: Path) -> None:
+    """As on a node that dies, if the plugin waits without end."""
+    waits = threading.Event()
+
+    def end(strategy: str, rows: Path) -> None:
+        rows.with_name("beat-1").touch()
+        waits.wait(60)
+
+    monkeypatch.setattr(jobs, "LOST_S", 0.2)
+    sweep, _ = run(monkeypatch, cells_of(tmp_path, "ddp"), end)
+    assert [one["status"] for one in sweep.rows] == ["crash"]
+    waits.set()
+
+
+def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
+    def end(strategy: str, rows: Path) -> None:
+        rows.write_text(row("oom"))
+
+    sweep, launched = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", fail_fast=True), end)
+    assert launched == ["ddp"]
+    assert sweep.failed_fast
+
+
+def test_a_job_ends_with_its_sweep_and_does_not_begin_without_it(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    sleeper = [sys.executable, "-c", f"import time; open({str(begun)!r}, 'w'); time.sleep(600)"]
+    run_job(str(tmp_path / "gone"), 1, sleeper, "jobs", str(tmp_path))
+    assert not begun.exists()
+    job = threading.Thread(target=run_job, args=(str(tmp_path), 1, sleeper, "jobs", str(tmp_path)))
+    job.start()
+    while not begun.exists():
+        time.sleep(0.05)
+    (tmp_path / "stop").touch()
+    job.join(60)
+    assert not job.is_alive()
+    begun.unlink()
+    (tmp_path / "closed").touch()
+    run_job(str(tmp_path), 2, sleeper, "jobs", str(tmp_path))
+    assert not begun.exists()
+
+
+def test_the_folder_of_a_killed_sweep_goes_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    living, dead = (claim(tmp_path, JOBS, name) for name in ("living", "dead"))
+    dead.release()
+    assert look(tmp_path).leftovers == [dead.path]
+    tidy(tmp_path)
+    assert list(tmp_path.glob(f"{JOBS}*/")) == [living.path]
+    living.release()
+
+
+@pytest.mark.slow
+def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
+    words = ["-m", "strategy=ddp,zero3", "strategy.keep_root=true", "model=mlp", "hydra/launcher=joblib"]
+    composed = compose(words)
+    assert composed is not None
+    ddp, zero3 = (command_of(one, composed) for one in composed.cells)
+    assert "strategy.keep_root=true" in zero3
+    assert not any("keep_root" in word for word in ddp), "ddp has no such key"
+    assert {"model=mlp", "world_size=2", "device=cpu", "backend=gloo", "hydra/launcher=basic"} <= set(ddp)
+    assert not any("joblib" in word for word in ddp)
+
+
+def test_nodes_tasks_and_gpus_follow_the_cell() -> None:
+    def asked(world_size: int, node_size: int | None = None, device: str = "cpu", **settings: int) -> Resources:
+        return resources_of(choice("submitit_slurm", settings, **SLURM), world_size, node_size, 1, device)
+
+    assert asked(4) == Resources(1, 1, 4, None)  # one task starts its ranks itself
+    assert asked(4, node_size=2) == asked(4, tasks_per_node=2) == Resources(2, 2, 1, None)
+    assert asked(1, tasks_per_node=2) == Resources(1, 1, 1, None)
+    assert asked(4, device="cuda") == Resources(1, 1, 4, 4)
+    assert asked(16, device="cuda", gpus_per_node=8) == Resources(2, 8, 1, 8)
+    assert asked(2, device="cuda", gpus_per_node=8) == Resources(1, 1, 2, 2)
+    assert nodes_of(choice("submitit_slurm", {"nodes": 4, "gpus_per_node": 8}, **SLURM), 8, None) == 4
+    slurm, wanted = choice("submitit_slurm", **SLURM), cell("ddp", 4, launch=Launch(threads=2))
+    assert resources_for(wanted, slurm).settings(slurm) == {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}
+
+
+def test_jobs_on_this_machine_are_as_many_as_its_cores_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    wanted = [Resources(1, 1, 2, None), Resources(1, 1, 3, None)]
+    assert at_once(choice("submitit_local", **SLURM | {"array_parallelism": None}), wanted) == 2
+    assert at_once(choice("joblib", n_jobs=-1), wanted) == 2
+    assert at_once(choice("joblib", n_jobs=5), wanted) == 5, "as it is asked for"
+    assert at_once(choice("submitit_slurm", **SLURM), wanted) == 256
+    assert at_once(choice("ray", ray={"remote": {}}), wanted) is None, "Ray's own scheduler bounds them"
+
+
+def test_ray_is_asked_for_the_cores_and_gpus_of_a_cell() -> None:
+    wanted, ray = Resources(1, 1, 4, 2), choice("ray", ray={"remote": {"num_cpus": 1}})
+    assert wanted.settings(choice("ray", ray={"remote": {}})) == {"ray.remote.num_cpus": 4, "ray.remote.num_gpus": 2}
+    assert wanted.settings(ray) == {"ray.remote.num_gpus": 2}
+    assert wanted.settings(choice("joblib", n_jobs=1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "whole"),
+    [
+        ("launch.retry=crash,timeout", "launch.retry=[crash,timeout]"),
+        ("launch.retry=[crash]", "launch.retry=[crash]"),
+        ("launch.retry=null", "launch.retry=null"),
+        ("strategy=ddp,zero2", "strategy=ddp,zero2"),
+    ],
+)
+def test_commas_in_a_list_of_words_make_no_sweep(word: str, whole: str) -> None:
+    assert in_one(word) == whole
+
+
+def test_a_dry_run_shows_jobs_and_what_they_ask_for(tmp_path: Path, capsys) -> None:
+    cells = [cell(name, ranks, results_dir=str(tmp_path), launch=Launch(threads=2))
+             for name in ("ddp", "zero2") for ranks in (1, 2)]  # fmt: skip
+    slurm = choice("submitit_slurm", {"gpus_per_node": 4}, **SLURM | {"array_parallelism": 1})
+    print_plan(cells, ["cell", "plan", "job", "asks for"], slurm)
+    said = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in said.splitlines() if "tiny" in line]
+    assert lines[1].endswith("run 2 nodes=1 tasks_per_node=1 cpus_per_task=4 gpus_per_node=2")
+    assert [line.split(" run ")[1].split()[0] for line in lines] == ["1", "2", "3", "4"]
+    assert "submitit_slurm: 4 jobs, at most 1 at once" in said

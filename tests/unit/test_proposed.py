@@ -1,0 +1,248 @@
+"""Sweepers of Hydra's propose cells and are told their objective: what is refused, run, told and printed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import made_up_sweeper
+from zerobench.config import overrides
+from zerobench.config.cell import Cell
+from zerobench.config.compose import RefusedError, compose, compose_cells
+from zerobench.config.overrides import Composer
+from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.proposed import run_proposed
+from zerobench.sweep.sweep import CellLaunch, Sweep
+
+MIB = 2**20
+TINY = ("model=gpt_tiny", "world_size=2")
+BY_OPTUNA = ("-m", "hydra/sweeper=optuna", *TINY)
+BY_MADE_UP = ("-m", "hydra/sweeper=made_up", *TINY)
+
+needs_optuna = pytest.mark.skipif(
+    find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_optuna_sweeper") is None,
+    reason="Hydra's plugin for Optuna is not installed: pip install hydra-optuna-sweeper",
+)
+needs_nevergrad = pytest.mark.skipif(
+    find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_nevergrad_sweeper") is None,
+    reason="Hydra's plugin for Nevergrad is not installed; docs/how-to/search-with-optuna.md says how",
+)
+
+composed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+"""Configs that were composed already, with Hydra's loader: it takes a quarter of a second for each."""
+
+
+@pytest.fixture(autouse=True)
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    real = Composer.compose_whole
+
+    def once(self: Composer, overrides: list[str]) -> Any:
+        key = (*self.folders, *overrides)
+        if key not in composed:
+            composed[key] = real(self, overrides), self.loader
+        config, self.loader = composed[key]
+        return copy.deepcopy(config)
+
+    monkeypatch.setattr(Composer, "compose_whole", once)
+    with made_up_sweeper.installed():
+        yield
+
+
+class MadeUp(Sweep):
+    """Runs a cell by formula: 8 MiB per sequence, 80 MiB at most, 100 tokens/s less for each 8 sequences."""
+
+    ran: list[int] = []  # noqa: RUF012
+    ends_at, ending = 99, "stopped"
+
+    def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
+        self.reporter.start(launch)
+        if len(self.ran) == self.ends_at:
+            setattr(self, self.ending, True)
+            return None
+        self.ran.append(launch.cell.config.micro_batch)
+        row = self.row(launch.cell, launch.repeat)
+        self.take(launch, row)
+        return row
+
+    def row(self, cell: Cell, repeat: int) -> dict[str, Any]:
+        size = cell.config.micro_batch
+        row = asdict(_blank_row(cell, repeat)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
+        if cell.problems or size > 10:
+            return row | {"status": "invalid" if cell.problems else "oom", "reason": "made up"}
+        if size == 7:
+            return row | {"status": "crash", "reason": "made up"}
+        step = (1.0 + abs(size - 4)) * (1 + repeat / 10)
+        times = {"step_s": step, "forward_s": step, "backward_s": step, "update_s": step}
+        return row | times | {"status": "ok", "peak_bytes": size * 8 * MIB, "tokens_per_s": 1000 / step}
+
+
+Ran = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def ran(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Ran:
+    """Runs a command line by formula: its exit code, and what it printed."""
+
+    def run(*words: str, kind: type[Sweep] = MadeUp) -> tuple[int, str]:
+        MadeUp.ran.clear()
+        made_up_sweeper.told.clear()
+        composed = compose([*words, f"results_dir={tmp_path}"])
+        assert composed is not None
+        assert composed.line.proposes
+        capfd.readouterr()
+        code = run_proposed(composed, None, kind, True)
+        return code, "".join(capfd.readouterr())
+
+    return run
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(RefusedError) as refused:
+        compose([*words])
+    return "; ".join(refused.value.problems)
+
+
+@pytest.mark.slow
+def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: Ran) -> None:
+    words = ("objective=tokens_per_s", "micro_batch=2,4,16,0", "hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=4")
+    code, said = ran(*BY_MADE_UP, *words)
+    assert made_up_sweeper.told == [-1000 / 3, -1000, None, None, -1000 / 3, -1000], (
+        "it minimizes, unless it can be told"
+    )
+    assert MadeUp.ran == [2, 4, 16, 0], "no cell is run twice"
+    assert "made_up: 4 cells: 2 ok, 1 oom, 1 invalid" in said
+    assert "name: made_up" in said, "the sweeper's own account"
+    assert "Error executing job" not in said
+    assert code == 0, "not to fit is an answer"
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_memory_limit_launches_of_a_cell_and_a_crash(ran: Ran) -> None:
+    words = ("objective=tokens_per_s", "micro_batch=4,2", "measure.repeats=3")
+    code, said = ran(*BY_MADE_UP, *words, "search.memory_limit=20MiB", "hydra.sweeper.n_trials=2")
+    geometric = 1000 / 3 / (1.1 * 1.2) ** (1 / 3)
+    assert made_up_sweeper.told == [None, pytest.approx(-geometric)], "as tables have it"
+    assert code == 0
+    assert "1 over the limit, 1 ok" in said
+    code, said = ran(*BY_MADE_UP, "objective=peak_bytes", "micro_batch=7,2", "hydra.sweeper.n_trials=2")
+    assert code == 1, "a crash is no answer"
+    assert made_up_sweeper.told == [None, 16 * MIB]
+
+
+@pytest.mark.thorough
+def test_what_ends_a_sweep_early_keeps_what_is_there(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*BY_MADE_UP, "micro_batch=2,4,6", "hydra.sweeper.n_trials=3", "objective=peak_bytes")
+    monkeypatch.setattr(MadeUp, "ends_at", 2)
+    code, said = ran(*words)
+    assert code == 130
+    assert "made_up: 2 cells: 2 ok" in said
+    assert "zerobench status" in said
+    monkeypatch.setattr(MadeUp, "ending", "failed_fast")
+    assert ran(*words)[0] == 1
+    monkeypatch.setattr(MadeUp, "ends_at", 99)
+    limited = ("objective=peak_bytes", "micro_batch=2,16", "hydra.sweeper.max_failure_rate=0.5")
+    with pytest.raises(
+        RefusedError, match=r"hydra/sweeper=made_up: RuntimeError: .*micro_batch=16.*: it is infeasible"
+    ):
+        ran(*BY_MADE_UP, *limited, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1")
+    assert MadeUp.ran == [2, 16]
+
+
+@pytest.mark.slow
+def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> None:
+    with pytest.raises(RefusedError, match="objective=overlap: a run has no such figure"):
+        ran(*BY_MADE_UP, "objective=overlap", "seed=1,2")
+    assert len(MadeUp.ran) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("objective=peak_bytes", "seed=1,2"), "no sweeper asks for it; add hydra/sweeper=optuna, or leave it out"),
+        ((*BY_MADE_UP, "seed=1,2"), "hydra/sweeper=made_up: it needs an objective; add objective=COLUMN"),
+        ((*BY_MADE_UP, "objective=peak_byte", "seed=1,2"), "no such column of numbers; did you mean peak_bytes?"),
+        ((*BY_MADE_UP, "objective=strategy", "seed=1,2"), "its column is str, not a number"),
+        ((*BY_MADE_UP[1:], "objective=peak_bytes"), "hydra/sweeper=made_up: it needs a sweep; add -m"),
+        ((*BY_MADE_UP, "objective=peak_bytes", "sed=1,2"), "sed: no such key"),
+        ((*BY_MADE_UP, "objective=peak_bytes", "seed=interval(1,9)"), "of whole numbers it is seed=int(interval(1,9))"),
+        (("-m", "clip=interval(1,3)"), "an interval has no end of values; list them, or have a sweeper choose"),
+        ((*BY_MADE_UP, "objective=peak_bytes", "hydra.sweeper.n_trial=3"), "Key 'n_trial' not in 'MadeUpConfig'"),
+        (("-m", "hydra/sweeper=mad_up", "seed=1,2"), "Could not find 'hydra/sweeper/mad_up'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_a_sentence(words: tuple[str, ...], sentence: str) -> None:
+    assert sentence in refusal(*words)
+
+
+@pytest.mark.slow
+def test_a_column_that_leaves_its_direction_open_needs_one(ran: Ran) -> None:
+    with pytest.raises(RefusedError, match=r"objective=psi: is more better, or less\?"):
+        ran(*BY_MADE_UP, "objective=psi", "seed=1,2")
+    assert not MadeUp.ran
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:[\\s\\S]*is validated against ConfigStore schema")
+def test_code_that_no_installed_plugin_names_is_not_imported(tmp_path: Path) -> None:
+    folder = tmp_path / "hydra/sweeper/sampler"
+    folder.mkdir(parents=True)
+    (folder / "made_up.yaml").write_text("_target_: builtins.print\n")
+    words = (*BY_MADE_UP, "objective=peak_bytes", "seed=1,2", "+hydra/sweeper/sampler=made_up")
+    assert compose([*words]) is not None
+    shadowed = refusal(*words, "--config-dir", str(tmp_path))
+    assert "hydra.sweeper.sampler._target_=builtins.print: a config names no code to import" in shadowed
+    assert "names no code to import" in refusal(*words, "hydra.sweeper.sampler._target_=builtins.print")
+
+
+def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Composer, overrides: list[str]) -> Any:
+        raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")
+
+    monkeypatch.setattr(Composer, "compose_whole", fails)
+    overrides.compositions_of.cache_clear()
+    assert "a Hydra plugin cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
+
+
+@pytest.mark.slow
+def test_a_sweeper_gets_the_keys_with_several_values_alone() -> None:
+    words = ("micro_batch=range(1,9)", "strategy=glob(zero?)", "clip=tag(log,interval(0.1,2))")
+    sized = ("strategy.bucket_bytes=choice(1MiB,4MiB)", "sequence=64")
+    composed = compose([*BY_MADE_UP, "objective=peak_bytes", *words, *sized])
+    assert composed is not None
+    swept = ("strategy=zero1,zero2,zero3", "strategy.bucket_bytes=choice(1048576,4194304)")
+    assert composed.line.swept == (words[0], swept[0], words[2], swept[1])
+    assert composed.line.fixed == (*TINY, "sequence=64")
+    with pytest.raises(RefusedError, match="only a sweep of the command line is proposed so"):
+        compose_cells([*BY_MADE_UP, "objective=peak_bytes", *words])
+
+
+@pytest.mark.thorough
+@needs_optuna
+def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> None:
+    words = ("micro_batch=range(0,13)", "strategy=ddp,zero3", "strategy.bucket_bytes=1MiB,4MiB")
+    _, said = ran(*BY_OPTUNA, "objective=tokens_per_s", "hydra.sweeper.n_trials=6", *words)
+    best = max(1000 / (1.0 + abs(size - 4)) for size in MadeUp.ran if 0 < size <= 10 and size != 7)
+    assert f"best_value: {best}" in said
+    assert "Study" not in said
+    first = list(MadeUp.ran)
+    ran(*BY_OPTUNA, "objective=tokens_per_s", "hydra.sweeper.n_trials=6", *words)
+    assert first == MadeUp.ran, "the same command proposes the same cells"
+    several = ("objective=peak_bytes,tokens_per_s", "micro_batch=range(1,6)", "hydra.sweeper.n_trials=8")
+    assert "solutions:" in ran(*BY_OPTUNA, *several)[1]
+
+
+@needs_nevergrad
+@pytest.mark.thorough
+def test_nevergrad_finds_what_is_best_too(ran: Ran) -> None:
+    by_nevergrad = ("-m", "hydra/sweeper=nevergrad", *TINY, "hydra.sweeper.optim.budget=12")
+    code, said = ran(*by_nevergrad, "objective=tokens_per_s", "micro_batch=range(1,13)", "strategy=ddp,zero3")
+    assert "best_evaluated_result" in said
+    assert code in (0, 1)

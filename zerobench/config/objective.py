@@ -1,0 +1,102 @@
+"""The objective of a sweep whose cells a Hydra sweeper (Optuna, Nevergrad, ...) proposes: columns of the table of runs.
+
+known   the column determines which values are better: fewer bytes, seconds, elements, lower loss; more tokens/s
+open    it does not (micro_batch, psi): the sweeper's direction setting does
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ..records.describe import Column, columns_of
+from ..records.run_row import RunSetting
+from .unknown_keys import nearest
+
+KEY = "objective"
+
+DIRECTIONS: dict[str, tuple[Any, Any]] = {"direction": ("minimize", "maximize"), "optim.maximize": (False, True)}
+"""A sweeper's setting for the direction -> its value if smaller, and if larger, values are better."""
+
+LARGER_UNITS, SMALLER_UNITS = ("tokens / s",), ("bytes", "s", "elements / ψ", "loss")
+"""Units of columns for which larger, or smaller, values are better."""
+
+LARGER = {"mfu": True, "hfu": True, "overlap": True, "seconds": False}
+"""Column whose unit does not determine the direction -> whether larger values are better."""
+
+NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
+"""Columns of numbers that are not measurements."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A column to optimize. `larger`: whether larger values are better; None if the column leaves that open."""
+
+    column: str
+    larger: bool | None
+
+
+@cache
+def _numbers() -> dict[str, Column]:
+    found = [one for one in columns_of("runs") if one.kind in ("int", "float") and one.name not in NO_OBJECTIVE]
+    return {one.name: one for one in found}
+
+
+def _larger(column: Column) -> bool | None:
+    if column.name in LARGER:
+        return LARGER[column.name]
+    if column.name in (one.name for one in fields(RunSetting)):
+        return None
+    return True if column.unit in LARGER_UNITS else False if column.unit in SMALLER_UNITS else None
+
+
+def objectives_of(text: str) -> tuple[Objective, ...]:
+    """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
+    of numbers.
+    """
+    known, found = _numbers(), list[Objective]()
+    for name in (part.strip() for part in text.split(",")):
+        if name not in known:
+            kinds = {one.name: one.kind for one in columns_of("runs")}
+            hint = f"; its column is {kinds[name]}, not a number" if name in kinds else _near(name, list(known))
+            raise ValueError(f"{KEY}={name}: no such column of numbers{hint}")
+        found.append(Objective(name, _larger(known[name])))
+    return tuple(found)
+
+
+def _near(name: str, known: list[str]) -> str:
+    """Suggests columns that begin with or contain the name, else the nearest column, else how to list all columns."""
+    parts = [one for one in known if name and (one.startswith(name) or f"_{name}" in one)]
+    if parts and not get_close_matches(name, known, n=1, cutoff=0.85):
+        return f"; did you mean {' or '.join(parts[:3])}?"
+    hint = nearest(name, known)
+    return hint if "did you mean" in hint else "; zerobench columns --table runs lists them"
+
+
+def direct(sweeper: DictConfig, objectives: tuple[Objective, ...], given: set[str]) -> list[int]:
+    """Changes settings of a sweeper: the directions of the objectives, a seed, so that the same command proposes the
+    same cells, and that infeasible cells do not end the sweep. Keys in `given` stay. Returns the sign of each value for
+    a sweeper that only minimizes, else 1.
+
+    Raises ValueError if a column leaves its direction open, and the command line does not give it.
+    """
+    setting = next((key for key in DIRECTIONS if OmegaConf.select(sweeper, key) is not None), "")
+    for seed in ("seed", "sampler.seed", "optim.seed"):
+        if OmegaConf.select(sweeper, seed, default=0) is None:
+            OmegaConf.update(sweeper, seed, 0)
+    if "max_failure_rate" in sweeper and "hydra.sweeper.max_failure_rate" not in given:
+        sweeper.max_failure_rate = 1.0
+    if f"hydra.sweeper.{setting}" in given:
+        return [1] * len(objectives)
+    if unsaid := next((one.column for one in objectives if one.larger is None), ""):
+        how = f"add hydra.sweeper.{setting}=" if setting else "the sweeper has no setting for it; name another column"
+        raise ValueError(f"{KEY}={unsaid}: is more better, or less? {how}")
+    if not setting:
+        return [-1 if one.larger else 1 for one in objectives]
+    values = [DIRECTIONS[setting][bool(one.larger)] for one in objectives]
+    OmegaConf.update(sweeper, setting, values if len(values) > 1 else values[0])
+    return [1] * len(objectives)

@@ -1,1 +1,0 @@
-"""Sweeps whose cells a Hydra sweeper proposes from the objective of earlier ones: Optuna, Nevergrad, others."""
