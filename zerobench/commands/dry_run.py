@@ -12,7 +12,7 @@ from itertools import count
 
 from ..config.cell import Cell, CellConfig
 from ..config.flat import name_cells
-from ..config.hydra_keys import first_line
+from ..config.hydra_problems import first_line
 from ..config.launcher import LauncherChoice, at_once
 from ..host.terminal import print_on, stdout_console
 from ..predict.estimate import Estimate, estimate

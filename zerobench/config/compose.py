@@ -45,7 +45,7 @@ from ..strategies import specs
 from .cell import Cell
 from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
-from .hydra_keys import not_composed, problem_of_missing, reason
+from .hydra_problems import not_composed, problem_of_missing, reason
 from .launcher import GROUP
 from .objective import direct
 from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of

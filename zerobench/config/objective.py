@@ -42,14 +42,14 @@ class Objective:
 
 @cache
 def _numbers() -> dict[str, Column]:
-    found = [one for one in columns_of("runs") if one.kind in ("int", "float") and one.name not in NO_OBJECTIVE]
-    return {one.name: one for one in found}
+    columns = [column for column in columns_of("runs") if column.kind in ("int", "float")]
+    return {column.name: column for column in columns if column.name not in NO_OBJECTIVE}
 
 
 def _larger(column: Column) -> bool | None:
     if column.name in LARGER:
         return LARGER[column.name]
-    if column.name in (one.name for one in fields(RunSetting)):
+    if column.name in (field.name for field in fields(RunSetting)):
         return None
     return True if column.unit in LARGER_UNITS else False if column.unit in SMALLER_UNITS else None
 
@@ -58,19 +58,19 @@ def objectives_of(text: str) -> tuple[Objective, ...]:
     """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
     of numbers.
     """
-    known, found = _numbers(), list[Objective]()
+    known, objectives = _numbers(), list[Objective]()
     for name in (part.strip() for part in text.split(",")):
         if name not in known:
-            kinds = {one.name: one.kind for one in columns_of("runs")}
+            kinds = {column.name: column.kind for column in columns_of("runs")}
             hint = f"; its column is {kinds[name]}, not a number" if name in kinds else _near(name, list(known))
             raise ValueError(f"{KEY}={name}: no such column of numbers{hint}")
-        found.append(Objective(name, _larger(known[name])))
-    return tuple(found)
+        objectives.append(Objective(name, _larger(known[name])))
+    return tuple(objectives)
 
 
 def _near(name: str, known: list[str]) -> str:
     """Suggests columns that begin with or contain the name, else the nearest column, else how to list all columns."""
-    parts = [one for one in known if name and (one.startswith(name) or f"_{name}" in one)]
+    parts = [column for column in known if name and (column.startswith(name) or f"_{name}" in column)]
     if parts and not get_close_matches(name, known, n=1, cutoff=0.85):
         return f"; did you mean {' or '.join(parts[:3])}?"
     hint = nearest(name, known)
@@ -92,11 +92,11 @@ def direct(sweeper: DictConfig, objectives: tuple[Objective, ...], given: set[st
         sweeper.max_failure_rate = 1.0
     if f"hydra.sweeper.{setting}" in given:
         return [1] * len(objectives)
-    if unsaid := next((one.column for one in objectives if one.larger is None), ""):
+    if unsaid := next((each.column for each in objectives if each.larger is None), ""):
         how = f"add hydra.sweeper.{setting}=" if setting else "the sweeper has no setting for it; name another column"
         raise ValueError(f"{KEY}={unsaid}: is more better, or less? {how}")
     if not setting:
-        return [-1 if one.larger else 1 for one in objectives]
-    values = [DIRECTIONS[setting][bool(one.larger)] for one in objectives]
+        return [-1 if each.larger else 1 for each in objectives]
+    values = [DIRECTIONS[setting][bool(each.larger)] for each in objectives]
     OmegaConf.update(sweeper, setting, values if len(values) > 1 else values[0])
     return [1] * len(objectives)

@@ -27,7 +27,7 @@ from yaml import YAMLError
 
 from ..zero.optim.segments import why_not_sharded
 from . import schema_memory, size_limits
-from .hydra_keys import not_composed, problem_of_code, problem_of_missing, problem_of_names, quoted
+from .hydra_problems import not_composed, problem_of_code, problem_of_missing, problem_of_names, quoted
 from .launcher import BASIC, LauncherChoice, chosen_launcher
 from .objective import KEY as OBJECTIVE
 from .objective import Objective, objectives_of
@@ -221,28 +221,21 @@ class Overrides(Composer):
         return f"++{word.lstrip('+')}" if added else word
 
     def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
-        self.problems += problems_of_folders(self.extra_dirs, GROUPS)
-        if problem := spaced(words):
-            self.problems.append(problem)
-        parsed = [] if problem else [override for word in words if (override := self._parse(word, verbs))]
+        parsed = self._parse_all(words, verbs)
         if self.problems:
             return None
-        parsed = [o for o in parsed if not (o.key_or_group == "experiment" and self._values(o) == [None])]
         own = [o.input_line or "" for o in parsed if _root(o) == "hydra"]
         parsed = [o for o in parsed if _root(o) != "hydra"]
         given = {o.key_or_group: self._values(o) for o in parsed}
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
-        if len(picked.get("experiment", [])) > 1:
-            self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
         study = [*self._study(picked), *own]
         hydra = self._check_composed(picked, study)
         if self.problems:
             return None
-        mode = hydra.mode.name if hydra.mode is not None else ""
-        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
+        multirun = _is_sweep(hydra, multirun)
         params = (hydra.sweeper.get("params") or {}) if multirun else {}
-        words = [f"{key}={value!s}" for key, value in params.items() if key not in given]
-        parsed = [*filter(None, (self._parse(word, []) for word in words)), *parsed]
+        by_config = (self._parse(f"{key}={value!s}", []) for key, value in params.items() if key not in given)
+        parsed = [*filter(None, by_config), *parsed]
         axes = [o for o in parsed if o.is_sweep_override()]
         sweeper = hydra.runtime.choices.get(SWEEPER, BASIC)
         objectives = self._check_sweeper(sweeper, self._objective(picked, given), multirun, axes)
@@ -267,6 +260,19 @@ class Overrides(Composer):
             objectives=objectives,
             notes=tuple(globs),
         )
+
+    def _parse_all(self, words: list[str], verbs: list[str]) -> list[Override]:
+        self.problems += problems_of_folders(self.extra_dirs, GROUPS)
+        if problem := spaced(words):
+            self.problems.append(problem)
+            return []
+        parsed = [override for word in words if (override := self._parse(word, verbs))]
+        if self.problems:
+            return []
+        chosen = {id(o): self._values(o) for o in parsed if o.key_or_group == "experiment"}
+        if any(len(experiments) > 1 for experiments in chosen.values()):
+            self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
+        return [o for o in parsed if chosen.get(id(o)) != [None]]
 
     def _objective(self, picked: dict[str, list[Any]], given: dict[str, list[Any]]) -> str:
         named = given[OBJECTIVE] if OBJECTIVE in given else [self.config_of(self._study(picked)).get(OBJECTIVE)]
@@ -434,6 +440,12 @@ class Overrides(Composer):
             return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
+
+
+def _is_sweep(hydra: DictConfig, multirun: bool) -> bool:
+    """Whether several cells may be composed: with -m, unless hydra.mode says otherwise."""
+    mode = hydra.mode.name if hydra.mode is not None else ""
+    return mode == "MULTIRUN" or (multirun and mode != "RUN")
 
 
 def _root(override: Override) -> str:

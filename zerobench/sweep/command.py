@@ -105,7 +105,8 @@ def _readers(folder: str) -> str:
 
 def fitting(cells: list[Cell]) -> list[Cell]:
     """Returns the cells, marked invalid if their states do not fit here and no earlier run can be reused."""
-    return [refuse_unfit(cell) if find_reusable(cell) is None else cell for cell in cells]
+    checked = ((cell, refuse_unfit(cell)) for cell in cells)
+    return [cell if fit is cell or find_reusable(cell) is not None else fit for cell, fit in checked]
 
 
 def check_folders(cells: list[Cell]) -> None:

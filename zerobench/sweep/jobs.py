@@ -68,18 +68,18 @@ NOTE_HERE = "jobs run side by side on this machine and disturb each other's time
 
 def run_job(folder: str, number: int, command: Sequence[str], launcher: str, cwd: str, _config: Any = None) -> None:
     """Runs the command of a job to its end, in the job: the launcher's plugin calls it, in any thread or process."""
-    place, task = Path(folder), os.environ.get("SLURM_PROCID", "0")
-    if not place.is_dir() or (place / "closed").exists():
+    sweep_folder, task = Path(folder), os.environ.get("SLURM_PROCID", "0")
+    if not sweep_folder.is_dir() or (sweep_folder / "closed").exists():
         return
-    told = {launchers.LAUNCHER: launcher, launchers.ROWS: str(place / f"rows-{number}.jsonl")}
-    with (place / f"log-{number}-{task}.txt").open("ab") as log:
+    variables = {launchers.LAUNCHER: launcher, launchers.ROWS: str(sweep_folder / f"rows-{number}.jsonl")}
+    with (sweep_folder / f"log-{number}-{task}.txt").open("ab") as log:
         process = subprocess.Popen(
-            list(command), cwd=cwd, env=os.environ | told, stdin=subprocess.DEVNULL, stdout=log,
+            list(command), cwd=cwd, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            while process.poll() is None and not (place / "stop").exists():
-                (place / f"beat-{number}").touch()
+            while process.poll() is None and not (sweep_folder / "stop").exists():
+                (sweep_folder / f"beat-{number}").touch()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(BEAT_S)
         finally:
@@ -273,10 +273,10 @@ class JobSweep(Sweep):
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
         left, config = list(job.launches.values()), job.cell.config
         if is_search(job.cell) and job.rows:
-            own = {"strategy": config.strategy.name, "model": config.model_name, "world_size": config.world_size}
-            own["limit_bytes"] = parse_bytes(known(config.search.memory_limit))
-            found = read_searches(Path(config.results_dir))
-            self.searches += [SearchRow(**row) for row in found if own.items() <= row.items()]
+            cell = {"strategy": config.strategy.name, "model": config.model_name, "world_size": config.world_size}
+            cell["limit_bytes"] = parse_bytes(known(config.search.memory_limit))
+            rows = read_searches(Path(config.results_dir))
+            self.searches += [SearchRow(**row) for row in rows if cell.items() <= row.items()]
             return
         failed = any(row["status"] != "ok" for row in self.by_cell.get(job.cell.cell_id, []))
         if left and not failed and not self.failed_fast:

@@ -1,4 +1,4 @@
-"""Code that Hydra's part of a config names, and plain words for errors from Hydra and OmegaConf."""
+"""Problems of configs that Hydra composes: code that they name, values that they lack, errors in plain words."""
 
 from __future__ import annotations
 
