@@ -192,11 +192,11 @@ def _sweep(composed: Composed, run: Run) -> dict[str, Any]:
             if composed.line.proposes:
                 given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
                 launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
-            with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
-                sweeper = Plugins.instance().instantiate_sweeper(
-                    config=config, hydra_context=_context(composed), task_function=lambda _: None
-                )
             with _only_swept(composed.line.proposes):
+                with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
+                    sweeper = Plugins.instance().instantiate_sweeper(
+                        config=config, hydra_context=_context(composed), task_function=lambda _: None
+                    )
                 sweeper.sweep(arguments=list(composed.line.swept))
             account = Path(config.hydra.sweep.dir) / RESULTS
             return dict(read_yaml(account)) if account.is_file() else {}
