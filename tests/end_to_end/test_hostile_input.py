@@ -273,8 +273,6 @@ def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, m
     ("# @package _global_\nseed: ${oc.env:LOGNAME}", "seed: a config reads the environment variable LOGNAME; only a"),
     ("# @package _global_\nresults_dir: /tmp/${oc.env:LOGNAME}", "results_dir: a config reads the environment"),
     ("# @package _global_\nresults_dir: ${${data.path}:LOGNAME}\ndata: {path: oc.env}", "a config reads the"),
-    ("# @package _global_\nhydra: {sweep: {subdir: /tmp/elsewhere}}", "hydra.sweep.subdir=/tmp/elsewhere: it has no"),
-    ("# @package _global_\nhydra: {job: {chdir: true}}", "hydra.job.chdir=True: it has no effect"),
 ])  # fmt: skip
 def test_an_experiment_of_the_users_is_refused_in_a_sentence(
     content: str, said: str, tmp_path: Path, monkeypatch, capsys

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.cells import cell
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
-from zerobench.config.compose import compose
+from zerobench.config.compose import _hydra_config, compose
 from zerobench.config.launcher import LauncherChoice, Resources, at_once, nodes_of, resources_of
 from zerobench.config.schema import Launch, Measure
 from zerobench.config.size_limits import in_one
@@ -168,6 +169,21 @@ def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
     assert not any("keep_root" in word for word in ddp), "ddp has no such key"
     assert {"model=mlp", "world_size=2", "device=cpu", "backend=gloo", "hydra/launcher=basic"} <= set(ddp)
     assert not any("joblib" in word for word in ddp)
+
+
+@pytest.mark.slow
+def test_an_experiment_chooses_a_launcher_and_nothing_else_of_a_job(tmp_path: Path) -> None:
+    """A variable of a job's environment could run another person's code."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /hydra/launcher: joblib}]\n"
+        "hydra: {launcher: {n_jobs: 3}, job: {env_set: {LD_PRELOAD: x}}, sweep: {subdir: /tmp/elsewhere}}\n"
+    )
+    composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra.job.name=x"])
+    assert composed is not None
+    hydra = _hydra_config(composed, tmp_path).hydra
+    assert (hydra.launcher.n_jobs, hydra.job.name, dict(hydra.job.env_set)) == (3, "x", {})
+    assert "/tmp/elsewhere" not in str(OmegaConf.to_container(hydra.sweep, resolve=False))
 
 
 def test_nodes_tasks_and_gpus_follow_the_cell() -> None:

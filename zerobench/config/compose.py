@@ -209,9 +209,15 @@ def _sweep(composed: Composed, run: Run) -> dict[str, Any]:
 
 
 def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
-    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files."""
-    config = composed.check.compose_whole([*composed.line.hydra, *UNLOGGED])
+    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files.
+
+    An experiment decides on the launcher and the sweeper alone: another person's file may not change folders, nor the
+    environment of a job.
+    """
+    words = [word for word in composed.line.hydra if not word.lstrip("+").startswith(FROM_EXPERIMENTS)]
+    config, chosen = composed.check.compose_whole([*words, *UNLOGGED]), composed.check.hydra_of([*composed.line.hydra])
     OmegaConf.set_struct(config.hydra, False)
+    config.hydra.launcher, config.hydra.sweeper = chosen.launcher, chosen.sweeper
     if not any(word.startswith("hydra.sweep.dir=") for word in composed.line.hydra):
         config.hydra.sweep.dir = str(folder)
     return config
@@ -332,6 +338,9 @@ def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: 
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
         return unresolved(config, model, reason(error))
 
+
+FROM_EXPERIMENTS = ("experiment=", "hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
+"""Beginnings of overrides that choose the launcher and the sweeper, as an experiment may do, too."""
 
 LIMIT = "search.memory_limit="
 
