@@ -114,6 +114,7 @@ lint: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	.venv/bin/lint-imports --no-cache
 
 plots: setup
 	$(RUN) analysis/all.py $(REFERENCE)
