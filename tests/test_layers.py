@@ -18,10 +18,10 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "zerobench.records": set(),
     "zerobench.theory": set(),
-    "zerobench.zero": {"torch"},
+    "zerobench.zero": {"torch", "safetensors"},
     "zerobench": {
         *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
-        *("filelock", "jinja2"),
+        *("filelock", "jinja2", "safetensors"),
         *("transformers", "peft", "deepspeed", "hydra_plugins", "lightning", "pytest"),  # a user may have
     },
 }

@@ -47,6 +47,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
 
 DAMAGED = {
     "no header": b"",
+    "a dtype that torch lacks": tensor(dtype="F6_E2M3", shape=[64], data_offsets=[0, 48]),
     "not JSON": b"{" * 5000,
     "a list": [1],
     "an entry": {"w": 3},
@@ -64,7 +65,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", DAMAGED[name])
-    with pytest.raises(ValueError, match=r"m\.safetensors: it is (not a safetensors file|damaged: its entry of w)"):
+    with pytest.raises(ValueError, match=r"m\.safetensors: it is not a safetensors file, or a damaged one \("):
         engine_of().load_weights(path)
 
 

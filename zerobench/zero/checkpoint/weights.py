@@ -29,7 +29,7 @@ from .. import labels
 from ..engine import ShardedEngine
 from .consensus import ranks_of
 from .contents import before_load, parts_of, put
-from .safetensors import StoredTensor, read_header, row_major
+from .safetensors import StoredTensor, map_tensors, row_major
 from .storage import INDEX, read_checkpoint
 
 READ = (
@@ -66,7 +66,12 @@ def find_weights(path: Path) -> WeightFiles:
         )
     if path.suffix == ".json":
         return WeightFiles(path, dict(_indexed(path)))
-    return WeightFiles(path, read_header(path))
+    return WeightFiles(path, _stored(path))
+
+
+def _stored(path: Path) -> dict[str, StoredTensor]:
+    tensors = map_tensors(path)
+    return {name: StoredTensor(row_major(t.shape), t.dtype, ((0, t.reshape(-1)),)) for name, t in tensors.items()}
 
 
 def _in_folder(folder: Path) -> Path:
@@ -95,7 +100,7 @@ def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
             raise ValueError(f"{path}: it names {name!r:.80}, which is not a file of its folder")
-        tensors[name] = read_header(path.parent / name)
+        tensors[name] = _stored(path.parent / name)
     for name, file in names.items():
         if name not in tensors[file]:
             raise ValueError(f"{path}: it says that {name} is in {file}, which does not have it")
@@ -139,8 +144,9 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
             continue
         name = there[0]
         chosen[tensor] = stored = files.tensors[name]
-        if stored.shape != tuple(tensor.shape):
-            raise ValueError(f"{files.path}: {name} has shape {list(stored.shape)} there, {list(tensor.shape)} here")
+        shape = stored.order.shape
+        if shape != tuple(tensor.shape):
+            raise ValueError(f"{files.path}: {name} has shape {list(shape)} there, {list(tensor.shape)} here")
         if stored.dtype != tensor.dtype and not (_is_plain_float(stored.dtype) and _is_plain_float(tensor.dtype)):
             raise ValueError(f"{files.path}: {name} has dtype {stored.dtype} there, {tensor.dtype} here")
     keys = Keys(missing, [name for name in files.tensors if name not in state])
