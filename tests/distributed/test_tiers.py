@@ -76,12 +76,11 @@ def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Everything that training goes on from, put together from all ranks."""
     with engine.placement.in_memory(write_back=False):
         parts = gathered((tensors_of(engine, copy=True), facts_of(engine, {})))
-    tensors: dict[str, torch.Tensor] = {}
+    chunks: dict[str, dict[int, torch.Tensor]] = {}
     for flats, _ in copy.deepcopy(parts):
-        for name, flat in flats.items():
-            whole = tensors.setdefault(name, torch.full((flat.numel,), 77, dtype=flat.dtype))
-            for start, chunk in flat.chunks.items():
-                whole[start : start + chunk.numel()] = chunk
+        for name, own in flats.items():
+            chunks.setdefault(name, {}).update(own)
+    tensors = {name: torch.cat([own[start] for start in sorted(own)]) for name, own in chunks.items()}
     return tensors, merge([facts for _, facts in copy.deepcopy(parts)])["optimizer"]
 
 

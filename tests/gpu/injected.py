@@ -116,10 +116,10 @@ def masters(engine: Any) -> dict[str, torch.Tensor]:
     with engine.placement.in_memory(write_back=False):
         flats = tensors_of(engine, copy=True)
     found = {}
-    for name, flat in flats.items():
-        if name.startswith("master."):
-            found[name.removeprefix("master.")] = whole = torch.full((flat.numel,), torch.nan)
-            for first, chunk in flat.chunks.items():
+    for name, parameter in zip(engine.names, engine.trainable, strict=True):
+        if chunks := flats.get(f"master.{name}"):
+            found[name] = whole = torch.full((parameter.numel(),), torch.nan)
+            for first, chunk in chunks.items():
                 whole[first : first + chunk.numel()] = chunk
     return found
 

@@ -188,6 +188,20 @@ def test_parameters_that_no_group_holds_yet(tmp_path: Path) -> None:
         engine_of(net()).load(tmp_path / "a")
 
 
+def test_buffers_of_any_strides(tmp_path: Path) -> None:
+    def build(values: torch.Tensor):
+        model = net()
+        model.register_buffer("every_second", values[::2])
+        model.register_buffer("transposed", values.clone().view(4, 2).t())
+        return engine_of(model)
+
+    build(torch.arange(8.0)).save(tmp_path / "a")
+    fresh = build(torch.zeros(8))
+    fresh.load(tmp_path / "a")
+    assert fresh.module.every_second.tolist() == [0, 2, 4, 6]
+    assert fresh.module.transposed.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
 def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
     def scaled(strategy: str, policy: zerobench.zero.LossScaling | None):
         model = net().half()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -27,36 +27,21 @@ class SaveHandle:
     """A save that runs in a thread."""
 
     def __init__(self, write: Callable[[], None]) -> None:
-        self._error: Exception | None = None
-        self._seen = False
-        self._thread = Thread(target=self._run, args=(write,), name="checkpoint")
-        self._thread.start()
-
-    def _run(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except Exception as error:
-            self._error = error
+        self.seen = False
+        threads = ThreadPoolExecutor(1, "checkpoint")
+        self._written = threads.submit(write)
+        threads.shutdown(wait=False)
 
     def done(self) -> bool:
         """Returns True once the save has ended, successfully or not."""
-        return not self._thread.is_alive()
+        return self._written.done()
 
     def wait(self) -> None:
         """Returns when the checkpoint is complete and on the disk. Raises RuntimeError if it was not written."""
-        self._thread.join()
-        self._seen = True
-        if self._error is not None:
-            raise self._error
-
-    def wait_unless_seen(self) -> None:
-        """Waits; an error that `wait` has already raised is not raised again."""
-        seen = self._seen
-        try:
-            self.wait()
-        except RuntimeError:
-            if not seen:
-                raise
+        error = self._written.exception()
+        self.seen = True
+        if error is not None:
+            raise error
 
 
 class Ranks:
@@ -73,15 +58,12 @@ class Ranks:
         kind, text, done = "", "", None
         try:
             handle, self.in_flight = self.in_flight, None
-            if handle is not None:
-                handle.wait_unless_seen()
+            if handle is not None and not handle.seen:
+                handle.wait()
             done = what()
-        except RuntimeError as error:
-            kind, text = "runtime", str(error)
-        except (ValueError, OSError) as error:
-            kind, text = "value", str(error)
         except Exception as error:  # of any kind: without the message the other ranks would wait for ever
-            kind, text = "value", repr(error)
+            kind = "runtime" if isinstance(error, RuntimeError) else "value"
+            text = str(error) if isinstance(error, RuntimeError | ValueError | OSError) else repr(error)
         with labels.collective("control"):
             everyones = self._comm.call("checkpoint", lambda: self._exchange([kind, text]), self.group)
         for kind, text in everyones:
@@ -104,18 +86,18 @@ class Ranks:
                 raise RuntimeError(f"rank {rank}: {sentence}") from (why if rank == self.rank else None)
         return [value for value, _ in everyones]
 
-    def _exchange(self, mine: Any) -> list[Any]:
+    def _exchange(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in rank order. They are sent as JSON: nothing is unpickled."""
-        text = json.dumps(mine).encode()
+        text = json.dumps(value).encode()
         if self.group is None:
             return [json.loads(text)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group)
         most = max(int(size) for size in sizes)
-        values = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
+        texts = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
         padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8)
-        dist.all_gather(values, padded, group=self.group)
-        return [json.loads(bytes(bytes_of(value[: int(size)]))) for value, size in zip(values, sizes, strict=True)]
+        dist.all_gather(texts, padded, group=self.group)
+        return [json.loads(bytes(bytes_of(text))) for text in texts]  # JSON may end with spaces
 
 
 _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()

@@ -30,65 +30,76 @@ from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
 from .facts import IMPLEMENTATION, buffers_of, decode, is_blocks, is_elements
 from .safetensors import DTYPES, row_major
-from .storage import Checkpoint, Flat
+from .storage import Checkpoint, Chunks
 
 
-def tensors_of(engine: ShardedEngine, copy: bool) -> dict[str, Flat]:
+def tensors_of(engine: ShardedEngine, copy: bool) -> Chunks:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
 
     Only the first of several replicas has a part; the others return an empty dict.
     """
+    flats: Chunks = {}
     if engine.comm.replica > 0:
-        return {}
-    flats: dict[str, Flat] = {}
+        return flats
+
+    def add(name: str, start: int, chunk: torch.Tensor) -> None:
+        if chunk.numel():
+            flats.setdefault(name, {})[start] = flat_of(chunk).to("cpu", copy=True) if copy else flat_of(chunk)
+
+    saved_by = {f"frozen.{name}": number % engine.comm.size for number, name in enumerate(whole_frozen(engine))}
+    for part in parts_of(engine):
+        if saved_by.get(part.name, engine.comm.rank) == engine.comm.rank:
+            add(part.name, part.start, part.tensor)
     for segment in engine.segments:
         name, start = engine.names[segment.segment.parameter], segment.segment.start
-        whole = engine.trainable[segment.segment.parameter]
-        _put(flats, f"master.{name}", whole, start, segment.tensor)
         for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
             block = block_of(engine.optimizer, key)
             if isinstance(value, torch.Tensor) and (block > 1 or value.shape == segment.tensor.shape):
-                _put(flats, f"optimizer.{name}.{key}", whole, start, value, block)
+                add(f"optimizer.{name}.{key}", start // block, value)
     for segment, gradient in engine.schedule.pending_gradients():
-        index = segment.segment.parameter
-        _put(flats, f"pending.{engine.names[index]}", engine.trainable[index], segment.segment.start, gradient)
-    for name, parameter, start, chunk in sharded_frozen(engine):
-        _put(flats, f"frozen.{name}", parameter, start, chunk)
-    for number, (name, parameter) in enumerate(whole_frozen(engine).items()):
-        if number % engine.comm.size == engine.comm.rank:
-            _put(flats, f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
+        add(f"pending.{engine.names[segment.segment.parameter]}", segment.segment.start, gradient)
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
-            _put(flats, f"buffer.{name}", buffer, 0, buffer.reshape(-1))
-    if copy:
-        for flat in flats.values():
-            flat.chunks = {start: chunk.to("cpu", copy=True) for start, chunk in flat.chunks.items()}
+            add(f"buffer.{name}", 0, buffer.reshape(-1).contiguous())
     return flats
 
 
 class Part(NamedTuple):
-    """This rank's part of the parameter `name`: the elements from `start` on, in `place`, (numel,).
+    """This rank's part of a parameter: the elements from `start` on are in `tensor`, (numel,).
 
-    `kind`: master or frozen, as in the note
+    `name`: of the flat tensor, as in the note
     """
 
-    kind: str
     name: str
     parameter: nn.Parameter
     start: int
-    place: torch.Tensor
+    tensor: torch.Tensor
 
 
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
-    """Yields this rank's parts of all parameters."""
+    """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
         number = segment.segment.parameter
-        place = flat_of(segment.tensor)
-        yield Part("master", engine.names[number], engine.trainable[number], segment.segment.start, place)
-    for name, parameter, start, chunk in sharded_frozen(engine):
-        yield Part("frozen", name, parameter, start, chunk)
+        name, master = f"master.{engine.names[number]}", flat_of(segment.tensor)
+        yield Part(name, engine.trainable[number], segment.segment.start, master)
+    names = {p: name for name, p in engine.module.named_parameters()}
+    frozen = set(engine.frozen)
+    for unit in engine.holders():
+        low = unit.start
+        for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
+            first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.shard_numel)
+            if parameter in frozen and first < last:
+                shard = unit.parameter_shard.narrow(0, first - low, last - first)
+                yield Part(f"frozen.{names[parameter]}", parameter, first - piece.offset + piece.start, shard)
     for name, parameter in whole_frozen(engine).items():
-        yield Part("frozen", name, parameter, 0, engine.orders[parameter].flatten(parameter))
+        yield Part(f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
+
+
+def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
+    """Returns the frozen parameters that every rank holds whole, by name."""
+    held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
+    frozen = set(engine.frozen) - held
+    return {name: p for name, p in engine.module.named_parameters() if p in frozen}
 
 
 def before_load(engine: ShardedEngine, steps: int = 0) -> None:
@@ -97,10 +108,10 @@ def before_load(engine: ShardedEngine, steps: int = 0) -> None:
     engine.placement.wait()
 
 
-def put(place: torch.Tensor, values: torch.Tensor) -> None:
-    """Copies `values` to `place`. A buffer that was made in inference mode can be written to only there."""
-    with torch.inference_mode(place.is_inference()), torch.no_grad():
-        place.copy_(values)
+def put(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies `values` to `target`. A buffer that was made in inference mode can be written to only there."""
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
+        target.copy_(values)
 
 
 class CheckpointLoad:
@@ -132,7 +143,7 @@ class CheckpointLoad:
         """Reads this rank's tensors."""
         engine = self._engine
         for part in parts_of(engine):
-            self._read(f"{part.kind}.{part.name}", engine.orders[part.parameter], part.start, part.place)
+            self._read(part.name, engine.orders[part.parameter], part.start, part.tensor)
         for segment, state in zip(engine.segments, self._states, strict=True):
             number, start = segment.segment.parameter, segment.segment.start
             name, order = engine.names[number], engine.orders[engine.trainable[number]]
@@ -148,10 +159,10 @@ class CheckpointLoad:
         for name, buffer in buffers_of(engine.module).items():
             self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
 
-    def _read(self, key: str, order: MemoryOrder, start: int, place: torch.Tensor) -> None:
-        """Fills `place` with elements of the tensor `key` from `start` on, counted in `order`."""
-        if place.numel():
-            put(place, self._saved.tensors[key].part(order, start, start + place.numel()).view(place.shape))
+    def _read(self, key: str, order: MemoryOrder, start: int, target: torch.Tensor) -> None:
+        """Fills `target` with elements of the tensor `key` from `start` on, counted in `order`."""
+        if target.numel():
+            put(target, self._saved.tensors[key].part(order, start, start + target.numel()).view(target.shape))
 
     def finish(self) -> dict[str, Any]:
         """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters.
@@ -176,34 +187,6 @@ class CheckpointLoad:
         engine.after_load()
         user: dict[str, Any] = facts["user"]
         return user
-
-
-def _put(
-    flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chunk: torch.Tensor, block: int = 1
-) -> None:  # fmt: skip
-    if chunk.numel():
-        flat = flats.setdefault(name, Flat(-(-whole.numel() // block), chunk.dtype, {}))
-        flat.chunks[start // block] = flat_of(chunk)
-
-
-def sharded_frozen(engine: ShardedEngine) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
-    """Yields (name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
-    names = {p: name for name, p in engine.module.named_parameters()}
-    frozen = set(engine.frozen)
-    for unit in engine.holders():
-        low = unit.start
-        for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
-            first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.shard_numel)
-            if parameter in frozen and first < last:
-                chunk = unit.parameter_shard.narrow(0, first - low, last - first)
-                yield names[parameter], parameter, first - piece.offset + piece.start, chunk
-
-
-def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
-    """Returns the frozen parameters that every rank holds whole, by name."""
-    held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
-    frozen = set(engine.frozen) - held
-    return {name: p for name, p in engine.module.named_parameters() if p in frozen}
 
 
 def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any, block: int) -> torch.Tensor:

@@ -29,7 +29,7 @@ from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..low_bit import block_numel, block_of
 from ..optim.segments import OptimizerSegment
-from .safetensors import DTYPES, StoredTensor, row_major
+from .safetensors import DTYPES, FLOATS, StoredTensor, row_major
 
 IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
@@ -75,11 +75,11 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
 def flats_of(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
     """Returns the flat tensors that the facts allow (contents.py): their order, and the dtype of their owner."""
     flats = {}
-    for name, one in facts["buffers"].items():
-        flats[f"buffer.{name}"] = row_major(one["shape"]), DTYPES[one["dtype"]]
-    for name, one in facts["parameters"].items():
-        order, dtype = saved_order(facts, name), DTYPES[one["dtype"]]
-        kinds = ("master", "pending") if one["trainable"] else ("frozen",)
+    for name, entry in facts["buffers"].items():
+        flats[f"buffer.{name}"] = row_major(entry["shape"]), DTYPES[entry["dtype"]]
+    for name, entry in facts["parameters"].items():
+        order, dtype = saved_order(facts, name), DTYPES[entry["dtype"]]
+        kinds = ("master", "pending") if entry["trainable"] else ("frozen",)
         flats |= {f"{kind}.{name}": (order, dtype) for kind in kinds}
         for key, state in facts["optimizer"]["states"].get(name, {}).items():
             if is_elements(state):
@@ -110,13 +110,13 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def check_json(value: Any, where: str) -> Any:
     """Returns `value`. Raises ValueError if JSON would change it (except a tuple, which may become a list)."""
     if isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{where}: its key {key!r} is not a string, the only kind of key in JSON")
-            check_json(one, f"{where}[{key!r}]")
+            check_json(item, f"{where}[{key!r}]")
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            check_json(one, f"{where}[{number}]")
+        for number, item in enumerate(value):
+            check_json(item, f"{where}[{number}]")
     elif value is not None and type(value) not in (bool, int, float, str):
         raise ValueError(f"{where}: it is a {type(value).__name__}; use JSON's dicts, lists, strings, numbers and None")
     return value
@@ -127,9 +127,9 @@ def encode(value: Any, where: str) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         return {"tensor": value.item(), "dtype": dtype_name(value.dtype)}
     if isinstance(value, tuple):
-        return {"tuple": [encode(one, where) for one in value]}
+        return {"tuple": [encode(item, where) for item in value]}
     if isinstance(value, list):
-        return [encode(one, where) for one in value]
+        return [encode(item, where) for item in value]
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise ValueError(f"{where}: it is a {type(value).__name__}, which a checkpoint does not hold")
@@ -138,10 +138,10 @@ def encode(value: Any, where: str) -> Any:
 def decode(value: Any) -> Any:
     """Restores the argument of `encode`; tensors are on the CPU."""
     if isinstance(value, list):
-        return [decode(one) for one in value]
+        return [decode(item) for item in value]
     if isinstance(value, dict):
         if "tuple" in value:
-            return tuple(decode(one) for one in value["tuple"])
+            return tuple(decode(item) for item in value["tuple"])
         return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]])
     return value
 
@@ -162,7 +162,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _states(name: str, segment: OptimizerSegment, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    def one(key: str, value: Any) -> Any:
+    def fact(key: str, value: Any) -> Any:
         if (block := block_of(optimizer, key)) > 1:
             return {"elements": dtype_name(value.dtype), "block": block}
         if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
@@ -171,7 +171,7 @@ def _states(name: str, segment: OptimizerSegment, optimizer: torch.optim.Optimiz
             raise ValueError(f"optimizer: its state {key} of {name} is neither a scalar nor of the parameter's shape")
         return encode(value, f"optimizer: its state {key} of {name}")
 
-    return {key: one(key, value) for key, value in optimizer.state.get(segment.tensor, {}).items()}
+    return {key: fact(key, value) for key, value in optimizer.state.get(segment.tensor, {}).items()}
 
 
 def _kind(tensor: torch.Tensor) -> dict[str, Any]:
@@ -198,16 +198,16 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
 
 def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterable[str]:
     """Yields the reasons why `engine` cannot load a checkpoint with these facts, the most specific first."""
-    mine = facts_of(engine, {})
+    current = facts_of(engine, {})
     for kind in ("parameters", "buffers"):
-        yield from _of_names(kind[:-1], facts[kind], mine[kind])
-    saved, own = facts["optimizer"], mine["optimizer"]
+        yield from _of_names(kind[:-1], facts[kind], current[kind])
+    saved, own = facts["optimizer"], current["optimizer"]
     if saved["class"] != own["class"]:
         yield f"optimizer: {saved['class']} in the checkpoint, {own['class']} here"
     if len(saved["options"]) != len(own["options"]):
         yield f"optimizer: {len(saved['options'])} parameter groups in the checkpoint, {len(own['options'])} here"
-    if not _is_like(facts["extra"], mine["extra"]):
-        yield f"extra: {facts['extra']!r:.60} in the checkpoint cannot stand for {mine['extra']!r:.60}"
+    if not _is_like(facts["extra"], current["extra"]):
+        yield f"extra: {facts['extra']!r:.60} in the checkpoint cannot stand for {current['extra']!r:.60}"
     for number, (theirs, ours) in enumerate(zip(saved["options"], own["options"], strict=False)):
         for key in [key for key in ours if key in theirs]:
             there, here = (
@@ -250,17 +250,13 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
     for name in own:
         if name not in saved:
             yield f"{name}: the model has this {kind}, the checkpoint has not"
-    for name, one in saved.items():
+    for name, entry in saved.items():
         if name not in own:
             yield f"{name}: the checkpoint has this {kind}, the model has not"
-        elif one["shape"] != own[name]["shape"]:
-            yield f"{name}: its shape is {one['shape']} in the checkpoint, {own[name]['shape']} here"
-        elif one.get("trainable") != own[name].get("trainable"):
+        elif entry["shape"] != own[name]["shape"]:
+            yield f"{name}: its shape is {entry['shape']} in the checkpoint, {own[name]['shape']} here"
+        elif entry.get("trainable") != own[name].get("trainable"):
             words = ("frozen", "trainable")
-            yield f"{name}: it is {words[one['trainable']]} in the checkpoint, {words[own[name]['trainable']]} here"
-        elif one["dtype"] != own[name]["dtype"] and not (_floats(one) and _floats(own[name])):
-            yield f"{name}: its dtype is {one['dtype']} in the checkpoint, {own[name]['dtype']} here"
-
-
-def _floats(kind: Mapping[str, Any]) -> bool:
-    return kind["dtype"] in ("float64", "float32", "float16", "bfloat16")
+            yield f"{name}: it is {words[entry['trainable']]} in the checkpoint, {words[own[name]['trainable']]} here"
+        elif len(dtypes := {DTYPES[kinds[name]["dtype"]] for kinds in (saved, own)}) > 1 and not dtypes <= FLOATS:
+            yield f"{name}: its dtype is {entry['dtype']} in the checkpoint, {own[name]['dtype']} here"

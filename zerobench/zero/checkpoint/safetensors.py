@@ -36,6 +36,8 @@ NAMES = {
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
 """torch's name of a dtype, as used in a checkpoint's facts -> dtype."""
+FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+"""Dtypes that a load converts into each other."""
 
 
 @dataclass(frozen=True)

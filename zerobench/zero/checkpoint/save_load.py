@@ -22,7 +22,7 @@ from .consensus import Ranks, SaveHandle, ranks_of
 from .contents import CheckpointLoad, before_load, tensors_of
 from .facts import buffers_of, differences, facts_of, merge
 from .safetensors import bytes_of, layout, sync
-from .storage import Flat, read_checkpoint, wanting_facts
+from .storage import Chunks, read_checkpoint, wanting_facts
 
 
 def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
@@ -98,14 +98,14 @@ def save(
     return None
 
 
-def _take(engine: ShardedEngine, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
+def _take(engine: ShardedEngine, copy: bool, user_state: Mapping[str, Any]) -> tuple[Chunks, dict[str, Any]]:
     if engine.update.used:
         raise ValueError("save: there are gradients, which a checkpoint does not hold; save after step()")
     engine.schedule.check_saveable()
     return tensors_of(engine, copy), facts_of(engine, user_state)
 
 
-def _write(ranks: Ranks, path: Path, tensors: dict[str, Flat], facts: dict[str, Any]) -> None:
+def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> None:
     """Writes the files over the ranks: see storage.py. Each step ends with an exchange, so that all learn of a failure.
 
     Raises RuntimeError, with the same message on all ranks.

@@ -14,7 +14,6 @@ from torch import nn
 from ..engine import ShardedEngine
 from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
-from ..offload.placement import ShardRange
 from ..writes import Writes
 from . import save_load
 from .consensus import SaveHandle
@@ -88,9 +87,9 @@ class StateFace(ShardedEngine):
                 "state_dict: it is not a result of engine.state_dict(); a plain module's state goes into"
                 " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
             )
-        for key, mine in (("stage", self.stage), ("world_size", self.comm.size), ("rank", self.comm.rank)):
-            if saved.get(key) != mine:
-                raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
+        for key, value in (("stage", self.stage), ("world_size", self.comm.size), ("rank", self.comm.rank)):
+            if saved.get(key) != value:
+                raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {value}")
         orders, others = _orders(self), saved.get("orders", {})
         for name in orders.keys() | others.keys():
             if orders.get(name) != others.get(name):
@@ -141,7 +140,7 @@ class StateFace(ShardedEngine):
         files.
         """
         self.schedule.check_writable("sync_parameters")
-        if not all(one.is_present for one in self.placement.all_ranges()):
+        if not all(piece.is_present for piece in self.placement.all_ranges()):
             self.placement.restore_absent()
             self.writes.drop_unsent()
             raise RuntimeError(
@@ -216,7 +215,9 @@ class StateFace(ShardedEngine):
 def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
     """Returns this rank's live tensors that training continues from, by name; sharded frozen ones are in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
-    shards |= {_name_of(one): one.master for one in engine.placement.all_ranges()}
+    for piece in engine.placement.all_ranges():
+        # the first range has its unit's name: the unit's parameter shard is the range's rounded values
+        shards[f"unit {piece.unit.name}" + (f" from {piece.start}" if piece.start else "")] = piece.master
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
@@ -225,8 +226,3 @@ def _orders(engine: ShardedEngine) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions, slowest first, of each parameter that is not row-major."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}
-
-
-def _name_of(one: ShardRange) -> str:
-    """Names a range's master; the first range has the unit's name, since parameter shards are its rounded values."""
-    return f"unit {one.unit.name}" + (f" from {one.start}" if one.start else "")

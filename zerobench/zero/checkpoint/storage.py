@@ -53,14 +53,8 @@ OWN = f"rank[0-9]*-{NUMBER}.safetensors"
 CHUNK = re.compile(r"(.+)\[(\d{1,18}):\]")
 """Pattern of a chunk's name in its file: a rank may hold several chunks of one tensor."""
 
-
-@dataclass
-class Flat:
-    """This rank's part of a flattened tensor of `numel` elements: 1-D chunks, by their first element."""
-
-    numel: int
-    dtype: torch.dtype
-    chunks: dict[int, torch.Tensor]
+Chunks = dict[str, dict[int, torch.Tensor]]
+"""This rank's part of the state: flat tensor (contents.py) -> first element -> chunk."""
 
 
 def begin(path: Path) -> str:
@@ -76,9 +70,9 @@ def begin(path: Path) -> str:
     return str(partial)
 
 
-def write(partial: Path, rank: int, flats: Mapping[str, Flat]) -> dict[str, int]:
+def write(partial: Path, rank: int, flats: Chunks) -> dict[str, int]:
     """Writes a rank's file, if it has chunks, and waits for the disk; returns its name and its size in bytes."""
-    tensors = {f"{name}[{start}:]": chunk for name, flat in flats.items() for start, chunk in flat.chunks.items()}
+    tensors = {f"{name}[{start}:]": chunk for name, chunks in flats.items() for start, chunk in chunks.items()}
     if not tensors:
         return {}
     path = partial / f"rank{rank}-{partial.name[-8:]}.safetensors"

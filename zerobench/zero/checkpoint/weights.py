@@ -29,7 +29,7 @@ from .. import labels
 from ..engine import ShardedEngine
 from .consensus import ranks_of
 from .contents import before_load, parts_of, put
-from .safetensors import StoredTensor, map_tensors, row_major
+from .safetensors import FLOATS, StoredTensor, map_tensors, row_major
 from .storage import INDEX, read_checkpoint
 
 READ = (
@@ -79,11 +79,11 @@ def _in_folder(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
-        found = sorted(folder.glob(pattern))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise ValueError(f"{folder}: it has {len(found)} of {pattern}, {found[0].name} and others; name one")
+        files = sorted(folder.glob(pattern))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            raise ValueError(f"{folder}: it has {len(files)} of {pattern}, {files[0].name} and others; name one")
     raise ValueError(f"{folder}: there are no weights in it; {READ}")
 
 
@@ -117,8 +117,8 @@ class Keys(NamedTuple):
 def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> tuple[Keys, dict[str, Any]]:
     """Loads weights, as `Strategy.load_weights` specifies; returns a checkpoint's user state too."""
     engine.settle()
-    ranks, found = ranks_of(engine), Path(path).absolute()
-    files = ranks.agree(lambda: find_weights(found))
+    ranks = ranks_of(engine)
+    files = ranks.agree(lambda: find_weights(Path(path).absolute()))
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
     before_load(engine, engine.schedule.describe_pending().get("steps", 0))
@@ -147,25 +147,21 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
         shape = stored.order.shape
         if shape != tuple(tensor.shape):
             raise ValueError(f"{files.path}: {name} has shape {list(shape)} there, {list(tensor.shape)} here")
-        if stored.dtype != tensor.dtype and not (_is_plain_float(stored.dtype) and _is_plain_float(tensor.dtype)):
+        if stored.dtype != tensor.dtype and not {stored.dtype, tensor.dtype} <= FLOATS:
             raise ValueError(f"{files.path}: {name} has dtype {stored.dtype} there, {tensor.dtype} here")
     keys = Keys(missing, [name for name in files.tensors if name not in state])
-    for found, words in zip(keys, ("lacks {}, which the module has", "has {}, which the module lacks"), strict=True):
-        if strict and found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise ValueError(f"{files.path}: it {words.format(found[0] + more)}; strict=False loads what both have")
+    for other, words in zip(keys, ("lacks {}, which the module has", "has {}, which the module lacks"), strict=True):
+        if strict and other:
+            more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+            raise ValueError(f"{files.path}: it {words.format(other[0] + more)}; strict=False loads what both have")
     return keys, chosen
 
 
 def _read(engine: ShardedEngine, chosen: dict[torch.Tensor, StoredTensor]) -> None:
     for part in parts_of(engine):
-        if part.parameter in chosen and part.place.numel():
-            order, stop = engine.orders[part.parameter], part.start + part.place.numel()
-            part.place.copy_(chosen[part.parameter].part(order, part.start, stop))
+        if part.parameter in chosen and part.tensor.numel():
+            order, stop = engine.orders[part.parameter], part.start + part.tensor.numel()
+            part.tensor.copy_(chosen[part.parameter].part(order, part.start, stop))
     for buffer in engine.module.buffers():
         if buffer in chosen and buffer.numel():
             put(buffer, chosen[buffer].part(row_major(buffer.shape), 0, buffer.numel()).view(buffer.shape))
-
-
-def _is_plain_float(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
