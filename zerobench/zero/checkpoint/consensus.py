@@ -30,7 +30,7 @@ class SaveHandle:
         self.seen = False
         threads = ThreadPoolExecutor(1, "checkpoint")
         self._written = threads.submit(write)
-        threads.shutdown(wait=False)
+        threads.shutdown(wait=False)  # the thread ends with this save
 
     def done(self) -> bool:
         """Returns True once the save has ended, successfully or not."""
