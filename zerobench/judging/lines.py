@@ -303,7 +303,7 @@ its file be named relative to another folder."""
 AGREE: tuple[Callable[[int, int], Any], ...] = (
     lambda number, size: (number, size), lambda _, size: size, lambda number, _: number, lambda *_: (),
 )  # fmt: skip
-"""Of lines with one key those are joined first that agree in number and bytes, then in bytes, then in the number."""
+"""Lines with one key are joined if number and bytes agree; then if the bytes agree; then if the number does."""
 
 
 def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
