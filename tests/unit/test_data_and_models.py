@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import zerobench
 from tests.cells import cell
-from zerobench import models, registry
+from zerobench import models
 from zerobench.config.compose import compose_cells
 from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
 from zerobench.fake_execution import execute
@@ -141,19 +140,6 @@ def test_gpt_is_causal_and_checkpointing_changes_nothing() -> None:
     assert not torch.equal(seen[0][:, -1], seen[1][:, -1])
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_transformers_models_have_random_weights_and_train(architecture: str) -> None:
-    pytest.importorskip("transformers")
-    from zerobench.models import huggingface
-
-    assert huggingface.problems_of(architecture, {}) == []
-    torch.manual_seed(0)
-    model = huggingface.build(architecture, 2, 32, 2, 61, 16, {})
-    tokens = torch.randint(0, 61, (2, 16))
-    model(tokens, tokens).backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
 @pytest.mark.slow
 def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None:
     from zerobench.models import fused_loss
@@ -187,25 +173,6 @@ def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
 
     assert "did you mean llama" in huggingface.problems_of("lama", {})[0]
     assert "did you mean n_embd" in huggingface.problems_of("gpt2", {"n_embed": 4})[0]
-
-
-def test_register_model_wants_named_options_with_types() -> None:
-    zerobench.register_model("fine", fine)
-    assert registry.MODELS.schema_of("fine", fine)().width == 8
-    with pytest.raises(ValueError, match="'gpt' is taken"):
-        zerobench.register_model("gpt", fine)
-    with pytest.raises(ValueError, match="parameter width needs a default"):
-        zerobench.register_model("bad", without_default)
-    with pytest.raises(ValueError, match="no usable name"):
-        zerobench.register_model("no name", fine)
-
-
-def fine(width: int = 8, vocabulary: int = 4) -> torch.nn.Module:
-    return torch.nn.Linear(width, vocabulary)
-
-
-def without_default(width: int) -> torch.nn.Module:
-    return torch.nn.Linear(width, width)
 
 
 @pytest.mark.parametrize(("draw_on", "expected"), [("cpu", "cpu"), ("device", "meta")])

@@ -83,21 +83,6 @@ def test_a_wait_has_what_its_launch_has_and_the_first_counts() -> None:
     assert told == [("launch", 0, "block.0", "all_gather")] * 2 + [("wait", 0, "block.0", "all_gather")]
 
 
-def test_units_are_told_by_labels_and_what_is_in_none_is_the_roots() -> None:
-    bias, inner = storage("block.0.bias", "gradients"), storage("", "activations")
-    head = storage("head.weight", "parameters")
-    head.labeled = True
-    rows = rows_of(
-        {bias: 1, inner: 2, head: 3}, [Event("update", 0.0)],
-        happening(1, "update", "unit_freed", unit="block.0", bytes=1),
-        happening(1, "update", "unit_freed", unit="(root)", bytes=1),
-        happening(1, "update", "update", by_label={("head.weight", "device"): 3, ("block.0.bias", "host"): 5}),
-    )  # fmt: skip
-    assert [row.unit for row in rows if row.kind == "live"] == ["block.0", "block.0", "(root)"]
-    updates = [(row.unit, row.tier, row.bytes) for row in rows if row.kind == "update"]
-    assert updates == [("(root)", "device", 3), ("block.0", "host", 5)]
-
-
 def test_data_belong_to_the_micro_batch_that_follows() -> None:
     one = storage("batch", "inputs")
     phases = ("data", "forward", "backward", "data", "forward", "backward", "data", "update")

@@ -135,16 +135,6 @@ def test_many_regions_in_random_order_equal_memory(tmp_path: Path, direct: bool)
             assert torch.equal(into, expected)
 
 
-def test_dtypes_and_shapes(tmp_path: Path) -> None:
-    with FileStore(tmp_path) as store:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
-            values = torch.arange(35).view(5, 7).to(dtype)
-            into, region = torch.zeros(5, 7, dtype=dtype), store.allocate(35 * dtype.itemsize)
-            region.write(values)
-            region.read(into).wait()
-            assert torch.equal(into, values)
-
-
 def test_bytes_are_told_and_are_the_kernels(tmp_path: Path, heard: Heard) -> None:
     def kernel() -> tuple[int, int]:
         told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
@@ -166,39 +156,6 @@ def test_bytes_are_told_and_are_the_kernels(tmp_path: Path, heard: Heard) -> Non
         assert heard.moved["write"] <= kernel()[1] - written <= heard.moved["write"] + own
         assert store.bytes == 10 * BLOCK + ALIGN_BYTES
     assert heard.files == {labels.MASTER: 0}
-
-
-def test_host_memory_is_the_pools_while_the_file_grows_eightfold(tmp_path: Path) -> None:
-    """Four buffers, whatever there is to be read and written; the process itself does not grow by a block."""
-
-    big = 2**20
-
-    def pass_over(store: FileStore, pool: Pool, blocks: int) -> int:
-        regions = [store.allocate(big) for _ in range(blocks)]
-        for number, region in enumerate([*regions, *regions]):
-            buffer = pool.take()
-            if number < blocks:
-                buffer.tensor.fill_(number % 251)
-                pool.give(buffer, after=region.write(buffer.tensor))
-            else:
-                region.read(buffer.tensor).wait()
-                assert int(buffer.tensor[-1]) == (number - blocks) % 251
-                pool.give(buffer)
-        return resident()
-
-    with FileStore(tmp_path, big // 4, depth=4) as store:
-        pool = Pool(big, 4)
-        assert pool.bytes == 4 * big + ALIGN_BYTES
-        first = pass_over(store, pool, 8)
-        eightfold = pass_over(store, pool, 56)
-        store.drain()
-        assert pool.taken == 0
-        assert store.bytes == 64 * big
-        assert eightfold - first < big // 2
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_pinned_memory_from_the_middle_of_a_page_gives_aligned_buffers_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,6 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
         {"zeropp": schema_memory.Qwz(quantize_weights=False)},
         "zeropp.quantize_weights=false: zeropp=qwz means that",
     ),
-    ("zero3", 4, {"zeropp": schema_memory.Hpz()}, "zeropp=hpz: all 4 ranks are one node"),
-    (
-        "zero3",
-        4,
-        {"zeropp": schema_memory.Hpz(differences=True, quantize_gradients=True)},
-        "zeropp=hpz: all 4 ranks are one node",
-    ),
     ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(differences=True)}, "zeropp: differences are from secondary"),
     ("zero3", 4, {"zeropp": schema_memory.Qwz(bits_within=8)}, "zeropp: bits_within is for quantized gradients"),
     ("zero3", 4, {"zeropp": schema_memory.Qgz(bits_within=6)}, "zeropp: bits_within is 6; use 4 or 8"),
@@ -66,10 +59,8 @@ HARMLESS: list[tuple[int, dict[str, Any]]] = [
     (1, {"zeropp": schema_memory.AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
     (1, {"zeropp": schema_memory.Hpz()}),
     (4, {"zeropp": schema_memory.AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
-    (
-        4,
-        {"zeropp": schema_memory.Hpz(), "node_size": 1},
-    ),  # every rank keeps whole units: the end of a sweep over node sizes
+    # every rank keeps whole units: the end of a sweep over node sizes
+    (4, {"zeropp": schema_memory.Hpz(), "node_size": 1}),
 ]
 
 

@@ -138,31 +138,6 @@ def test_torchs_join_is_not_for_an_engine() -> None:
         Join([zerobench.initialize(model, adam(model))])
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_without_a_process_group_it_is_a_world_of_one(strategy: str) -> None:
-    torch.manual_seed(0)
-    plain, model = nn.Linear(5, 3), nn.Linear(5, 3)
-    model.load_state_dict(plain.state_dict())
-    oracle = adam(plain)
-    engine = zerobench.initialize(model, adam(model), strategy)
-    for step in range(5):
-        x = torch.randn(2, 5, generator=torch.Generator().manual_seed(step))
-        plain(x).square().mean().backward()
-        oracle.step()
-        oracle.zero_grad()
-        engine.backward(engine(x).square().mean())
-        engine.step()
-    state = engine.full_state_dict()
-    assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
-
-
-def test_backward_must_go_through_the_engine() -> None:
-    model = nn.Linear(4, 4)
-    engine = zerobench.initialize(model, adam(model))
-    with pytest.raises(RuntimeError, match=r"engine\.backward"):
-        engine(torch.ones(4)).sum().backward()
-
-
 class Shares(nn.Module):
     """A weight whose memory another tensor of the model has."""
 

@@ -19,7 +19,6 @@ from zerobench.cluster import store as job_store
 from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job, joined
 from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
-from zerobench.commands.calibrate import calibrate
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord
@@ -163,13 +162,6 @@ def test_ranks_that_contradict_one_another_are_refused() -> None:
     ):
         with pytest.raises(JobError, match=words):
             Membership((first, wrong)).check()
-
-
-def test_calibrate_refuses_a_job_that_contradicts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Membership((info(0, "a", local_rank=0), info(1, "a", local_rank=0)))
-    monkeypatch.setattr(job, "current_job", lambda: SimpleNamespace(membership=wrong))
-    with pytest.raises(JobError, match="ranks 0 and 1 on a both have LOCAL_RANK=0"):
-        calibrate([])
 
 
 def test_a_second_process_of_a_rank_is_refused(store: TCPStore) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 import zerobench
 from tests import zoo
 from tests.cells import cell
-from zerobench import cli
 from zerobench.config import schema_memory
 from zerobench.config.schema_training import Adamw8bit, AdamwBf16
 from zerobench.zero import NvmeOffload
@@ -105,21 +104,13 @@ def test_what_cannot_keep_such_states_is_an_error_message(strategy: str, more: d
     assert words in problems[0]
 
 
-def test_the_engine_refuses_files_and_factored_states(tmp_path: Path) -> None:
+def test_the_engine_refuses_files_and_the_optimizer_wrong_options(tmp_path: Path) -> None:
     model = zoo.build("tied")
     with pytest.raises(ValueError, match="files hold states of a parameter's size"):
         zerobench.initialize(model, AdamW8bit(model.parameters()), "zero2", offload=NvmeOffload(path=str(tmp_path)))
-    model = zoo.build("tied")
-    with pytest.raises(ValueError, match="Adafactor cannot be sharded: it factors each matrix's second moment over"):
-        zerobench.initialize(model, torch.optim.Adafactor(model.parameters()), "zero2")
     for wrong in ({"lr": -1.0}, {"betas": (0.9, 1.0)}, {"foreach": True}):
         with pytest.raises(ValueError, match=f"AdamW8bit: {next(iter(wrong))} is out of range"):
             AdamW8bit(model.parameters(), **wrong)
-
-
-def test_a_config_with_a_factored_optimizer_is_told_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["estimate", "optimizer=adafactor"]) == 2
-    assert "optimizer=adafactor: no such optimizer: it cannot be sharded, since it factors" in capsys.readouterr().err
 
 
 def test_blocks_are_loaded_in_the_memory_order_that_they_were_saved_in_alone(tmp_path: Path) -> None:

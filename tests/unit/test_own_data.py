@@ -11,22 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import zerobench
 from zerobench.config.compose import compose_cells
-from zerobench.data import OwnBatches, arguments_of, build_batches, tensors_of, words_of
+from zerobench.data import OwnBatches, build_batches, tensors_of
 from zerobench.launch import rank_main
 from zerobench.models import contract
 from zerobench.predict import flops
-from zerobench.registry import DATA, MODELS
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "first second")
-
-
-@pytest.fixture(autouse=True)
-def _registered():
-    """Names that a test registers are gone after it."""
-    before = dict(DATA.builders), dict(MODELS.builders)
-    yield
-    DATA.builders, MODELS.builders = before
 
 
 def own(source: Any, dtype: torch.dtype = torch.float32) -> OwnBatches:
@@ -42,20 +33,6 @@ def test_batches_of_any_structure_keep_it_and_floats_become_the_models_dtype() -
     assert batch["y"][1].second == "text"
     assert batch["z"] is None
     assert len(tensors_of(batch)) == 3
-
-
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        ((torch.ones(2), torch.ones(3, dtype=torch.int64)), "forward(float32 (2,), int64 (3,))"),
-        ({"a": torch.ones(2), "b": [1]}, "forward(a=float32 (2,), b=list)"),
-        (torch.ones(1), "forward(float32 (1,))"),
-    ],
-)
-def test_a_batch_is_called_as_its_kind_says(batch: Any, words: str) -> None:
-    inputs, named = arguments_of(batch)
-    assert len(inputs) + len(named) == (len(batch) if isinstance(batch, tuple | dict) else 1)
-    assert words_of(batch) == words
 
 
 def test_an_iterable_is_begun_again_and_an_empty_one_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,16 +309,6 @@ def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: A
         {"name": "packaged", "depth": 2, "fast": False, "note": None},
         (),
     )
-
-
-def test_our_rows_come_by_the_same_call(monkeypatch: Any) -> None:
-    """A peer taken out of the table and registered again is the row that it was."""
-    before = strategies.spec_of("zero_redundancy")
-    registration._SPECS.pop("zero_redundancy")
-    row = {one.name: getattr(before, one.name) for one in fields(before)}
-    zerobench.register_strategy(row.pop("name"), row.pop("build"), **row)
-    assert strategies.spec_of("zero_redundancy") == before
-    assert cell("zero_redundancy", 2).problems == ()
 
 
 def test_the_table_and_the_library_agree() -> None:

@@ -183,16 +183,6 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
 
 
 @pytest.mark.slow
-def test_marked_steps_are_those_that_the_optimizer_ends() -> None:
-    by_optimizer, marked = watched(Loop()), watched(Loop(), ends="step")
-    rows = [
-        results.memory.query("phase == 'step'").set_index("category").max_bytes for results in (by_optimizer, marked)
-    ]
-    assert rows[0].to_dict() == rows[1].to_dict()
-    assert marked.runs.peak_bytes.item() == by_optimizer.runs.peak_bytes.item()
-
-
-@pytest.mark.slow
 def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
     run = watched(Loop(), warmup=0, steps=2).runs.iloc[0]
     states = sum(2 * p.nbytes + 4 for p in Net().parameters())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler
 
 import zerobench
@@ -43,28 +42,6 @@ def check(results: zerobench.Results, model: nn.Module, accumulation: int) -> No
     assert (run.micro_batch, run.accumulation, run.growth_bytes) == (BATCH, accumulation, 0)
     assert results.lines[results.lines["at"] == "peak"].bytes.sum() == run.peak_bytes
     assert list(results.steps.warmup) == [True, False, False]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_transformers_trainer_is_watched(accumulation: int, tmp_path: Any) -> None:
-    pytest.importorskip("accelerate")
-    from transformers import Trainer
-
-    def losses(*callbacks: Any) -> list[float]:
-        model = tiny()
-        arguments = TrainingArguments(
-            str(tmp_path / "out"), max_steps=5, per_device_train_batch_size=BATCH, disable_tqdm=True, report_to=[],
-            gradient_accumulation_steps=accumulation, save_strategy="no", use_cpu=True, logging_steps=1, seed=1,
-        )  # fmt: skip
-        trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(), callbacks=list(callbacks))
-        trainer.train()
-        if callbacks:
-            check(callbacks[0].results, model, accumulation)
-        return [row["loss"] for row in trainer.state.log_history if "loss" in row]
-
-    assert losses(zerobench.trainer_callback(to=tmp_path)) == losses()
-    assert len(zerobench.load(tmp_path).runs) == 1
 
 
 class Recorded(TrainerCallback):
@@ -131,10 +108,3 @@ def test_lightnings_trainer_is_watched(accumulation: int) -> None:
             check(callback.results, module.model, accumulation)
         fails = 1
     assert callback.results.runs.reason.item() == "RuntimeError: here"  # its watch is over: the next one may begin
-
-
-def test_callbacks_are_there_by_name() -> None:
-    made: dict[str, Callable[..., Any]] = {
-        name: getattr(zerobench, name) for name in ("trainer_callback", "lightning_callback")
-    }
-    assert all(callable(one) for one in made.values())

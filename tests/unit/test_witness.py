@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from zerobench.probes import AccountedPass, TimedPass, allocator, allocator_hook
-from zerobench.probes.allocator import largest_within
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -153,12 +152,3 @@ def test_a_compiled_hook_is_kept_and_taken_again(tmp_path: Path, monkeypatch: py
     assert allocator_hook.library() == made
     assert made.stat().st_mtime_ns == stamp
     assert list(made.parent.iterdir()) == [made]
-
-
-def test_the_largest_sum_within_spans() -> None:
-    moved = [(1, 10), (5, 5), (6, -5), (12, 90), (13, -90), (21, 3), (22, -13)]
-    assert largest_within(moved, [(4, 10)]) == 15
-    assert largest_within(moved, [(4, 10), (20, 30)]) == 15
-    assert largest_within(moved, [(20, 30)]) == 13
-    assert largest_within(moved, [(11, 14)]) == 100
-    assert largest_within(moved, []) == 0
