@@ -41,15 +41,6 @@ def test_a_prediction_prints_what_it_predicts_and_parts_that_add_up(
     assert row["compute_s"] + exposed + row["host_s"] == pytest.approx(row["step_s"], rel=1e-3)
 
 
-def test_a_slower_network_makes_a_slower_step(capsys: pytest.CaptureFixture[str]) -> None:
-    steps = []
-    for rate in ("1000", "10"):
-        words = ["--cluster", "h100-3200", "--node-gbit-s", rate, *MODEL, "strategy=zero1", "world_size=16"]
-        assert predict([*words, "--format", "json"]) == 0
-        steps.append(json.loads(capsys.readouterr().out)[0]["step_s"])
-    assert steps[0] < steps[1]
-
-
 @pytest.mark.parametrize("word", ["offload=cpu", "node_size=2"])
 def test_what_has_no_rates_has_no_prediction(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--cluster", "h100-3200", *MODEL, "strategy=zero3", word, "--format", "json"]

@@ -8,7 +8,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.cells import cell
@@ -21,9 +20,9 @@ from zerobench.judging.comparison import compare_runs
 from zerobench.judging.paired import UNDECIDED
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
-from zerobench.results.selection import in_order, latest, moments, split
+from zerobench.results.selection import latest, split
 from zerobench.results.summary import TIMES
-from zerobench.results.tables import collect, load, merge
+from zerobench.results.tables import collect, load
 from zerobench.sweep import cell as cells
 
 
@@ -57,18 +56,6 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     assert list(load(tmp_path / "collection").runs["run_id"]) == expected
     held = look(tmp_path / "collection")
     assert held.verdicts().count("superseded") == len(made) - 1
-
-
-@pytest.mark.slow
-def test_of_two_folders_the_one_that_began_later_has_the_newest(tmp_path: Path) -> None:
-    """Each counts its attempts from 1, so between them the clock decides."""
-    first, second = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("first", "second"))
-    old = [attempt(first, hour, seed=1) for hour in (5, 6)]
-    new = attempt(second, 9, seed=2)
-    for parts in (("first", "second"), ("second", "first")):
-        runs = merge([load(tmp_path / name) for name in parts]).runs
-        assert list(runs["run_id"]) == [*old, new]
-        assert list(latest(runs)["seed"]) == [2]
 
 
 @pytest.mark.slow
@@ -142,11 +129,3 @@ def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
     assert "NaN" not in text
     assert "Infinity" not in text
     assert [json.loads(text)[name] for name in ("loss_first", "loss_last", "step_s")] == [None, None, 0.5]
-
-
-def test_moments_never_run_backward() -> None:
-    assert moments([("a-1", "5"), ("a-2", "3"), ("b-1", "4"), ("a-3", "6")]) == [
-        ("5", 1), ("5", 2), ("4", 1), ("6", 3),
-    ]  # fmt: skip
-    assert split("odd") == ("odd", 0)
-    assert in_order([pd.DataFrame()]).empty

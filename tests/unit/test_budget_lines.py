@@ -72,16 +72,6 @@ def test_equal_modules_fold_to_one_row_and_come_back(seed: int) -> None:
     assert shortened(lines).bytes == lines.bytes, "the sum stays exact"
 
 
-def test_a_deep_model_is_a_row_for_each_line() -> None:
-    each = [line(31, MIB, f"blocks.{n}.mlp", name=f"blocks.{n}.mlp.out") for n in range(48) if n != 40]
-    folded = fold([*each, line(31, 2 * MIB, "blocks.40.mlp")])
-    assert [(one.module, one.bytes, one.name) for one in folded] == [
-        ("blocks.0–39.mlp", 40 * MIB, "blocks.0–39.mlp.out"),
-        ("blocks.41–47.mlp", 7 * MIB, "blocks.41–47.mlp.out"),
-        ("blocks.40.mlp", 2 * MIB, ""),
-    ]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_differences_add_up_whatever_has_moved(seed: int) -> None:
     draw = random.Random(1000 + seed)

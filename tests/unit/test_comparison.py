@@ -331,11 +331,6 @@ def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
     assert 0.01 < least < 0.06
 
 
-def test_turns_are_mirrored() -> None:
-    assert [side for side, _ in turns(4)] == list("abbaabba")
-    assert [number for _, number in turns(2)] == [0, 0, 1, 1]
-
-
 @pytest.mark.thorough
 def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
     random = np.random.default_rng(0)

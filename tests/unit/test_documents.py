@@ -139,26 +139,6 @@ def test_a_citation_of_code_that_is_gone_is_found() -> None:
     ]
 
 
-def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
-    text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\nd  three\n\nLast.\n`e`: four,\nlonger"
-    items = "- `a`: one and more\n- `b`, `c`: two\n- `d`: three"
-    assert quoted.listed(text) == f"Said first.\n\n{items}\n\nLast.\n\n- `e`: four, longer"
-
-
-def test_an_entry_of_the_api_has_signature_docstring_and_members() -> None:
-    entry = quoted.entry("zerobench.watch", "stop,problem")
-    assert "### zerobench.watch\n\n```text\nwatch(\n    model: Any,\n    optimizer: Any = None,\n    *,\n" in entry
-    assert "#### watch.problem\n\n```text\nproblem\n```" in entry
-    with pytest.raises(ValueError, match="does not exist"):
-        quoted.entry("zerobench.wtach")
-
-
-@pytest.mark.parametrize(("path", "what"), [("zerobench/gone.py", "x"), ("zerobench/worker.py", "gone")])
-def test_an_excerpt_of_a_name_that_is_gone_is_refused(path: str, what: str) -> None:
-    with pytest.raises(ValueError, match=r"a page quotes"):
-        quoted.excerpt(path, what)
-
-
 # -- references ----------------------------------------------------------------------------------------
 
 

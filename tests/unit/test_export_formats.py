@@ -14,7 +14,7 @@ import yaml
 import zerobench
 from tests.cells import cell
 from zerobench.commands.export.command import export
-from zerobench.commands.export.perfetto import LANES, TraceSpan, lanes
+from zerobench.commands.export.perfetto import LANES
 from zerobench.config.schema import Measure
 from zerobench.records import CATEGORIES
 from zerobench.results.tables import Results
@@ -108,11 +108,6 @@ def test_modules_lie_in_their_phase(trace: list[dict[str, Any]]) -> None:
         mine = [one for one in trace if one["ph"] == "X" and one["pid"] == 1 and one["cat"] == category]
         assert {"model", "blocks.1", "blocks.1.mlp_in"} <= {one["name"] for one in mine}
         assert all(begin <= one["ts"] and one["ts"] + one["dur"] <= end + 1e-3 for one in mine)
-
-
-def test_what_overlaps_lies_on_lanes() -> None:
-    spans = [TraceSpan("units", name, begin, end) for name, begin, end in (("a", 0, 2), ("b", 1, 3), ("c", 2, 4))]
-    assert [[one.name for one in lane] for lane in lanes(spans)] == [["a", "c"], ["b"]]
 
 
 def test_without_events_there_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

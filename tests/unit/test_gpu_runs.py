@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools.docs import predicted
-from tools.docs.render import render
 from validation import gpu_runs
 from validation.__main__ import main
-from validation.gpu_runs import GpuRunRow, GpuStep, rows_of, steps
-from validation.store import write
+from validation.gpu_runs import rows_of, steps
 from zerobench.results import tables
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "results" / "h100"
-ROW = GpuRunRow("zero1 a", 100, 100, 200, 201, 300, 303, 400, 440)
 
 
 def test_estimates_are_of_each_cell_whose_memory_was_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,22 +43,3 @@ def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> No
     lines = (HERE / gpu_runs.PREDICTED).read_text().splitlines()
     (tmp_path / gpu_runs.PREDICTED).write_text("\n".join([lines[0], lines[1].replace(",8,1,1024,", ",16,1,1024,")]))
     assert steps(tmp_path) == []
-
-
-def test_the_blocks_say_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = [GpuStep("a", 1.0, 0.9, 1.1, measured) for measured in (1.05, 2.0)]
-    monkeypatch.setattr(predicted, "steps", lambda _: taken)
-    folder = tmp_path / "h100"
-    folder.mkdir()
-    about = {"device_class": "GPU X", "torch": "2.99"}
-    (folder / "suite.json").write_text(json.dumps({"about": about}))
-    off = replace(ROW, cell="zero2 b", estimated_states=90, reserved=200)
-    write(folder / gpu_runs.ESTIMATED, GpuRunRow, [ROW, off])
-    monkeypatch.setattr(predicted, "GPU", folder)
-    words = " ".join(predicted.gpu_summary().split())
-    assert "On one GPU X (torch 2.99) states took the bytes" in words
-    assert "without a GPU in 1 of 2 cells" in words
-    assert "in 2 cells are 1.00% off the simulated ones in the median, 1.0% at most" in words
-    assert "Of 2 steps that were predicted beforehand, 1 took a time within" in words
-    assert "| states of a rank | 2 | 1 | 5.00% | 9.00% | 10.00% |" in render("gpu_memory", predicted.gpu_memory())
-    assert render("gpu_reserved", predicted.gpu_reserved()).splitlines()[2].endswith("| 200 B | 440 B | +120.0% |")

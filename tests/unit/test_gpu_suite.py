@@ -51,24 +51,6 @@ def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) 
     assert len(tried) < 12
 
 
-@pytest.mark.thorough
-def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: None, capsys) -> None:
-    """It is part of the nine minutes. 7 s of a core, with composing; the answer is exact, each search announced."""
-    setup = SuiteSetup(tmp_path, "cuda", False, int(139.8 * 2**30))
-    begun = time.process_time()  # this machine may have other work
-    found = largest_module._cells(setup)
-    assert time.process_time() - begun < 20
-    limit = largest_module.limit_bytes(setup)
-    for one in found:
-        k = one.config.model.layers
-        sizes = [largest_module.need_of(largest_module.sized(one, at, 128).config).total_bytes for at in (k, k + 1)]
-        assert sizes[0] <= limit < sizes[1]
-    layers = [one.config.model.layers for one in found]
-    assert layers == sorted(set(layers))
-    assert layers[-1] > 3 * layers[0]
-    assert capsys.readouterr().err.count("looking for the largest") == len(found)
-
-
 SHAPES = {
     "kept": schemas.Gpt(layers=6, hidden=96, heads=4, vocabulary=500),
     "layers": schemas.Gpt(layers=6, hidden=96, heads=4, checkpointing=True),

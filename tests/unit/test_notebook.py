@@ -65,12 +65,6 @@ def check(read: Any, folder: Path, strategies: list[str]) -> None:
 
 
 @pytest.mark.thorough
-def test_its_cells_run_in_a_kernel(tmp_path: Path) -> None:
-    """With two of the four strategies, so that it takes seconds; `make test-all` runs all of it."""
-    check(executed(tmp_path, **{'"ddp", "zero1", "zero2", "zero3"': '"ddp", "zero3"'}), tmp_path, ["ddp", "zero3"])
-
-
-@pytest.mark.thorough
 def test_all_of_it_runs_and_bears_out_what_it_says(tmp_path: Path) -> None:
     check(executed(tmp_path), tmp_path, ["ddp", "zero1", "zero2", "zero3"])
     runs = load(tmp_path / "results/runs/notebook").runs.set_index("strategy")

@@ -16,7 +16,7 @@ from tests.cells import cell
 from zerobench.commands.plan import command, fastest, search
 from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
-from zerobench.commands.plan.fastest import TriedBatch, TriedRow, sizes_of, whole_used
+from zerobench.commands.plan.fastest import TriedBatch, TriedRow, whole_used
 from zerobench.commands.plan.recommend import GOALS, nothing_fits, recommended, sentence
 from zerobench.commands.plan.search import (
     ExecutedCell,
@@ -169,7 +169,6 @@ def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() ->
     [
         (8, {32: (1.0, 1.1), 128: (1.0, 1.05)}, "On 32 and 128 GPUs with the same micro-batches zero1 stays ahead."),
         (8, {32: (1.0, 0.995), 128: (1.0, 0.9)}, "On 128 GPUs with the same micro-batches zero3 is ahead."),
-        (8, {32: (1.0, 0.5)}, "On 32 GPUs with the same micro-batches zero3 is ahead."),
         (128, {512: (1.0, 1.1)}, "On 512 GPUs with the same micro-batches zero1 stays ahead."),
         (512, {}, ""),
     ],
@@ -214,12 +213,6 @@ def test_the_largest_micro_batch_is_found_in_few_executions(most: int, guessed: 
     assert len(row.probes) <= 7
     if guessed == (0.3, 0.02) and most == 16:
         assert len(row.probes) <= 3
-
-
-def test_a_micro_batch_divides_a_ranks_part_of_the_batch() -> None:
-    assert sizes_of(None) == (1, 2, 4, 8, 16, 32, 64)
-    assert sizes_of(384 // 64) == (1, 2, 3, 6)
-    assert sizes_of(1024 // 64) == (1, 2, 4, 8, 16)
 
 
 def test_what_few_blocks_use_gives_what_all_use() -> None:
@@ -284,24 +277,6 @@ def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
     assert not any(line.strip().startswith("zero3") for line in said.splitlines()), "its row would say that it fits not"
     assert "Take" not in said
     assert recommended(rows, goal) is None
-
-
-def test_an_interrupted_search_of_the_fastest_keeps_its_complete_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes after the pilots; only the row without another micro-batch to try is complete."""
-    done, still = (TriedRow(Candidate(name, "none", "none"), cell(name, 8), (1,)) for name in ("zero1", "zero3"))
-
-    class Search:
-        row = staticmethod(lambda one, _: done if one.strategy == "zero1" else still)
-        timed = staticmethod(lambda row: row.best and SimpleNamespace(tokens_per_s=1.0, row=row))
-
-        def pilots(self, _: object) -> None:
-            done.probes[1] = TriedBatch(done.cell, used(MIB), 0.5, None)  # type: ignore[arg-type]
-            raise KeyboardInterrupt
-
-    found = fastest.find({row.candidate: row.cell for row in (done, still)}, Search())  # type: ignore[arg-type]
-    assert found.interrupted
-    assert [row.problem for row in found.rows] == ["", search.INTERRUPTED]
-    assert [one.row for one in found.timed] == [done]  # type: ignore[attr-defined]
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:

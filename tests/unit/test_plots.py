@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,7 +14,6 @@ from matplotlib.axes import Axes
 
 from tests.made_up import GRID, MIB, NUMBERS, results_of, run, texts, tops
 from zerobench import cli
-from zerobench.commands.plot import FIGURES
 from zerobench.results.tables import collect
 
 
@@ -28,12 +26,6 @@ def _no_window() -> Iterator[None]:
 
 def titled(axes: Axes) -> str:
     return " ".join((axes.get_title("left") + axes.get_title()).split())
-
-
-def test_each_method_is_a_module_that_draws() -> None:
-    assert FIGURES == ("memory", "volume", "step_time", "timeline", "losses", "scaling", "throughput", "pareto")
-    for name in FIGURES:
-        assert callable(import_module(f"zerobench.plots.{name}").draw)
 
 
 @pytest.mark.slow

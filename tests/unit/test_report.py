@@ -279,19 +279,3 @@ def test_a_folder_without_a_report_gets_one_sentence(tmp_path: Path, capsys: Any
 def test_a_folder_is_no_file_to_write_to(tmp_path: Path, capsys: Any) -> None:
     assert cli.run(["report", str(STAGES), "--out", str(tmp_path)]) == 2
     assert "is a folder; name a file, as" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_launches_of_a_cell_are_judged_together(tmp_path: Path) -> None:
-    results = load(STAGES)
-    rounds = []
-    for number in range(3):
-        one = results.runs.assign(repeat=number, run_id=results.runs["run_id"] + f"/{number}")
-        started = [f"2026-01-0{number + 1}T00:0{place}:00.000+00:00" for place in range(len(one))]
-        rounds.append(one.assign(started=started, step_s=one["step_s"] * (1 + 0.001 * number)))
-    collect(type(results)(**{**vars(results), "runs": pd.concat(rounds, ignore_index=True)}), tmp_path / "runs")
-    page = page_of(tmp_path / "page.html", tmp_path / "runs")
-    assert "Intervals are over 3 launches or more" in page.text
-    cells = summarize(load(tmp_path / "runs").runs).set_index("strategy")
-    ratio = cells.loc["zero3", "step_s"] / cells.loc["ddp", "step_s"]
-    assert re.search(rf"{ratio:.3f} times the step of ddp \(95 % interval [0-9.]+–[0-9.]+, slower\)", page.text)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from tests.made_up import GRID, results_of, run
+from tests.made_up import results_of, run
 from zerobench.records import CATEGORIES, LINKS, PHASES, MemoryRow
 from zerobench.records.describe import columns_of
 from zerobench.results.frames import to_frame
@@ -114,17 +114,6 @@ def test_a_run_is_found_as_it_is_named(stages: Results) -> None:
         stages.run("")
     with pytest.raises(ValueError, match="no such run in these results; the nearest: 'zero1 gpt_small N=2 b=8'"):
         stages.run("zero1 gpt_small N=4 b=8")
-
-
-@pytest.mark.shown(1)
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [60, 200])
-def test_text_fits_the_terminal(stages: Results, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    for results in (stages, results_of(GRID), stages.run("zero3 gpt_small N=2 b=8")):
-        lines = repr(results).split("\n")
-        assert max(map(len, lines)) <= width
-        assert len(lines) > 3
 
 
 @pytest.mark.slow

@@ -98,21 +98,14 @@ def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(
         assert first.name not in set(load(folder).memory.run_id), "no cache keeps it silent"
 
 
-@pytest.mark.shown(1)
-@pytest.mark.parametrize("name", ["index.json", "steps.parquet", "runs.parquet"])
-def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
+@pytest.mark.shown(2)
+@pytest.mark.parametrize("content", [b"[1]", None])
+@pytest.mark.parametrize("name", ["index.json", "memory.parquet", "runs.parquet"])
+def test_a_damaged_cache_or_one_without_a_table_is_not_believed(name: str, content: bytes | None, folder: Path) -> None:
     first = whole(folder)
-    table = "steps" if name == "index.json" else name.partition(".")[0]
-    (next(folder.glob(f"{run_files.PREFIX}{table}-*")) / name).write_bytes(b"[1]")
-    same(load(folder), first)
-
-
-@pytest.mark.shown(1)
-@pytest.mark.parametrize("name", ["memory.parquet", "runs.parquet"])
-def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> None:
-    first = whole(folder)
-    [kept] = folder.glob(f"{run_files.PREFIX}{name.partition('.')[0]}-*")
-    (kept / name).unlink()
+    table = "memory" if name == "index.json" else name.partition(".")[0]
+    kept = next(folder.glob(f"{run_files.PREFIX}{table}-*")) / name
+    kept.write_bytes(content) if content else kept.unlink()
     same(load(folder), first)
 
 

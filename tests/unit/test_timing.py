@@ -1,10 +1,8 @@
 """Predicted time: the layout of a schedule, the tables of measured times, clusters as files, published runs."""
 
-import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,20 +10,19 @@ import yaml
 
 from tests.cells import cell
 from tests.test_layers import LAYERS
-from validation import predicted_here, predicted_maps
+from validation import predicted_here
 from validation.predicted_here import HereRow
 from validation.published_runs.hardware import hardware_of
-from validation.published_runs.rows import NotGivenError, PublishedRun
+from validation.published_runs.rows import PublishedRun
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
-from zerobench.commands import predict
 from zerobench.commands.estimate.command import ask
 from zerobench.config.schema_training import Fp16, Muon
 from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
-from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, held_out_error, is_called, matmul_rows
+from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, held_out_error, matmul_rows
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import StepSchedule, reduced, schedule_of, step_time
 from zerobench.timing.schedules import NOT_EXECUTED, Schedules
@@ -69,22 +66,47 @@ def wait(operation: int, stream: int = 0) -> EventRow:
     return row("wait", operation=operation, stream=stream)
 
 
-def test_a_collective_hides_behind_compute_and_what_is_left_is_exposed() -> None:
-    made = lay_out([row("phase", name="backward"), launch(0, 5), work(3), wait(0), work(1)], Units())
-    assert (made.step_s, made.exposed_s) == (6, 2)
-    assert made.phases["backward"].total_s == 6
+def gather(operation: int, seconds: int, unit: str) -> EventRow:
+    return row(
+        "launch", operation=operation, bytes=seconds, unit=unit, stream=1, group="world", collective="all_gather"
+    )
 
 
-def test_collectives_of_one_group_run_one_after_the_other() -> None:
-    made = lay_out([launch(0, 5, 1), launch(1, 5, 2), work(1), wait(1)], Units())
-    assert made.step_s == 10
+ORDERED = [
+    work(4),
+    row("order", operator="record", stream=0, elements=9), row("order", operator="wait", stream=1, elements=9),
+    launch(0, 2, 1), work(1), wait(0),
+]  # fmt: skip
+"""A stream waits for the event that another recorded, before its collective begins."""
 
 
-def test_a_stream_waits_for_the_event_that_another_recorded() -> None:
-    order = [work(4), row("order", operator="record", stream=0, elements=9),
-             row("order", operator="wait", stream=1, elements=9), launch(0, 2, 1), work(1), wait(0)]  # fmt: skip
-    assert lay_out(order, Units()).step_s == 6
-    assert lay_out([order[0], *order[3:]], Units()).step_s == 5, "without the wait it starts at once"
+@pytest.mark.parametrize(
+    ("step", "device", "step_s", "exposed_s"),
+    [
+        ([launch(0, 5), work(3), wait(0), work(1)], Units(), 6, 2),
+        ([launch(0, 5, 1), launch(1, 5, 2), work(1), wait(1)], Units(), 10, 9),
+        (ORDERED, Units(), 6, 1),
+        ([ORDERED[0], *ORDERED[3:]], Units(), 5, 0),
+        ([launch(0, 6, 1), work(4), wait(0)], Units(contention=1.5), 6, 0),
+        ([launch(0, 3, 1), work(4), wait(0)], Units(contention=1.5), 5, 0),
+        ([launch(0, 5, 2), wait(0, 2), work(1)], Units(), 5, 0),
+        ([launch(0, 5, 2), wait(0, 2), work(1)], Units(blocking=True), 6, 5),
+        ([work(2), launch(0, 5), work(1), wait(0), work(1)], Units(blocking=True), 8, 4),
+        ([launch(0, 2, 1), wait(0), row("order", operator="late", unit="bucket 0"), gather(7, 4, "bucket 0")],
+         Units(), 6, 6),
+    ],
+    ids=[
+        "a collective hides behind compute", "collectives of a group run one after the other", "an event is waited for",
+        "without the wait it starts at once", "compute beside a collective is slower", "until the collective ends",
+        "a stream waits while another computes", "a CPU has no streams", "the host of a CPU computes and waits",
+        "what the step before left keeps the lane busy",
+    ],
+)  # fmt: skip
+def test_where_collectives_hide_and_what_a_step_waits_for(
+    step: list[EventRow], device: Units, step_s: float, exposed_s: float
+) -> None:
+    made = lay_out(step, device)
+    assert (made.step_s, made.exposed_s) == pytest.approx((step_s, exposed_s))
 
 
 def test_compute_is_that_of_the_models_stream() -> None:
@@ -93,21 +115,10 @@ def test_compute_is_that_of_the_models_stream() -> None:
     assert (made.compute_s, made.exposed_s, made.step_s) == (2, 2, 4)
 
 
-def test_compute_beside_a_collective_is_slower() -> None:
-    made = lay_out([launch(0, 6, 1), work(4), wait(0)], Units(contention=1.5))
-    assert made.step_s == 6
-    assert lay_out([launch(0, 3, 1), work(4), wait(0)], Units(contention=1.5)).step_s == pytest.approx(5)
-
-
 def test_a_slow_host_starves_the_device() -> None:
     made = lay_out([work(1), work(1), work(1)], Units(host_s=2.0))
     assert made.step_s == 7
     assert made.host_s == 4
-
-
-def test_on_a_cpu_the_host_computes_and_waits() -> None:
-    made = lay_out([work(2), launch(0, 5), work(1), wait(0), work(1)], Units(blocking=True))
-    assert (made.step_s, made.exposed_s) == (8, 4)
 
 
 def test_a_host_that_only_waits_has_done_its_work_for_a_collective_meanwhile() -> None:
@@ -164,14 +175,6 @@ def test_only_operators_that_a_cache_does_not_hold_take_longer_in_a_step() -> No
     assert costs.compute(large) - alone.compute(large) == pytest.approx(known.set_index("operator")["seconds"][IN_STEP])
 
 
-def test_hooks_launches_cost_a_call_and_those_after_the_update_none() -> None:
-    gather = launch(0, 1, kind="all_gather")
-    assert is_called(gather)
-    assert is_called(replace(gather, phase="forward"))
-    assert not is_called(replace(gather, phase="update"))
-    assert not is_called(replace(gather, collective="all_reduce"))
-
-
 def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_waited_for_one_another() -> None:
     apart = Units(blocking=True, apart=0.25)
     made = lay_out([work(4), launch(0, 2), wait(0), work(4), launch(1, 2), wait(1)], apart)
@@ -201,18 +204,6 @@ def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkey
     assert "fewer ranks than cores" in interval_of(CpuCosts(with_steps, load_calibration(folder), 4), config).words
 
 
-def test_a_cpu_has_no_streams_so_that_every_wait_is_the_hosts() -> None:
-    step = [launch(0, 5, 2), wait(0, 2), work(1)]
-    assert lay_out(step, Units()).step_s == 5, "a stream waits while another computes"
-    assert lay_out(step, Units(blocking=True)).step_s == 6
-
-
-def gather(operation: int, seconds: int, unit: str) -> EventRow:
-    return row(
-        "launch", operation=operation, bytes=seconds, unit=unit, stream=1, group="world", collective="all_gather"
-    )
-
-
 def test_what_a_step_leaves_in_flight_travels_during_the_next() -> None:
     """Of 4 s on the wire the next step's first operator hides 3, and the step waits for the rest."""
     late = row("order", operator="late", unit="bucket 0")
@@ -221,11 +212,6 @@ def test_what_a_step_leaves_in_flight_travels_during_the_next() -> None:
     made = lay_out(step, Units())
     assert (made.step_s, made.exposed_s) == (6, 1)
     assert lay_out([work(3), work(2), *update], Units()).step_s == 9, "nobody waits: the step does"
-
-
-def test_a_lane_that_the_step_before_keeps_busy_delays_this_ones_collectives() -> None:
-    step = [launch(0, 2, 1), wait(0), row("order", operator="late", unit="bucket 0"), gather(7, 4, "bucket 0")]
-    assert lay_out(step, Units()).step_s == 6
 
 
 def test_a_declared_engine_reduces_after_its_backward() -> None:
@@ -297,11 +283,6 @@ def test_every_file_of_the_hardware_binds_by_type(group: str) -> None:
             assert hardware.device(found.device)
 
 
-def test_an_unknown_cluster_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"cluster h100-320 is not described.*h100-3200"):
-        hardware.cluster("h100-320")
-
-
 @pytest.mark.parametrize(
     ("text", "words"), [("node_gbit_s: 0", "node_gbit_s=0: a number above 0"), ("nod: 1", "nod is no key")]
 )
@@ -353,12 +334,6 @@ def test_the_network_of_a_published_run_is_its_rows() -> None:
     assert hardware_of(probed).costs.transfer(event).wire_s == pytest.approx(2**30 * 1.875 / 160.5e9, rel=0.02)
 
 
-@pytest.mark.parametrize("gpu", ["", "GB200", "H100-SXM-96GB-HBM2e-500W"])
-def test_a_device_that_is_not_described_has_no_prediction(gpu: str) -> None:
-    with pytest.raises(NotGivenError):
-        hardware_of(RUN.__class__(**vars(RUN) | {"gpu": gpu}))
-
-
 def test_kernels_take_as_many_times_longer_as_was_fitted() -> None:
     costs = GpuCosts(hardware.device("a100-sxm-80gb"), hardware.cluster("a100-80gb-1600"), scales=hardware.Scales())
     attention = row("compute", operator="flash", flops=10**12, sizes="4x8x512x512x64", dtype="bfloat16")
@@ -400,31 +375,6 @@ def test_the_effect_of_an_option_is_over_the_same_strategy_without_it_in_the_sam
     assert predicted_here.order_of(rows) == (0, 0), "an option is no strategy"
 
 
-def test_errors_without_the_drift_of_the_machine() -> None:
-    rows = [
-        HereRow("gpt_small", 2, 0.0, predicted_here.REFERENCE, "", 1.0, 0.0, 1.25, 1.25, 1.25, -0.2),
-        HereRow("gpt_small", 2, 0.0, "ddp", "", 1.2, 0.0, 1.5, 1.5, 1.5, -0.2),
-        HereRow("gpt_small", 4, 0.0, "ddp", "", 1.1, 0.0, 1.0, 1.0, 1.0, 0.1),
-    ]
-    assert predicted_here.without_drift(rows) == pytest.approx([0.0, 0.1])
-    assert predicted_here.measured_errors(rows) == [-0.2, 0.1]
-    assert predicted_here.order_of(rows) == (0, 0), "the reference is no strategy"
-
-
-def test_the_network_of_break_even_is_found_within_5_percent() -> None:
-    """The waits are 100 and 200 s over the rate; the cell that waits longer computes 0.5 s less."""
-
-    def seconds(cell: str, rate: float) -> SimpleNamespace:
-        return SimpleNamespace(step_s=1 + 100 / rate if cell == "less" else 0.5 + 200 / rate)
-
-    rate, always = predicted_maps._edge("less", "more", seconds)
-    assert always == 0
-    assert 200 <= rate <= 210
-    assert predicted_maps._edge("more", "less", seconds) == (None, 0)
-    assert predicted_maps._edge("less", "much more", lambda cell, rate: seconds(cell, rate) if cell == "less" else
-                                SimpleNamespace(step_s=9 + 900 / rate)) == (None, 1)  # fmt: skip
-
-
 def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() -> None:
     sizes = {"copy_": 900, "add": 50, "mine.experts": 30, "mine.gemm": 1, "mine.small": 5, "mv": 1}
     step = [row("compute", operator=name, bytes=size) for name, size in sizes.items()]
@@ -446,13 +396,6 @@ def test_every_operator_of_a_common_step_has_a_formula(strategy: str) -> None:
     for target in (CPU, CUDA):
         config = reduced(cell(strategy, 2, "tiny", **more).config)
         assert schedule_of(config, [execute(config.configs[0], target=target, operators=True)]).without_formula == []
-
-
-@pytest.mark.parametrize(("ending", "first"), [(".csv", "name,cluster,"), (".json", "[\n")])
-def test_rows_are_written_in_the_form_of_the_files_ending(tmp_path: Path, ending: str, first: str) -> None:
-    out, row = tmp_path / f"rows{ending}", predict.PredictionRow("a", "h100-3200", "ddp", 1, 1, 1, 8)
-    predict._give([row], argparse.Namespace(format="table", out=out, columns=None))
-    assert out.read_text().startswith(first)
 
 
 def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None:
