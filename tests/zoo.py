@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from zerobench import models
 from zerobench.zero.low_bit import AdamW8bit, AdamWBf16
 
 WIDTH, WORDS = 19, 37
@@ -200,3 +201,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     return MODELS[name]()
+
+
+def gpt(**more: Any) -> nn.Module:
+    """A GPT of two narrow blocks; `more`: other options of it. The values are those of one seed."""
+    torch.manual_seed(3)
+    shape = {"layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16}
+    return models.build("gpt", {**shape, "tied": True, "checkpointing": False, **more})

@@ -30,13 +30,15 @@ class Mixed(nn.Module):
         nn.init.normal_(self.scale)
 
 
-def gpt(tied: bool = True) -> nn.Module:
-    return GPT(3, 48, 4, 61, 16, tied, False)
+def gpt(tied: bool = True, **more: int) -> nn.Module:
+    return GPT(3, 48, 4, 61, 16, tied, False, **more)
 
 
 BUILDERS: dict[str, Any] = {
     "gpt": gpt,
     "untied": lambda: gpt(tied=False),
+    "tiles": lambda: gpt(tiles=3),
+    "adapters": lambda: gpt(lora=4),
     "mlp": lambda: MLP(3, 24, 50),
     "mixed": Mixed,
     "channels last": lambda: Mixed().to(memory_format=torch.channels_last),

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
-
-import pytest
 
 import zerobench
 from tests.end_to_end.command import SMALL
@@ -39,26 +32,3 @@ def test_a_full_disk_is_a_row(tmp_path: Path) -> None:
     assert ended.returncode == 1
     check(tmp_path, ended.stderr, "failed: the disk is full: ")
     assert f"{home}/zerobench-" in ended.stdout
-
-
-@pytest.mark.thorough
-def test_a_block_that_is_damaged_underneath_is_a_row(tmp_path: Path) -> None:
-    """Again and again, a byte in each block of every file that ranks have made, until the sweep is over."""
-    command = [sys.executable, "-m", "zerobench", *SMALL, *SWEEP, "measure.passes=timed", "measure.steps=60"]
-    sweep = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 300
-    while sweep.poll() is None and time.monotonic() < deadline:
-        with suppress(FileNotFoundError):  # folders come and go with their ranks
-            for file in (tmp_path / "results").rglob("states-*.bin"):
-                damage(file)
-        time.sleep(0.01)
-    _, errors = sweep.communicate(timeout=60)
-    assert sweep.returncode == 1, errors
-    check(tmp_path, errors, "are not the bytes that were written")
-
-
-def damage(file: Path) -> None:
-    with file.open("r+b") as underneath:
-        for block in range(0, os.fstat(underneath.fileno()).st_size, 4096):
-            underneath.seek(block + 5)
-            underneath.write(os.urandom(1))

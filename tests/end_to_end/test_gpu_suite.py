@@ -5,23 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from contextlib import chdir, redirect_stdout
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import zerobench as package
-from tests.end_to_end.command import ROOT, heed_ctrl_c
+from tests.end_to_end.command import ROOT
 from validation.__main__ import main as validate
 from validation.gpu_suite import SECTIONS
 from validation.gpu_suite.section import NONE
@@ -141,30 +138,3 @@ def test_what_is_finished_is_reused(whole: tuple[Path, str], checkout: dict[str,
     assert all(cell["reused"] for name in ("parity", "bus") for cell in told(out)[name]["cells"])
     assert list(told(out)) == list(SECTIONS), "the other sections stay"
     assert len(package.load(out).runs) == before
-
-
-@pytest.mark.thorough
-def test_a_cut_run_keeps_what_it_has(checkout: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run = subprocess.Popen(
-        command(out, "--only", "memory"), env=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=heed_ctrl_c,
-    )  # fmt: skip
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and sum(path.is_dir() for path in out.glob("runs/memory/ddp-*")) < 1:
-        time.sleep(0.05)
-    while time.monotonic() < deadline and not (out / "runs.parquet").exists():
-        time.sleep(0.05)
-    below = psutil.Process(run.pid).children(recursive=True)
-    os.kill(run.pid, signal.SIGTERM)
-    printed, errors = run.communicate(timeout=300)
-    assert run.returncode == 130, errors
-    statuses = [cell["status"] for cell in told(out)["memory"]["cells"]]
-    assert statuses[0] == "ok"
-    assert statuses[-1] == "waiting"
-    runs = package.load(out).runs
-    assert runs.status.iloc[0] == "ok"
-    assert "Still to come" in (out / "summary.md").read_text()
-    assert "Memory of one rank of N" in printed
-    psutil.wait_procs(below, timeout=60)
-    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

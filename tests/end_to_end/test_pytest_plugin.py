@@ -6,13 +6,8 @@ Most sessions run in this process. Their toy project is the same everywhere: a m
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
-import time
-from collections.abc import Callable
 from glob import escape
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -435,50 +430,3 @@ def test_a_session_without_such_tests_loads_nothing(toy: pytest.Pytester) -> Non
     toy.runpytest_subprocess("-p", "no:xdist").assert_outcomes(passed=1)
     result = toy.runpytest_subprocess("-p", "no:zerobench")
     result.assert_outcomes(failed=1)
-
-
-@pytest.mark.thorough
-def test_a_rank_that_hangs_shows_where(toy: pytest.Pytester) -> None:
-    toy.makepyfile(test_ranks=RANKS.replace("timeout_s=3", "timeout_s=20"))
-    result = toy.runpytest_inprocess("-k", "hangs")
-    assert "in test_hangs" in said(result)
-
-
-@pytest.mark.thorough
-def test_ranks_end_with_the_session_that_is_killed(toy: pytest.Pytester) -> None:
-    toy.makepyfile(
-        test_hangs="""
-        import os, pathlib, time, pytest, torch.distributed as dist
-
-        @pytest.mark.zerobench(leaks=0, ranks=2)
-        def test_hangs(zerobench_watch):
-            pathlib.Path(f"rank{dist.get_rank()}").write_text(str(os.getpid()))
-            time.sleep(100)
-        """
-    )
-    files = [toy.path / f"rank{rank}" for rank in range(2)]
-    session = subprocess.Popen([sys.executable, "-m", "pytest", "-q"], cwd=toy.path, stdout=subprocess.DEVNULL)
-    try:
-        assert waited(lambda: all(file.is_file() and file.read_text() for file in files), 300)
-    finally:
-        session.kill()
-        session.wait()
-    ranks = [int(file.read_text()) for file in files]
-    assert waited(lambda: not any(is_alive(rank) for rank in ranks), 60)
-
-
-def waited(until: Callable[[], bool], seconds: float) -> bool:
-    """True once `until` is, within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if until():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

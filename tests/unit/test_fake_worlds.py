@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import random
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 from torch.utils import _python_dispatch
 
@@ -26,12 +24,9 @@ from zerobench.config.schema import Model
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
 from zerobench.fake_execution import execute
-from zerobench.host.environment import rank_environment
 from zerobench.predict.estimate import simulated_ranks
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.strategies.spec import fullest_rank
 from zerobench.sweep.cell import _ranks
-from zerobench.theory.shapes import OptimizerShape, ParameterShape
 
 
 class ReadsValues(nn.Module):
@@ -98,24 +93,6 @@ def test_addresses_tell_storages_apart_and_views_of_one_apart_by_their_offset() 
             assert one[-1:].data_ptr() == one.data_ptr() + one.nbytes - one.itemsize
             assert one.view(-1).detach().data_ptr() == one.data_ptr()
         assert torch.empty(0).data_ptr() == 0, "as of a real tensor without memory"
-
-
-def test_the_fullest_rank_is_the_one_to_which_torch_gives_most() -> None:
-    draw = random.Random(3)
-    for ranks in (2, 3, 4):
-        numels = [draw.choice((1, 5, 9, 40, 41, 100)) for _ in range(draw.randint(ranks, 12))]
-        shapes = [ParameterShape(numel, 4, trainable=True, unit="") for numel in numels]
-        parameters = [nn.Parameter(torch.empty(numel)) for numel in numels]
-        with rank_environment(0, ranks, "cpu", "simulated", "", 1, 10):
-            given = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)._partition_parameters()
-        most = [sum(p.numel() for group in groups for p in group["params"]) for groups in given]
-        assert fullest_rank(shapes, ranks, OptimizerShape(1, 0)) == most.index(max(most))
-
-
-def test_of_ranks_with_as_many_elements_the_one_with_more_parameters_is_fullest() -> None:
-    shapes = [ParameterShape(numel, 4, trainable=True, unit="") for numel in (8, 4, 4)]
-    assert fullest_rank(shapes, 2, OptimizerShape(1, 0)) == 0
-    assert fullest_rank(shapes, 2, OptimizerShape(1, counts=1)) == 1
 
 
 RMSPROP = {"optimizer": schema_training.RMSprop()}

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from analysis import largest_model, table1
 from tests.made_up import MIB, figure_of, results_of, run, texts
-from zerobench.plots.page import settle
 from zerobench.plots.panels import model_of
-from zerobench.plots.pareto import name_points
 
 ROOT = Path(__file__).parents[2]
 
 
 def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def test_a_name_lies_beside_its_own_point_or_is_joined_to_it() -> None:
-    angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
-    around = 0.5 + 0.05 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    points = np.concatenate([[[0.5, 0.5]], around, np.random.default_rng(3).uniform(0.1, 0.9, (5, 2))]).round(3)
-    figure = Figure(figsize=(5, 4))
-    axes = figure.subplots()
-    axes.plot(*points.T, "o", ms=7)
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    figure.draw_without_rendering()
-    named = [(f"cell {n}", float(x), float(y)) for n, (x, y) in enumerate(points)]
-    names = name_points(axes, named[:10], [(x, y) for _, x, y in named[10:]])
-    figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(one) for one in names]  # without the line to the point
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-    places = axes.transData.transform(points)
-    assert not any(box.contains(*place) for box in boxes for place in places)
-    for number, (name, box) in enumerate(zip(names, boxes, strict=True)):
-        away = [float(np.hypot(*np.maximum(0, np.maximum(box.min - place, place - box.max)))) for place in places]
-        assert int(np.argmin(away)) == number or name.arrow_patch is not None
-    assert names[0].arrow_patch is not None, "the point in the middle of others"
 
 
 @pytest.mark.slow
@@ -66,12 +39,6 @@ def test_losses_that_are_equal_are_one_line_and_no_axis_of_zeros() -> None:
     assert len(both.axes) == 2
 
 
-def test_zeropps_figure_names_what_differs_at_no_step() -> None:
-    rows = [run(strategy, 2) for strategy in ("ddp", "zero1", "zero3")]
-    axes = figure_of("zeropp", results_of(rows, {"zero3": [3.0, 2.5, 1.0]})).axes[1]
-    assert [line.get_label() for line in axes.lines] == ["zero3", "ddp = zero1, to the bit"]
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "words"),
     [
@@ -84,14 +51,6 @@ def test_a_models_name_stands_for_its_own_shape_alone(name: str, shape: str, wor
     assert model_of(name, shape) == words
 
 
-def test_a_short_phases_name_stays_within_the_axes() -> None:
-    figure = figure_of("timeline", results_of([run("zero2", 2)]))
-    settle(figure)
-    (axes,) = figure.axes
-    (name,) = [text for text in axes.texts if text.get_text() == "update"]
-    assert name.get_window_extent().x1 <= axes.get_window_extent().x1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("cores", "shaded"), [(2, True), (64, False)])
 def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool) -> None:
@@ -100,23 +59,6 @@ def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool)
     assert ("more ranks than cores" in legend_of(figure)) == shaded
     spans = [patch.get_x() for patch in figure.axes[0].patches]
     assert spans == ([2.5] if shaded else [])
-
-
-@pytest.mark.slow
-def test_a_legend_names_what_can_be_seen_alone() -> None:
-    assert legend_of(figure_of("volume", results_of([run("zero3", 2)]))) == [
-        "reduce_scatter",
-        "all_gather",
-        "predicted",
-    ]
-    none = {"peak_inputs_bytes": 0, "peak_master_bytes": 1}
-    arena = figure_of("arena", results_of([run("zero2", 2, **none)]))
-    assert {"inputs", "master"}.isdisjoint(legend_of(arena))
-    assert "gradients" in legend_of(arena)
-    without = results_of([run("zero2", 2)])
-    without.timeline["master_bytes"] = 0
-    assert "master" not in legend_of(figure_of("timeline", without))
-    assert "temporary" in legend_of(figure_of("timeline", without))
 
 
 @pytest.mark.slow

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis import all as every
-from analysis import calibration
 from analysis.common import DRAWN_AS, FIGURES, PLOTTED, main_of
 from tests.cells import cell
 from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, run, texts, tops
-from zerobench.calibrate.collectives import load_calibration
 from zerobench.records import CATEGORIES, STATES
 from zerobench.results.summary import summarize
-from zerobench.results.tables import Results, collect
+from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 
 
@@ -46,13 +42,6 @@ def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, c
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.shown(5)
-@pytest.mark.parametrize("name", OF_RUNS)
-def test_failures_alone_are_a_figure_of_failures(name: str) -> None:
-    assert "timeout" in " ".join(texts(figure_of(name, results_of([run("ddp", 2, "timeout")]))))
-
-
 def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
     figure = figure_of("memory", results_of([run("ddp", 2)]), capacity=100 * MIB)
     axes = figure.axes[0]
@@ -75,15 +64,6 @@ def test_volume_bars_are_the_parts_by_collective() -> None:
     axes = figure_of("volume", results_of([run("zero3", 2)])).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [0.0, 1.0, 2.0, 0.0]
     assert axes.collections[0].get_segments()[0][0][1] == 2.9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["memory", "volume", "scaling"])
-def test_what_has_no_prediction_is_drawn_without_one(name: str) -> None:
-    none = {"predicted_states_bytes": None, "floor_states_bytes": None, "predicted_volume_psi": None}
-    figure = figure_of(name, results_of([run("fsdp2", 2, **none), run("zero3", 2)]))
-    figure.draw_without_rendering()
-    assert len(figure.axes[0].patches) > 0 or len(figure.axes[0].lines) > 0
 
 
 @pytest.mark.slow
@@ -179,28 +159,6 @@ def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
     assert right.get_title(loc="left") == "largest difference: 0.5"
 
 
-def test_losses_that_are_equal_to_the_bit_are_one_line() -> None:
-    rows = [run(strategy, 2) for strategy in ("zero1", "ddp", "zero3")]
-    found = results_of(rows, {"zero3": [3.0, 2.5, 1.0]})
-    left, right = figure_of("losses", found).axes
-    assert [line.get_label() for line in left.lines] == ["ddp = zero1, to the bit", "zero3"]
-    assert len(right.lines) == 2
-
-
-def test_the_front_is_what_a_scan_from_small_to_large_says() -> None:
-    spots = np.random.default_rng(0).integers(1, 12, (30, 2))
-    frame = pd.DataFrame({"peak_bytes": spots[:, 0] * MIB, "tokens_per_s": spots[:, 1] * 100.0})
-    expected, best = set(), -1.0
-    for size, tied in frame.groupby("peak_bytes"):
-        most = tied.tokens_per_s.max()
-        if most > best:
-            expected |= {(size, most)}
-            best = most
-    on_front = frame[import_module("zerobench.plots.pareto").front(frame)]
-    assert set(zip(on_front.peak_bytes, on_front.tokens_per_s, strict=True)) == expected
-    assert len(on_front) == sum((p, r) in expected for p, r in zip(frame.peak_bytes, frame.tokens_per_s, strict=True))
-
-
 def test_pareto_fills_the_front_and_joins_it_with_a_staircase() -> None:
     rows = [run("ddp", 2, peak_bytes=4 * MIB, step=0.2), run("zero1", 2, peak_bytes=8 * MIB, step=0.1)]
     rows += [run("zero2", 2, peak_bytes=6 * MIB, step=0.3), run("zero3", 2, "crash")]
@@ -223,13 +181,6 @@ def test_a_busy_machine_has_no_front() -> None:
     assert not any(line.get_label() == "front" for line in axes.lines)
     assert "no front: the machine was busy while 1 of 2 cells ran" in " ".join(axes.get_xlabel().split())
     assert not any("Pareto front" in text.get_text() for legend in axes.figure.legends for text in legend.get_texts())
-
-
-def test_too_many_panels_are_counted_in_the_figure() -> None:
-    rows = [run("ddp", 1, micro_batch=m) for m in (1, 2, 3)]
-    figure = figure_of("volume", results_of(rows), panels=2)
-    assert sum(axes.axison for axes in figure.axes) == 2
-    assert "2 of 3 panels are drawn" in figure.get_suptitle()
 
 
 def test_cells_of_one_strategy_are_told_apart() -> None:
@@ -269,39 +220,3 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
         "table1",
     }
     assert scripts == {*FIGURES, *others} - {*PLOTTED, *DRAWN_AS}
-
-
-@pytest.mark.slow
-def test_the_arenas_figure_counts_what_lasts_and_on_cuda_has_the_allocators_numbers() -> None:
-    """On a CPU two axes a panel; on CUDA five, with what the allocator was told in a cell's name."""
-    rows = [run("zero2", 2), run("zero3", 2, "oom")]
-    plain = figure_of("arena", counted_births(results_of(rows)))
-    assert tops(plain.axes[0]) == {0.0: 14.0}
-    assert "14" in [text.get_text() for text in plain.axes[0].texts]
-    assert tops(plain.axes[1]) == pytest.approx({0.0: sum(NUMBERS.values()) / MIB})
-    assert "oom" in " ".join(texts(plain))
-    cuda = {"fragmentation_bytes": 6 * MIB, "largest_free_block_bytes": 3 * MIB, "alloc_retries": 2}
-    grows = replace(run("zero2", 2, **cuda), alloc_conf="expandable_segments:True", run_id="grows")
-    figure = figure_of("arena", counted_births(results_of([run("zero2", 2, **cuda), grows])))
-    assert [tops(axes) for axes in figure.axes[2:]] == [{0.0: 6, 1.0: 6}, {0.0: 3, 1.0: 3}, {0.0: 2, 1.0: 2}]
-    names = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert names == ["–\nzero2", "yes\nzero2"]
-
-
-def counted_births(results: Results) -> Results:
-    """With so many lasting allocations: of gradients 4 on rank 0 and 6 on rank 1, of activations 8."""
-    memory = results.memory.copy()
-    steps = (memory["phase"] == "step") & memory["category"].isin(["gradients", "activations"])
-    memory.loc[steps, "lasting"] = [
-        8 if one.category == "activations" else 4 + 2 * one.rank for one in memory[steps].itertuples()
-    ]
-    memory.loc[steps, "allocations"] = 100
-    return replace(results, memory=memory)
-
-
-def test_a_calibrations_title_says_the_dtype_of_what_was_sent() -> None:
-    where = Path(__file__).parents[2] / "results/calibration/cpu/N=2"
-    found = load_calibration(where)
-    title = calibration.draw(found).get_suptitle()
-    assert f"N = 2, {found.transfers['dtype'].iloc[0]}, cpu" in title
-    assert "object" not in title

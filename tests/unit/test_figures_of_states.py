@@ -14,32 +14,9 @@ import pytest
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
 from zerobench.commands.account_memory import tier_passages
-from zerobench.plots.marks import name_cells, rows_of_labels
-from zerobench.plots.page import Sheet, settle
 from zerobench.records import MemoryRow, RunRow, SearchRow
 from zerobench.results.frames import frame_of
 from zerobench.results.tables import collect
-
-
-def test_a_policys_bar_says_what_becomes_of_activations() -> None:
-    axes = figure_of("activation", results_of([run("zero2", 2)])).axes[1]
-    (whisker,) = axes.collections[0].get_segments()
-    assert list(whisker[:, 1]) == pytest.approx([90, 120])
-    policy_of = import_module("analysis.activation").policy_of
-    labels = ("zero2", "zero2 recomputed", "zero2 activation=offload a=2", "zero2 activation=checkpoint_offload")
-    assert [policy_of(label) for label in labels] == ["none", "checkpoint", "offload", "checkpoint_offload"]
-
-
-def test_what_leaves_the_device_is_one_word() -> None:
-    offload = import_module("analysis.offload")
-    labels = {
-        "zero2 adam": "none", "zero2 offload=cpu": "both",
-        "zero2 offload=cpu optimizer=true gradients=false": "optimizer",
-        "zero2 offload=cpu optimizer=false gradients=true": "gradients",
-    }  # fmt: skip
-    assert [offload.what_leaves(label) for label in labels] == list(labels.values())
-    rows = offload.table(pd.DataFrame({"label": ["zero2", "zero2 offload=cpu", "zero2 offload=nvme"]}))
-    assert rows == {"offloaded": ["none", "both", "both"], "to": ["–", "host", "files"]}
 
 
 def test_buffers_are_lines_over_the_models_sizes() -> None:
@@ -54,12 +31,6 @@ def test_buffers_are_lines_over_the_models_sizes() -> None:
     assert lines == {"-": [8, 8], ":": [1, 4], "--": pytest.approx([4e6 / MIB, 16e6 / MIB])}
 
 
-def test_states_of_shard_groups_have_no_collectives_color() -> None:
-    states, volume = figure_of("shard_group", results_of([run("zero2", 2)])).axes
-    colors = [{bar.get_facecolor() for bar in axes.patches if bar.get_height()} for axes in (states, volume)]
-    assert not colors[0] & colors[1]
-
-
 def test_nodes_draw_what_crosses_of_what_a_rank_sends() -> None:
     """Flat: two of the three others are in the other node. In two hops the meter has told."""
     flat = run("zero2", 4, wire_bytes=6 * 10**6)
@@ -71,17 +42,6 @@ def test_nodes_draw_what_crosses_of_what_a_rank_sends() -> None:
     assert [text.get_text() for text in axes.texts if text.get_gid()] == ["4.00\nof 6.00", "2.00\nof 6.00"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["flat\nzero2", "two hops\nzero2"]
     assert axes.collections[0].get_segments()[0][0][1] == pytest.approx(2)
-
-
-def test_names_are_what_differs_upright_if_they_would_collide() -> None:
-    axes = Sheet(1, 2.0, "Made up.").subplots()
-    name_cells(axes, ["zero2", "zero2"], rows_of_labels(["zero2 simulated bucket_bytes=65536", "zero2 simulated"]))
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["64.0 KiB\nzero2", "–\nzero2"]
-    assert axes.get_xlabel() == "bucket_bytes, strategy", "a flag that all share is left out"
-    many = Sheet(1, 2.0, "Made up.").subplots()
-    name_cells(many, ["zero2"] * 40, {"parts": [f"checkpoint_offload_{n}" for n in range(40)]})
-    settle(many.figure)
-    assert {label.get_rotation() for label in many.get_xticklabels()} == {90}
 
 
 POOL = {"name": "nvme", "block_bytes": 4 * MIB, "buffers": 16}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from zerobench.probes.ledger import Ledger
 from zerobench.zero import labels
@@ -67,18 +65,6 @@ def test_the_largest_tensors_are_those_of_the_peak(ledger: Ledger) -> None:
     assert [size for size, *_ in ledger.sums.extremes["all"].alive] == [4000, 400]
 
 
-def test_resizing_a_storage_is_seen(ledger: Ledger) -> None:
-    a = torch.empty(1000)
-    labels.label(a, labels.PARAMETERS, "a")
-    a.untyped_storage().resize_(0)
-
-    def work() -> None:
-        a.untyped_storage().resize_(4000)
-        a.untyped_storage().resize_(0)
-
-    assert stretch(ledger, work) == {"parameters": 4000}
-
-
 def test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase(ledger: Ledger) -> None:
     slot = torch.empty(1000)
     labels.label(slot, labels.GRADIENTS, "a slot")
@@ -111,13 +97,6 @@ def test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase(l
     assert ledger.sums.extremes["forward"].made is None, "of whole stretches alone"
 
 
-def test_the_patch_on_resize_is_taken_back() -> None:
-    before = torch.UntypedStorage.resize_
-    with Ledger():
-        assert torch.UntypedStorage.resize_ is not before
-    assert torch.UntypedStorage.resize_ is before
-
-
 def test_recomputation_makes_activations_and_backward_makes_temporaries(ledger: Ledger) -> None:
     ledger.enter_phase("backward")
 
@@ -128,53 +107,3 @@ def test_recomputation_makes_activations_and_backward_makes_temporaries(ledger: 
             torch.empty(200)
 
     assert stretch(ledger, work) == {"activations": 1200, "temporary": 800}
-
-
-@pytest.mark.parametrize(("phase", "more"), [("backward", {"gradients": 6000}), ("update", {"temporary": 4000})])
-def test_a_cast_of_a_gradient_is_one_in_backward_where_it_accumulates(
-    ledger: Ledger, phase: str, more: dict[str, int]
-) -> None:
-    ledger.enter_phase(phase)
-
-    def work() -> None:
-        with torch.no_grad():
-            gradient = torch.empty(1000, dtype=torch.bfloat16)
-            labels.label(gradient, labels.GRADIENTS, "a")
-            gradient.float()
-
-    assert stretch(ledger, work) == {"gradients": 2000} | more
-
-
-def test_the_allocator_agrees_on_a_training_step() -> None:
-    """torch.profiler's allocator events are an independent witness: what a step adds at most, to the byte.
-
-    Linear layers keep no buffers inside kernels, so there is nothing that only the allocator could see.
-    """
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-    x = torch.randn(32, 64)
-
-    def step() -> None:
-        loss = model(x).square().mean()
-        loss.backward()
-        model.zero_grad()
-
-    step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        step()
-    running = peak = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            running += event.nbytes()
-            peak = max(peak, running)
-    ledger = Ledger()
-    labels.listen(ledger)
-    with ledger:
-        for parameter in model.parameters():
-            labels.label(parameter, labels.PARAMETERS, "")
-        ledger.begin()
-        ledger.enter_phase("forward")
-        step()
-        ledger.end("all")
-    labels.unlisten(ledger)
-    before = sum(4 * parameter.numel() for parameter in model.parameters())
-    assert ledger.sums.extremes["all"].peak - before == peak

@@ -10,21 +10,12 @@ import torch
 from torch import nn
 
 from tests.cells import MODELS, cell
+from tests.zoo import gpt
 from zerobench import models
 from zerobench.config.schema import Gpt, HuggingfaceModel
 from zerobench.models import lora
 from zerobench.predict.estimate import estimate
 from zerobench.predict.flops import step_flops
-from zerobench.zero import initialize
-
-SHAPE: dict[str, Any] = {
-    "layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16, "tied": True, "checkpointing": False
-}  # fmt: skip
-
-
-def gpt(**more: Any) -> nn.Module:
-    torch.manual_seed(3)
-    return models.build("gpt", {**SHAPE, **more})
 
 
 @pytest.mark.parametrize("tiles", [1, 2])
@@ -39,18 +30,6 @@ def test_it_starts_as_the_frozen_model_and_adapters_alone_are_trained(tiles: int
     adapted(tokens, tokens).backward()
     assert all((p.grad is not None) == (name in trained) for name, p in adapted.named_parameters())
     assert all(trained[name].grad.any() == name.endswith("lora_b") for name in trained)
-
-
-def test_from_the_meta_device_it_has_the_same_values() -> None:
-    plain = gpt(lora=4)
-    torch.manual_seed(3)
-    with torch.device("meta"):
-        model = gpt(lora=4)
-    torch.manual_seed(3)
-    engine = initialize(model, torch.optim.AdamW(model.parameters(), fused=True), "zero3")
-    found = engine.full_state_dict()
-    assert found.keys() == plain.state_dict().keys()
-    assert all(torch.equal(found[name], value) for name, value in plain.state_dict().items())
 
 
 def test_the_product_is_that_of_the_merged_weight() -> None:

@@ -18,7 +18,6 @@ from torch import nn
 from torch.cuda import _memory_viz as viewer
 
 import zerobench
-from tests.ranks import run_ranks
 from zerobench.probes import intervals
 from zerobench.probes.intervals import ASIDE, Birth, History, StorageRecord
 from zerobench.probes.ledger import Ledger
@@ -192,18 +191,6 @@ def test_a_watch_writes_the_step_of_its_peak(tmp_path: Path) -> None:
 def test_a_watch_needs_a_folder_for_it() -> None:
     with pytest.raises(ValueError, match=r"^watch: snapshot=True writes a file into the run's folder; give to="):
         zerobench.watch(Net(), None, snapshot=True)
-
-
-@pytest.mark.slow
-def test_every_rank_writes_its_own(tmp_path: Path) -> None:
-    run_ranks(2, _watched_rank, tmp_path)
-    [run] = tmp_path.iterdir()
-    memory = zerobench.load(run).memory.query("category == 'total' and phase == 'step' and tier == 'device'")
-    assert [peak_of(made["device_traces"][0]) for made in loaded(run)] == list(memory.sort_values("rank").max_bytes)
-
-
-def _watched_rank(rank: int, _world_size: int, folder: Path) -> None:
-    trained(folder, Net(), (16 + rank, 16 + rank))
 
 
 def test_labels_are_stamped_into_torchs_own_snapshot() -> None:

@@ -33,15 +33,11 @@ def test_the_page_has_the_cells_of_today_and_figures_that_are_there() -> None:
     assert all(f"({notebook.FIGURES.name}/{name}.png)" in page for name in drawn)
 
 
-def executed(folder: Path, **words: str) -> Any:
-    """The notebook, executed in a kernel in `folder`; `words` are replaced in its code."""
+def executed(folder: Path) -> Any:
+    """The notebook, executed in a kernel in `folder`."""
     pytest.importorskip("nbclient", reason="the extra [notebook] is not installed: pip install -e '.[notebook]'")
     pytest.importorskip("ipykernel", reason="the extra [notebook] is not installed: pip install -e '.[notebook]'")
-    read = notebook.read(notebook.NOTEBOOK)
-    for cell in read["cells"]:
-        for word, other in words.items():
-            cell["source"] = cell["source"].replace(word, other)
-    return notebook.executed(read, folder)
+    return notebook.executed(notebook.read(notebook.NOTEBOOK), folder)
 
 
 def shown(read: Any, beginning: str) -> list[dict[str, Any]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -17,10 +15,9 @@ import zerobench
 from analysis.common import FIGURES
 from tools.docs import questions
 from tools.docs.blocks import EXPERIMENT, SOURCES
-from tools.docs.measured import stage_of
 from tools.docs.pages import pages, rewritten
-from tools.docs.recorded import REFERENCE, Section, other_defaults, recorded
-from tools.docs.render import render, templates
+from tools.docs.recorded import REFERENCE, other_defaults, recorded
+from tools.docs.render import templates
 from zerobench import cli
 
 ROOT = Path(__file__).parents[2]
@@ -144,23 +141,6 @@ def test_a_table_of_earlier_code_says_so_from_its_own_provenance() -> None:
     assert ("`zerobench experiment=tiling --dry-run` predicts them" in words) == earlier
 
 
-@pytest.mark.parametrize(
-    ("held", "stage"),
-    [
-        ((4.0, 4.0, 4.2, 8.0), "none: DDP"),
-        ((4.0, 4.0, 4.2, 2.0), "ZeRO-1"),
-        ((4.0, 4.0, 1.1, 2.0), "ZeRO-2"),
-        ((5.0, 1.0, 1.0, 2.0), "ZeRO-2, parameters partitioned between steps"),
-        ((3.0, 1.0, 1.0, 2.0), "between ZeRO-2 and ZeRO-3"),
-        ((1.1, 1.0, 1.0, 2.0), "ZeRO-3"),
-        ((4.0, 4.0, 1.0, 8.0), "none of them"),
-    ],
-)
-def test_the_stage_of_a_setting_is_read_off_its_bytes(held: tuple[float, ...], stage: str) -> None:
-    names = ("parameters", "between", "gradients", "optimizer")
-    assert stage_of(dict(zip(names, held, strict=True)), 4) == stage
-
-
 def test_every_template_is_of_a_block_and_every_block_of_an_experiment_has_a_date() -> None:
     assert set(templates()) - set(SOURCES) == {"table1_lines"}  # a second table of table1_in_flight
     assert all((REFERENCE / experiment).is_dir() for experiment in EXPERIMENT.values())
@@ -169,19 +149,6 @@ def test_every_template_is_of_a_block_and_every_block_of_an_experiment_has_a_dat
     for name in named:
         block = next(text.split(f"<!-- end of {name} -->")[0] for text in texts if f"<!-- end of {name} -->" in text)
         assert block.rstrip().rsplit("\n", 1)[1].startswith("Recorded on "), name
-
-
-def test_a_template_repeats_its_row_and_shows_a_missing_value_as_a_dash() -> None:
-    rows = [SimpleNamespace(name=n, errors=[0.01, size], equal=size) for n, size in (("a", 0.5), ("b", None))]
-    rows[1].errors = [0.25]
-    lines = render("gpu_memory", rows).splitlines()
-    assert lines[0].startswith("| | cells |")
-    assert lines[2:] == ["| a | 2 | 0.5 | 25.50% | 45.10% | 50.00% |", "| b | 1 | – | 25.00% | 25.00% | 25.00% |"]
-    cell = SimpleNamespace(
-        config=Section(model=Section()), max_parameters_bytes=2**20, max_communication_bytes=math.nan
-    )
-    cell.states_bytes, cell.volume_psi = 2**30, math.nan
-    assert render("tiling", [cell]).splitlines()[2] == "| 1 | 1.0 MiB | – | 1.00 GiB | – |"
 
 
 def test_a_recorded_output_is_of_the_command_on_the_page() -> None:

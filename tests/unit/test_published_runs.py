@@ -123,23 +123,6 @@ def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     assert options == [True, False]
 
 
-def test_a_strategy_without_such_gradients_says_what_is_assumed() -> None:
-    pytest.importorskip("transformers")
-    plan = plan_of(run_of(SMALL | FP32_SUMS | {"id": "sums", "strategy": "ddp"}))
-    assert "gradients accumulated in the model's dtype, as ddp does here, and not in fp32" in plan.assumed
-
-
-def test_a_run_that_ended_out_of_memory_is_executed_for_its_verdict(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    row = ROWS[1] | {"id": "too-large", "peak_kind": "", "notes": "OOM at batch 3", "peak_mem_gib": ""}
-    runs, out = written(tmp_path / "runs.csv", [row]), tmp_path / "errors.csv"
-    assert main(["published-runs", "--runs", str(runs), "--out", str(out), "--cache", str(tmp_path / "cache")]) == 0
-    (found,) = csv.DictReader(out.read_text().splitlines())
-    assert found["status"] == "out of memory"
-    assert float(found["estimate_low_gib"]) >= 0
-    assert not found["error_percent"]
-
-
 def test_the_runs_of_a_file_are_predicted_or_say_why_not(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     row = ROWS[2] | {"id": "one", "gpus": 8, "gpu": "A100-SXM"}

@@ -91,15 +91,6 @@ def test_the_table_says_what_is_not_there() -> None:
     assert "deepspeed_zero3, N = 2" in words
 
 
-@pytest.mark.slow
-def test_launches_that_were_not_interleaved_are_called_so() -> None:
-    rows = [*launches("zero3", [0.1, 0.1, 0.1], minute=1), *launches("fsdp2", [0.1, 0.1, 0.1])]
-    for row in rows[:3]:
-        row.started = row.started.replace("T10", "T12")
-    results = results_of(rows)
-    assert "not interleaved" in numbers.source(results.runs, numbers.ratios_of(results))
-
-
 @pytest.mark.thorough
 def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     where = tmp_path / "results/compare/cpu"
@@ -119,29 +110,9 @@ def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_the_figure_says_where_there_is_no_interval_and_no_goal() -> None:
-    rows = [run("zero3", 4, step=0.07), run("fsdp2", 4, step=0.1)]
-    step, *_ = compare.draw(results_of(rows)).axes
-    assert step.get_xlabel().splitlines() == ["step time", "(no intervals: one launch)", "(no goals at N = 4)"]
-    with_goals = compare.draw(results_of(example()))
-    assert with_goals.axes[0].get_xlabel() == "step time"
-    assert len(step.collections) == 0, "no goal's mark"
-    assert with_goals.axes[0].collections
-
-
-@pytest.mark.slow
 def test_nothing_to_compare_is_one_sentence_and_exit_2(tmp_path: Path, capsys) -> None:
     collect(results_of(launches("ddp", [0.1])), tmp_path / "runs")
     assert compare.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2
     assert compare.main([str(tmp_path / "nowhere")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
     assert not (tmp_path / "out").exists()
-
-
-def test_a_metric_that_was_not_measured_has_no_panel() -> None:
-    rows = example()
-    for row in rows:
-        row.allocator_peak_bytes = row.timed_allocator_peak_bytes = None
-    times, sent = compare.draw(results_of(rows)).axes
-    assert [times.get_xlabel(), sent.get_xlabel()] == ["step time", "bytes sent"]
-    assert list(times.get_subplotspec().colspan) == [0, 1], "its neighbor takes the place"

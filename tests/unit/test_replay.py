@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import zerobench
 from zerobench import cli
 from zerobench.commands.predict import costs_of
-from zerobench.commands.replay import command, page
+from zerobench.commands.replay import page
 from zerobench.commands.replay.clock import TICKS, ticks_of
 from zerobench.commands.replay.film import reels_of, write_film
 from zerobench.commands.replay.page import NUMBERS, WORDS, data_of
@@ -37,13 +36,6 @@ def results() -> zerobench.Results:
 @pytest.fixture(scope="module")
 def world(results: zerobench.Results) -> ReplayWorld:
     return recorded_worlds(results)[0]
-
-
-def test_a_world_has_every_strategy_and_rank(world: ReplayWorld) -> None:
-    assert (world.ranks, world.how) == (2, "measured")
-    assert [panel.key for panel in world.panels] == ["ddp", "zero1", "zero2", "zero3"]
-    assert [list(panel.streams) for panel in world.panels] == [[0, 1]] * 4
-    assert [panel.label for panel in world.panels] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
 
 
 def test_the_largest_sums_are_those_of_the_table_of_memory(world: ReplayWorld, results: zerobench.Results) -> None:
@@ -100,13 +92,6 @@ def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: Repl
         meets.append(list(zip(keys, ticks[of], strict=True)))
     assert len(meets[0]) == 7 + 5 + 5
     assert all(other == meets[0] for other in meets[1:])
-
-
-def test_streams_that_have_nothing_in_common_have_a_clock_all_the_same() -> None:
-    columns = {"kind": ["live", "birth", "free"], "name": "", "operator": ""}
-    one, two = ticks_of([pd.DataFrame(columns), pd.DataFrame(columns).iloc[1:].reset_index(drop=True)])
-    assert one[0] == two[0] == 0
-    assert (np.diff(one) >= 0).all()
 
 
 def test_the_committed_page_is_todays(world: ReplayWorld) -> None:
@@ -227,15 +212,3 @@ def test_a_step_can_be_shown_at_its_predicted_times(world: ReplayWorld) -> None:
     assert 0 < begins.iloc[-1] < 0.1, "a small model on an H100, in the time of neither this machine nor its instrument"
     assert not {"compute", "order"} & set(events["kind"])
     assert data_of([made], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
-
-
-def test_two_places_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["--cluster", "h100-3200", "--calibration", "x", "--out", str(tmp_path / "step.html"), "--worlds", "none"]
-    assert command.replay([str(RECORDED), *words]) == 2
-    assert "--cluster, --calibration: each names the hardware" in capsys.readouterr().err
-
-
-def test_numbers_of_ranks_are_parsed() -> None:
-    assert command._worlds("64,8") == [8, 64]
-    assert command._worlds("none") == []
-    assert command._worlds("all") is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -55,13 +53,6 @@ class Strided(nn.Module):
         self.cut = nn.Linear(37, 5)
         self.cut.weight = nn.Parameter(torch.randn(10, 37)[::2])
 
-    def reset(self) -> None:
-        for parameter in self.parameters():
-            nn.init.normal_(parameter)
-
-    def initializers(self) -> Any:
-        yield self, Strided.reset
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
@@ -90,17 +81,6 @@ def test_every_parameter_keeps_its_strides_and_trains_with_them(strategy: str) -
         assert {name: p.stride() for name, p in module.named_parameters()} == strides
     state = engine.full_state_dict()
     assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
-
-
-@pytest.mark.parametrize("strategy", STAGES)
-def test_a_model_on_meta_gets_the_strides_that_it_would_have_had(strategy: str) -> None:
-    with torch.device("meta"):
-        model = Strided()
-    strides = {name: torch.empty_like(p).stride() for name, p in model.named_parameters()}
-    engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy, bucket_bytes=1024)
-    with engine.full_parameters() as module:
-        assert {name: p.stride() for name, p in module.named_parameters()} == strides
-        assert not any(p.isnan().any() for p in module.parameters())
 
 
 def test_a_rank_state_of_other_strides_is_refused() -> None:

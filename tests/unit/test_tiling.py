@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from zerobench import models
-from zerobench.zero import initialize
+from tests.zoo import gpt
 from zerobench.zero.modules.tiled_linear import TiledLinear, tiled_state, whole_state
 from zerobench.zero.modules.wrapping import blocks, default_units, unit_of_parameters
-
-SHAPE: dict[str, Any] = {
-    "layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16, "tied": True, "checkpointing": False
-}  # fmt: skip
-
-
-def gpt(tiles: int, **more: Any) -> nn.Module:
-    torch.manual_seed(3)
-    return models.build("gpt", {**SHAPE, **more, "tiles": tiles})
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (1, 3), (3, 1), (4, 5)])
@@ -54,7 +42,7 @@ def test_sizes_that_do_not_divide_differ_by_one_and_bad_ones_are_refused() -> No
 
 @pytest.mark.parametrize("tiles", [2, 3])
 def test_a_seed_means_one_model_however_it_is_tiled(tiles: int) -> None:
-    plain, tiled = gpt(1), gpt(tiles)
+    plain, tiled = gpt(tiles=1), gpt(tiles=tiles)
     expected = plain.state_dict()
     found = whole_state(tiled, tiled.state_dict())
     assert found.keys() == expected.keys()
@@ -66,19 +54,8 @@ def test_a_seed_means_one_model_however_it_is_tiled(tiles: int) -> None:
     torch.testing.assert_close(tiled(tokens, tokens), plain(tokens, tokens), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("tiles", [1, 3])
-def test_from_the_meta_device_it_has_the_same_values(tiles: int) -> None:
-    plain = gpt(1)
-    torch.manual_seed(3)
-    with torch.device("meta"):
-        model = models.build("gpt", {**SHAPE, "tiles": tiles})
-    initialize(model, torch.optim.AdamW(model.parameters(), fused=True), "zero3")
-    found = whole_state(model, model.state_dict())
-    assert all(torch.equal(found[key], value) for key, value in plain.state_dict().items())
-
-
 def test_tiles_are_units_and_no_blocks() -> None:
-    model = gpt(2)
+    model = gpt(tiles=2)
     names = [name for name, _ in default_units(model)]
     tiles = [f"{layer}.tile_{number}_0" for layer in ("mlp_in", "mlp_out") for number in (0, 1)]
     assert names == [name for block in ("blocks.0", "blocks.1") for name in (block, *(f"{block}.{t}" for t in tiles))]

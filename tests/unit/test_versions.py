@@ -14,7 +14,6 @@ from tests.cells import cell
 from tests.made_up import run as made_up_run
 from validation import releases
 from validation.__main__ import main
-from validation.release_loops import BLOCKS
 from validation.releases import ProgramEnd, Release
 from zerobench.results.folders import claim_folder, write_run
 
@@ -70,32 +69,3 @@ def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch
     assert "| peak_bytes | 104,857,600 | **140,509,184 (+34.0 MiB)** | 140,509,184 |" in text
     assert "| volume_psi | 2 | 2 | **3 (+1)** |" in text
     assert "[3/3] nightly" in told.err
-
-
-OTHER = """\
-#!{python}
-'''A Python whose torch gives AdamW a third state.'''
-import functools, runpy, sys
-import torch
-torch.optim.AdamW = functools.partial(torch.optim.AdamW, amsgrad=True)
-assert sys.argv[1:3] == ["-P", "-m"]
-module = sys.argv[3]
-sys.argv = sys.argv[3:]
-runpy.run_module(module, run_name="__main__")
-"""
-
-
-@pytest.mark.thorough
-def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, capsys) -> None:
-    """A run of its own under a torch that was changed: the third state is there to the byte."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").write_text(OTHER.format(python=sys.executable))
-    (tmp_path / "other").chmod(0o755)
-    python = f"--python={tmp_path}/other=there"
-    assert main(["versions", python, "--loops", "ddp", "--world-size", "1", "--launches", "1"]) == 0
-    shown = dict(line.split("|")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("|"))
-    values = {name.strip(): value.strip() for name, value in shown.items()}
-    parameters, optimizer = (int(values[f"max_{name}_bytes"].replace(",", "")) for name in ("parameters", "optimizer"))
-    tensors = 4 * BLOCKS  # each with a step of four bytes
-    assert optimizer == 3 * parameters + 4 * tensors
-    assert values["growth_bytes"] == "0"
