@@ -135,7 +135,7 @@ FED = {
     "columns": ["{}", "--table {}"],
     "budget": ["{}", "check {}", "check --runs {}", "record --runs RUNS --file {}.yaml"],
     "noise": ["{}", "show --noise {}", "record model={}"],
-    "calibrate": ["--sizes {}", "--disk {}", "--out {} --sizes 0,0"],
+    "calibrate": ["--sizes {}", "--out {} --sizes 0,0"],
     "prune": ["{}", "RUNS --dry-run --{}"],
 }
 """Verb -> its words, with {} for a text from outside and RUNS for a folder of a stranger."""
