@@ -129,7 +129,7 @@ FED = {
     "show": ["{}", "zero1 --results {}", "{} --results RUNS"],
     "compare": ["{} RUNS", "RUNS RUNS --noise {}", "RUNS RUNS --out {}"],
     "report": ["{}", "RUNS --out {}", "RUNS --out {}.html"],
-    "plot": ["{} --out a.png", "memory {} --out a.png", "memory RUNS --out {}", "memory RUNS --out x{}.pgf"],
+    "plot": ["{} --out a.png", "memory {} --out a.png", "memory RUNS --out {}", "memory RUNS --out x{}.svg"],
     "replay": ["{}", "RUNS --worlds {}", "RUNS --gif {}"],
     "export": ["{}", "RUNS --out {}.csv", "RUNS --format {}", "RUNS --format parquet --out {}"],
     "columns": ["{}", "--table {}"],

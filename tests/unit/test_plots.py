@@ -85,9 +85,9 @@ def test_a_verb_draws_it_to_a_file_or_a_folder(tmp_path: Path, monkeypatch, caps
         (["nowhere", "--out", "x.pdf"], "zerobench plot volume: nowhere"),
         (
             ["runs", "--out", "x.jpg"],
-            "--out x.jpg: a figure ends in .pdf, .svg, .png, .pgf; anything else must be a folder",
+            "--out x.jpg: a figure ends in .pdf, .svg, .png; anything else must be a folder",
         ),
-        (["runs", "--out", "x.pdf", "--format", "pgf"], "--out x.pdf with --format pgf: give a folder, or no --format"),
+        (["runs", "--out", "x.pdf", "--format", "svg"], "--out x.pdf with --format svg: give a folder, or no --format"),
     ):
         assert cli.run(["plot", "volume", *words]) == 2
         assert said in capsys.readouterr().err

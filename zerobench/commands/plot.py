@@ -32,7 +32,7 @@ OWN = {"capacity": "memory", "drop_from": "throughput"}
 EXAMPLES = """
 examples:
   zerobench plot memory results/runs --out memory.pdf --capacity "24 GiB"
-  zerobench plot pareto results/runs --where model=gpt_small --out figures --format pdf,pgf --width column
+  zerobench plot pareto results/runs --where model=gpt_small --out figures --format pdf,svg --width column
 """
 
 

@@ -8,10 +8,6 @@ rotated, numbers have room above their bars, and the surroundings of the axes do
 
 Lengths of the layout are in dots of the figure, as in matplotlib's bounding boxes. *Numbers* are texts of the group
 NUMBER, which are above their bars.
-
-PGF is written without TeX: matplotlib's backend would ask a running LaTeX for the width of every text to lay a figure
-out. Here the widths of matplotlib's own font are used instead. It is wider than Computer Modern, so no text leaves its
-place when the document is typeset.
 """
 
 from __future__ import annotations
@@ -30,10 +26,7 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.backends.backend_pgf import RendererPgf
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 from matplotlib.transforms import Bbox
@@ -56,7 +49,7 @@ CAPTIONED = ("png", "svg")
 ABOUT = 2
 """Inches for the surroundings of the axes until the layout knows their size: more than enough."""
 
-FORMATS = ("pdf", "svg", "png", "pgf")
+FORMATS = ("pdf", "svg", "png")
 
 
 @dataclass(frozen=True)
@@ -246,10 +239,7 @@ def write(figure: Figure, path: Path, caption: str) -> None:
         "svg": {"Description": caption, "Date": None},
         "pdf": {"Subject": caption, "CreationDate": None},
     }
-    if path.suffix == ".pgf":
-        write_pgf(figure, path, caption)
-    else:
-        figure.savefig(path, metadata=told[path.suffix[1:]])
+    figure.savefig(path, metadata=told[path.suffix[1:]])
 
 
 NUMBER = "number"
@@ -314,60 +304,3 @@ def headroom(axes: Axes) -> None:
         if grown > 0:
             top = high.inverted().transform((0, inside.y0 + grown * inside.height))[1]
             axes.set_ylim(top=max(top, axes.get_ylim()[1]))
-
-
-SIGNS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "%": r"\%",
-    "_": r"\_", "#": r"\#", "&": r"\&", "–": "--", "ψ": r"\ensuremath{\psi}", "×": r"\ensuremath{\times}",
-    "÷": r"\ensuremath{\div}", "·": r"\ensuremath{\cdot}", "≥": r"\ensuremath{\geq}", "≤": r"\ensuremath{\leq}",
-    "…": r"\ldots{}",
-}  # fmt: skip
-"""Characters that are special in LaTeX, or that pdfLaTeX lacks."""
-
-HEAD = r"""%% \usepackage{pgf} and \input this file.
-%% {caption}
-\begingroup
-\makeatletter
-\providecommand{\mathdefault}[1]{#1}
-\begin{pgfpicture}
-\pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{WIDEin}{HIGHin}}
-\pgfusepath{use as bounding box, clip}
-"""
-TAIL = r"""\end{pgfpicture}
-\makeatother
-\endgroup
-"""
-
-
-class RendererWithoutTex(RendererPgf):
-    """Measures text in matplotlib's font."""
-
-    def __init__(self, figure: Figure, file: Any) -> None:
-        super().__init__(figure, file)
-        self._measure = RendererAgg(*figure.bbox.size, figure.dpi)
-
-    def get_text_width_height_descent(self, s: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:
-        """Width, height and descent of a text, in dots."""
-        return self._measure.get_text_width_height_descent(s, prop, ismath)
-
-    def draw_text(
-        self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
-    ) -> None:
-        """Writes a text for the document to set."""
-        super().draw_text(gc, x, y, s if ismath else escaped(s), prop, angle, ismath, mtext)
-
-
-def escaped(text: str) -> str:
-    """Escapes SIGNS and control characters for LaTeX."""
-    return "".join(SIGNS.get(sign, sign) for sign in escape_control(text))
-
-
-def write_pgf(figure: Figure, path: Path, caption: str) -> None:
-    """Writes a figure as PGF, with its caption in a comment."""
-    wide, high = figure.get_size_inches()
-    head = HEAD.replace("{caption}", caption).replace("WIDE", f"{wide:f}").replace("HIGH", f"{high:f}")
-    with path.open("w") as file:
-        file.write(head)
-        figure.draw(RendererWithoutTex(figure, file))
-        file.write(TAIL)
