@@ -196,7 +196,20 @@ def _wanted(chosen: argparse.Namespace) -> Wanted:
 
 def check(arguments: list[str]) -> int:
     """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 125 they cannot be judged."""
-    chosen = _check_parser().parse_intermixed_args(arguments)
+    parser = Parser("zerobench budget check", "Holds cells against their budgets.")
+    add = parser.add_argument
+    words = f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
+    add("files", nargs="*", metavar="FILE", help=words)
+    add("--runs", type=Path, help="take finished runs instead of running")
+    add_options(parser)
+    add("--strict", action="store_true", help="an improvement fails too: record it")
+    add("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
+    add("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
+    add("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
+    add("--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter")
+    words = "annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true"
+    add("--github", action=argparse.BooleanOptionalAction, default=None, help=words)
+    chosen = parser.parse_intermixed_args(arguments)
     more = [one for one in chosen.files if "=" in one]
     paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
     for path in paths:
@@ -214,23 +227,6 @@ def check(arguments: list[str]) -> int:
     print_findings(findings)
     _write_reports(findings, chosen)
     return exit_code(findings, chosen.strict)
-
-
-def _check_parser() -> argparse.ArgumentParser:
-    parser = Parser("zerobench budget check", "Holds cells against their budgets.")
-    add = parser.add_argument
-    words = f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
-    add("files", nargs="*", metavar="FILE", help=words)
-    add("--runs", type=Path, help="take finished runs instead of running")
-    add_options(parser)
-    add("--strict", action="store_true", help="an improvement fails too: record it")
-    add("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
-    add("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
-    add("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
-    add("--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter")
-    words = "annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true"
-    add("--github", action=argparse.BooleanOptionalAction, default=None, help=words)
-    return parser
 
 
 def _write_reports(findings: list[Finding], chosen: argparse.Namespace) -> None:

@@ -45,7 +45,10 @@ def prune(arguments: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
     held = look(chosen.results)
-    _check_prunable(held)
+    if (held.where / "run.json").is_file():
+        raise ValueError(f"{held.where} is one run; name the results folder that it is in")
+    if (held.where / "runs.parquet").is_file():
+        raise ValueError(f"{held.where} is a collection, one file for all runs: there is nothing to prune in it")
     doomed = choose(held, chosen.older_code)
     _print_plan(held, doomed, chosen.older_code)
     if chosen.dry_run or not doomed:
@@ -112,13 +115,6 @@ def _ask(question: str) -> bool:
     except (EOFError, KeyboardInterrupt):
         print()
         return False
-
-
-def _check_prunable(held: FolderContents) -> None:
-    if (held.where / "run.json").is_file():
-        raise ValueError(f"{held.where} is one run; name the results folder that it is in")
-    if (held.where / "runs.parquet").is_file():
-        raise ValueError(f"{held.where} is a collection, one file for all runs: there is nothing to prune in it")
 
 
 def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) -> None:

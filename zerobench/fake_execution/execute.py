@@ -226,30 +226,24 @@ def execute(
     config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
     facts, found = facts_if_any(config), list[Execution]()
     for rank in simulated_ranks(config, facts)[: 1 if operators else None]:
-        found.append(_execute(config, facts, rank, tell, target, operators))
+        begun, record, memory, problem = time.perf_counter(), None, None, ""
+        with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
+            try:
+                with target.stands_in() as allocations:
+                    record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
+                memory = None if allocations is None else allocations.memory()
+            except Exception as error:  # a model may be any code: the other cells are executed all the same
+                problem = sentence_of(error)
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found.append(Execution(config, rank, time.perf_counter() - begun, record, problem, memory, resident, facts))
         if found[-1].problem:
             return found[-1]
     peak = max(found, key=lambda one: one.peak_bytes)
     seconds = sum(one.seconds for one in found)
     return replace(peak, seconds=seconds, others=tuple(one for one in found if one is not peak))
-
-
-def _execute(
-    config: CellConfig, facts: ModelFacts | None, rank: int, tell: Tell, target: Target, operators: bool
-) -> Execution:  # fmt: skip
-    begun, record, memory, problem = time.perf_counter(), None, None, ""
-    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
-        try:
-            with target.stands_in() as allocations:
-                record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
-            memory = None if allocations is None else allocations.memory()
-        except Exception as error:  # a model may be any code: the other cells are executed all the same
-            problem = sentence_of(error)
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Execution(config, rank, time.perf_counter() - begun, record, problem, memory, resident, facts)
 
 
 def sentence_of(error: BaseException) -> str:

@@ -66,7 +66,12 @@ def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataF
     """The cells of a family, plus a row with the status "missing" for every combination that no cell has of a command's
     values in `one` with its values in `other`.
     """
-    every = _of_one_sweep(cells, one, other)
+    # every combination that a command would have run, over all commands that made these cells
+    products = [
+        mine[one].drop_duplicates().merge(mine[other].drop_duplicates(), how="cross")
+        for _, mine in cells.groupby("command", sort=False)
+    ]
+    every = pd.concat(products, ignore_index=True).drop_duplicates()
     whole = every.merge(cells, how="left", on=[*one, *other])
     whole["status"] = whole["status"].fillna("missing")
     for key in FAMILY:
@@ -87,17 +92,13 @@ def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
     """
     choices: tuple[dict[str, Any], ...] = ({"measure": {}}, {})
     for beside in choices:
-        whole = cells.assign(label=_labels(cells, beside))
+        written = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} | beside for text in cells["config"]]
+        configs = [CellConfig.from_dict(one) for one in written]
+        pairs = zip(configs, name_cells(configs), strict=True)
+        whole = cells.assign(label=[config.strategy.name + name.split("b=0", 1)[1] for config, name in pairs])
         if not whole.duplicated(["label", "world_size", "batch", "micro_batch"]).any():
             break
     return whole
-
-
-def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
-    written = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} | beside for text in cells["config"]]
-    configs = [CellConfig.from_dict(one) for one in written]
-    pairs = zip(configs, name_cells(configs), strict=True)
-    return [config.strategy.name + name.split("b=0", 1)[1] for config, name in pairs]
 
 
 def cores_of(cells: pd.DataFrame) -> float:
@@ -137,12 +138,3 @@ def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:
     """Returns the model's options that differ between its panels."""
     others = [set(panel["shape"].iloc[0].split()) for panel in panels]
     return "".join(f", {option}" for option in shape.split() if not all(option in other for other in others))
-
-
-def _of_one_sweep(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
-    """Every combination that a command would have run, over all commands that made these cells."""
-    products = [
-        mine[one].drop_duplicates().merge(mine[other].drop_duplicates(), how="cross")
-        for _, mine in cells.groupby("command", sort=False)
-    ]
-    return pd.concat(products, ignore_index=True).drop_duplicates()

@@ -53,7 +53,9 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.set_ylabel(f"{counted(cells['sequence'])}/s, all ranks together")
         more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS and not busy)
         more += wrap(f"no front: {busy}", 90) if busy else []
-        axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *_without_a_place(cells)]))
+        failed = cells[cells["status"] != "ok"].itertuples()
+        words = [f"× {' '.join([cell.strategy, cell.name]).strip()}: {cell.status}" for cell in failed]
+        axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *wrap("; ".join(words), 90)]))
         axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
@@ -97,12 +99,6 @@ def _named(cells: pd.DataFrame) -> pd.DataFrame:
         known = cell.label if isinstance(cell.label, str) else "missing" + " recomputed" * (cell.checkpointing is True)
         names.append(" ".join(dict.fromkeys([*parts, *known.split()[1:]])))
     return cells.assign(name=names)
-
-
-def _without_a_place(cells: pd.DataFrame) -> list[str]:
-    failed = cells[cells["status"] != "ok"].itertuples()
-    words = [f"× {' '.join([cell.strategy, cell.name]).strip()}: {cell.status}" for cell in failed]
-    return wrap("; ".join(words), 90)
 
 
 def _points(axes: Axes, cells: pd.DataFrame) -> str:

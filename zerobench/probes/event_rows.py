@@ -7,7 +7,7 @@ frees before births, so that no sum in between exceeds the ledger's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ..records import STATES, EventRow
@@ -24,7 +24,18 @@ SAME = ("operation", "collective", "unit", "operator", "group_size", "group", "c
 def event_rows(rank: int, log: StepLog) -> list[EventRow]:
     """Returns a rank's rows, in order."""
     rows = list(_EventWriter(rank, log).rows())
-    _number_micro_batches(rows)
+    # numbers the micro-batches: data belong to the following forward, everything else to the one before
+    number = -1
+    waiting: list[EventRow] = []
+    for row in rows:
+        if row.kind == PHASE and row.name == "forward":
+            number += 1
+            for one in waiting:
+                one.micro_batch = number
+        if row.kind == PHASE:
+            waiting = []
+        row.micro_batch = max(number, 0)
+        waiting += [row] if row.phase == FIRST_PHASE else []
     return rows
 
 
@@ -152,18 +163,3 @@ class _EventWriter:
         self._index += 1
         self._seconds = max(self._seconds, at - self._interval.began)  # threads' clocks are read before they append
         return EventRow(self._rank, self._index - 1, self._seconds, phase or self._phase, kind, 0, **facts)
-
-
-def _number_micro_batches(rows: Iterable[EventRow]) -> None:
-    """Numbers the micro-batches: data belong to the following forward, everything else to the one before."""
-    number = -1
-    waiting: list[EventRow] = []
-    for row in rows:
-        if row.kind == PHASE and row.name == "forward":
-            number += 1
-            for one in waiting:
-                one.micro_batch = number
-        if row.kind == PHASE:
-            waiting = []
-        row.micro_batch = max(number, 0)
-        waiting += [row] if row.phase == FIRST_PHASE else []

@@ -82,7 +82,12 @@ class InTransit:
         if self._given:
             before, self._given = self._given, [one for one in self._given if not self._is_over(one)]
             if len(self._given) < len(before):
-                self._let_in()
+                # waits until no thread is entering Python
+                end = time.perf_counter() + PATIENCE_S
+                while waiting := threads_without_frame() - self._residents:
+                    if time.perf_counter() > end:
+                        self._residents |= waiting
+                    time.sleep(LOOK_S)
 
     def _is_over(self, given: weakref.ref[torch.Tensor]) -> bool:
         """Returns True once the tensor is gone, or the thread is done with it; False while both reference it."""
@@ -95,14 +100,6 @@ class InTransit:
                 break
             time.sleep(LOOK_S)  # the one that holds it may be the thread, halfway through letting go
         return _is_done_with(given)
-
-    def _let_in(self) -> None:
-        """Waits until no thread is entering Python."""
-        end = time.perf_counter() + PATIENCE_S
-        while waiting := threads_without_frame() - self._residents:
-            if time.perf_counter() > end:
-                self._residents |= waiting
-            time.sleep(LOOK_S)
 
     def _wait(self, given: weakref.ref[torch.Tensor]) -> None:
         """Waits until a tensor that Python has dropped is gone, or is found to have another owner."""

@@ -304,7 +304,11 @@ class Ledger(GraphMode, labels.Observer):
         if self.log is not None:
             self.log.end(interval)
         peak = self.sums.add(whole, interval)
-        self.kept = self._find_kept()
+        self.kept = {
+            stored: size
+            for stored, size in self._at_begin.items()
+            if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
+        }
         if self.history is not None and whole == "step" and peak == self.sums.extremes[whole].peak:
             self.history.step = interval
 
@@ -318,13 +322,6 @@ class Ledger(GraphMode, labels.Observer):
             if event.stored is not None and event.moved is not None:
                 categories[event.stored] = event.moved[0]
         return Interval(self._began, self._at_begin, categories, list(self._events))
-
-    def _find_kept(self) -> dict[StorageRecord, int]:
-        return {
-            stored: size
-            for stored, size in self._at_begin.items()
-            if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
-        }
 
 
 def device_of(storage: torch.UntypedStorage) -> str:

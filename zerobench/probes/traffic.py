@@ -169,7 +169,7 @@ class TrafficMeter(GraphMode, labels.Observer):
                 outside,
                 times,
                 group.group_name,
-                _stride_of(ranks),
+                min((following - here for here, following in pairwise(ranks)), default=1),
                 self._axis_of(ranks),
             )
 
@@ -270,8 +270,3 @@ class TrafficMeter(GraphMode, labels.Observer):
         if not isinstance(group, dist.ProcessGroup):
             group = dist.ProcessGroup.unbox(group)
         return group
-
-
-def _stride_of(ranks: list[int]) -> int:
-    """Returns the smallest distance between neighboring ranks of a group."""
-    return min((following - here for here, following in pairwise(ranks)), default=1)

@@ -72,7 +72,11 @@ def long_form(
                 raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
     wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
     wide = (runs[["run_id", *wanted]].assign(rank=None), _of_steps(runs, steps), _of_traffic(runs, traffic))
-    parts = [*map(_melted, wide), _of_memory(memory)]
+    columns = ["at_peak_bytes", "max_bytes"]
+    step = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
+    figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
+    keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
+    parts = [*map(_melted, wide), figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])]
     long = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     long = long[long["metric"].isin(wanted)].dropna(subset=["value"])
     long["unit"] = long["metric"].map(FIGURES)
@@ -90,14 +94,6 @@ def _melted(figures: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per figure. `figures`: the columns run_id and rank, and a column per metric."""
     typed = figures.astype({name: "float64" for name in figures.columns if name not in ("run_id", "rank")})
     return typed.melt(["run_id", "rank"], var_name="metric", value_name="value")
-
-
-def _of_memory(memory: pd.DataFrame) -> pd.DataFrame:
-    columns = ["at_peak_bytes", "max_bytes"]
-    step = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
-    figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
-    keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
-    return figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])
 
 
 def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

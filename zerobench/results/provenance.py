@@ -83,18 +83,13 @@ def environment_hash(config: CellConfig) -> str:
 
 def provenance(config: CellConfig) -> dict[str, Any]:
     """Collects the provenance of a resolved cell's run."""
+    spec = strategies.find(config.strategy.name)
     return {
         "source_hash": source_of(config),
-        **_users_look(config.strategy.name),
+        **({"look": {"label": spec.label, "color": spec.look.color}} if spec is not None and spec.of_user else {}),
         **started(config.nodes),
         **machine(config.device, config.backend),
     }
-
-
-def _users_look(strategy: str) -> dict[str, Any]:
-    """Label and color of a user's strategy, for drawing figures without its script."""
-    spec = strategies.find(strategy)
-    return {"look": {"label": spec.label, "color": spec.look.color}} if spec is not None and spec.of_user else {}
 
 
 def started(nodes: int) -> dict[str, Any]:
@@ -105,6 +100,8 @@ def started(nodes: int) -> dict[str, Any]:
 
 def machine(device: str, backend: str) -> dict[str, Any]:
     """Collects the provenance of any measurement: code, torch and machine."""
+    import torch
+
     return {
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
@@ -115,7 +112,7 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         "backend_version": ".".join(map(str, nccl_version() or ()))
         if backend == "nccl"
         else f"{backend} of torch {version('torch')}",
-        "cuda": _cuda_version(),
+        "cuda": torch.version.cuda,
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -148,12 +145,6 @@ def _git(*arguments: str, where: Path = PACKAGE) -> str | None:
 def versions(names: Sequence[str]) -> dict[str, str]:
     """Returns versions of packages; zerobench itself may run from a checkout and not be installed."""
     return {name: installed_version(name) or "not installed" for name in names}
-
-
-def _cuda_version() -> str | None:
-    import torch
-
-    return torch.version.cuda
 
 
 def _processor() -> str:

@@ -226,14 +226,12 @@ class _Layout:
     def _await_operation(self, stream: int, operation: int) -> None:
         """Waits for a collective; if it is not over by then, all ranks were together when the last one issued it."""
         if within := self._within.pop(operation, 0.0):
-            self._end_earlier(operation, max(0.0, within - (self._host - self._issued[operation])))
+            seconds = max(0.0, within - (self._host - self._issued[operation]))
+            end = self._ends[operation]
+            self._ends[operation] = end - seconds
+            self._lanes.update({lane: end - seconds for lane, last in self._lanes.items() if last == end})
         if self._await(stream, self._ends[operation]):
             self._met = max(self._met, self._issued[operation])
-
-    def _end_earlier(self, operation: int, seconds: float) -> None:
-        end = self._ends[operation]
-        self._ends[operation] = end - seconds
-        self._lanes.update({lane: end - seconds for lane, last in self._lanes.items() if last == end})
 
     def _await(self, stream: int, until: float) -> bool:
         """Lets a stream wait; returns whether it had to."""
@@ -254,7 +252,10 @@ class _Layout:
     def _enter(self, event: EventRow) -> None:
         if self._phase == "backward":
             self._reduce_late()
-            self._await_reducer()
+            # waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does
+            for operation in sorted(self._unwaited):
+                self._await_operation(0, operation)
+            self._unwaited.clear()
         self._leave()
         self._phase, self._entered = event.name, self._now()
         if event.name == "forward":
@@ -274,12 +275,6 @@ class _Layout:
         for event in late:
             if event.operation is not None:
                 self._await_operation(0, event.operation)
-
-    def _await_reducer(self) -> None:
-        """Waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does."""
-        for operation in sorted(self._unwaited):
-            self._await_operation(0, operation)
-        self._unwaited.clear()
 
     def _now(self) -> float:
         return max(self._streams[0], self._host if self._costs.blocking else 0.0)

@@ -54,12 +54,6 @@ CALLBACKS = {"transformers.trainer": "trainer_callback", "lightning.pytorch.trai
 """Module of a trainer -> our callback, which watches the loop that a trainer hides."""
 
 
-def _callbacks() -> str:
-    """Returns the end of an error message that names the callback of each trainer that is imported."""
-    named = [f"zerobench.{callback}()" for module, callback in CALLBACKS.items() if module in sys.modules]
-    return f"; a Trainer is watched by callbacks=[{' or '.join(named)}]" if named else ""
-
-
 class Watch:
     """Accounts memory and traffic of some steps of a loop; a context manager, or `start` and `stop`.
 
@@ -183,7 +177,8 @@ class Watch:
         measured, world = max(0, self.done - self.warmup), self._world
         why = self.problem or ("" if measured else self._why_nothing())
         if why and (self.problem or self._others or not self.done):
-            why += _callbacks()
+            named = [f"zerobench.{callback}()" for module, callback in CALLBACKS.items() if module in sys.modules]
+            why += f"; a Trainer is watched by callbacks=[{' or '.join(named)}]" if named else ""
         if error is not None:
             why = f"it left the loop with {type(error).__name__}"
         if why:

@@ -51,7 +51,7 @@ from .recommend import (
     table_of,
 )
 from .search import PlanRow, Tell, family_axis, run_searches
-from .settings import SYSTEMS, Settings, settings_of
+from .settings import SYSTEMS, settings_of
 
 LIMITS = Limits(seconds=3600.0)
 """Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes minutes."""
@@ -113,7 +113,17 @@ def plan(arguments: list[str]) -> int:
     else:
         _print(rows, capacity, goal, words, chosen.device, chosen.columns)
     if found is not None:
-        _tell_settings(found, chosen)
+        # writes the settings of the recommended cell, or prints them; JSON already includes them
+        for name, text in found.files.items():
+            if chosen.out:
+                chosen.out.mkdir(parents=True, exist_ok=True)
+                (chosen.out / name).write_text(text)
+                print_note(f"wrote {chosen.out / name}")
+            elif chosen.format == "table":
+                print("\n#", name)
+                print(text, end="")
+        for note in found.notes:
+            print_note(f"note: {note}")
     return 130 if is_interrupted(rows) else int(best is None)
 
 
@@ -267,17 +277,3 @@ def _print(
         lines += ["", BYTES_ALONE]
     for line in lines:
         print_on(console, line)
-
-
-def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:
-    """Writes the settings of the recommended cell, or prints them; JSON already includes them."""
-    for name, text in found.files.items():
-        if chosen.out:
-            chosen.out.mkdir(parents=True, exist_ok=True)
-            (chosen.out / name).write_text(text)
-            print_note(f"wrote {chosen.out / name}")
-        elif chosen.format == "table":
-            print("\n#", name)
-            print(text, end="")
-    for note in found.notes:
-        print_note(f"note: {note}")

@@ -47,24 +47,20 @@ def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
 def page_of(worlds: list[ReplayWorld]) -> str:
     """Returns the page as text."""
     panels = worlds[0].panels
-    parts = {
-        "title": escape(f"One training step, recorded: {panels[0].row['model']}"),
-        "setting": escape(setting_words(panels)),
-        "style": part("step.css"),
-        "script": "\n".join(part(name) for name in SCRIPTS),
-        "data": deflated(data_of(worlds, {"scale_words": _scale_words(worlds)})),
-    }
-    return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
-
-
-def _scale_words(worlds: list[ReplayWorld]) -> str:
-    """Returns a message on which numbers of ranks were measured and which were simulated."""
+    # a message on which numbers of ranks were measured and which were simulated
     by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
     words = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}." if by_how[MEASURED] else ""]
     if by_how[EXECUTED]:
         ns = ", ".join(by_how[EXECUTED])
         words.append(f"Simulated on fake tensors, the rank with the most, each rank keeping its micro-batch: N = {ns}.")
-    return " ".join(filter(None, words))
+    parts = {
+        "title": escape(f"One training step, recorded: {panels[0].row['model']}"),
+        "setting": escape(setting_words(panels)),
+        "style": part("step.css"),
+        "script": "\n".join(part(name) for name in SCRIPTS),
+        "data": deflated(data_of(worlds, {"scale_words": " ".join(filter(None, words))})),
+    }
+    return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
 
 
 def part(name: str) -> str:

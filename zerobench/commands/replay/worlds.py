@@ -114,7 +114,11 @@ def recorded_worlds(results: Results) -> list[ReplayWorld]:
     if runs.empty:
         raise ValueError(how_to_record(results.runs))
     runs = latest(runs).drop_duplicates("cell_id", keep="last")
-    _check_setting(runs)
+    for column in SETTING:
+        found = runs[column].astype("object").where(runs[column].notna(), None).unique().tolist()
+        if len(found) > 1:
+            values = " and ".join(map(str, found))
+            raise ValueError(f"runs differ in {column}, which is {values}; choose one with --where {column}={found[0]}")
     worlds = []
     of = runs["world_size"], runs["backend"] == SIMULATED
     for (ranks, simulated), mine in runs.groupby([*of], sort=True):
@@ -143,14 +147,6 @@ def how_to_record(runs: pd.DataFrame) -> str:
         finished["command"].iloc[-1] if len(finished) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"
     )
     return f"no finished run has a table of events; record one with: {given} measure.events=true"
-
-
-def _check_setting(runs: pd.DataFrame) -> None:
-    for column in SETTING:
-        found = runs[column].astype("object").where(runs[column].notna(), None).unique().tolist()
-        if len(found) > 1:
-            values = " and ".join(map(str, found))
-            raise ValueError(f"runs differ in {column}, which is {values}; choose one with --where {column}={found[0]}")
 
 
 def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:

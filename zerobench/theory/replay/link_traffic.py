@@ -100,7 +100,9 @@ class _LinkTraffic:
             for rank in self.slices:
                 low, high = buffer.bounds(rank, numel)
                 shard, end = high - low, min(numel, buffer.spans[-1].stop - start) - low
-                self._gather(kind, shard)
+                if kind.leaves:
+                    self._count("up", kind.gathers * shard * kind.parameter)
+                    self._count("read", kind.gathers * self._chunks(shard, kind.parameter))
                 if kind.trained:
                     self._reduce(kind, self.tiers.gradients_away(shard, kind.align))
                     gone = self.tiers.updates_away(shard, kind.align)
@@ -108,11 +110,6 @@ class _LinkTraffic:
         if kind.trained:
             for rank in self.slices:
                 self._update_segments(kind, buffer, rank)
-
-    def _gather(self, kind: _Kind, shard: int) -> None:
-        if kind.leaves:
-            self._count("up", kind.gathers * shard * kind.parameter)
-            self._count("read", kind.gathers * self._chunks(shard, kind.parameter))
 
     def _reduce(self, kind: _Kind, away: int) -> None:
         """Adds a reduction; gradients are cast on the host, or on their way into a file."""

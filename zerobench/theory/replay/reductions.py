@@ -91,7 +91,8 @@ class Reductions:
         size = unit.numel * unit.wire_bytes
         if unit.casts and not self._opened[unit.name]:
             self.replay.hold("communication", ("wire", unit.name), size)
-            self._drop_full(unit.name)
+            for category in ("communication", "gradients"):
+                self.replay.drop(category, ("full", unit.name))
         if self.receives:
             if not unit.casts and not self.tiers.gradients:
                 self._hold_shard(unit)
@@ -153,7 +154,3 @@ class Reductions:
         if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
             self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)
             self.replay.host.drop("gradients", "arrived")
-
-    def _drop_full(self, name: Any) -> None:
-        for category in ("communication", "gradients"):
-            self.replay.drop(category, ("full", name))
