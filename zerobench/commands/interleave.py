@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,32 +85,36 @@ class Side:
 
 
 def load_side(where: str) -> Side:
-    """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began.
+    """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began. If two
+    folders have the same attempt of a cell, as with its first launch in each folder, the newest launches of all folders
+    are numbered, cell by cell: each is one more launch of its cell. A run that is in two folders, such as in a copy,
+    counts once.
 
     Raises FileNotFoundError if there are none.
     """
     folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
-    found = [Side(one.runs, one.lines) for one in map(tables.load, folders)]
-    if not any(len(one.runs) for one in found):
+    sides = [Side(one.runs, one.lines) for one in map(tables.load, folders) if len(one.runs)]
+    if not sides:
         raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
-    return _as_launches(found) if _named_alike(found) else _together(found)
-
-
-def _named_alike(found: list[Side]) -> bool:
-    """Returns True if two folders have the same attempt of a cell, as with its first launch in each folder."""
-    names = [name for one in found for name in set(map(split, one.runs.get("run_id", ())))]
-    return len(set(names)) < len(names)
-
-
-def _as_launches(found: list[Side]) -> Side:
-    """Numbers the newest launches of all folders, cell by cell, in the order in which they began: each is one more
-    launch of its cell. A run that is in two folders, such as in a copy, counts once.
-    """
-    newest = [Side(latest(one.runs), one.lines) for one in found if len(one.runs)]
-    whole = _together([_apart(one, number) for number, one in enumerate(newest)])
+    attempts = [attempt for side in sides for attempt in set(map(split, side.runs["run_id"]))]
+    if len(set(attempts)) == len(attempts):
+        return _together(sides)
+    # different folders use the same names, and lines of code refer to their run by name
+    whole = _together(
+        [
+            Side(*(frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (latest(side.runs), side.lines)))
+            for number, side in enumerate(sides)
+        ]
+    )
     names = whole.runs["run_id"].str.rpartition("/")[0]
     runs = whole.runs[~whole.runs.assign(name=names).duplicated(["name", "started"])]
     return Side(runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount()), whole.lines)
+
+
+def _together(sides: list[Side]) -> Side:
+    """Returns the runs of all sides in the order in which they began, and their lines."""
+    lines = pd.concat([one.lines for one in sides], ignore_index=True)
+    return Side(in_order([one.runs for one in sides]).reset_index(drop=True), lines)
 
 
 def turns(launches: int) -> Iterator[tuple[str, int]]:
@@ -138,8 +142,7 @@ def measure_in_turns(
             print_note(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}")
             _launch(places[side], overrides, folder / f"{side}{number}", revision)
     print_note(f"runs: {folder}")
-    sides = ([_numbered(folder / f"{side}{number}", number) for number in range(launches)] for side in "ab")
-    a, b = (_together(launched) for launched in sides)
+    a, b = (load_side(f"{glob.escape(str(folder))}/{side}*") for side in "ab")
     return a, b
 
 
@@ -156,31 +159,15 @@ def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> N
         raise ValueError(f"{revision} cannot measure it: {said.removeprefix('zerobench: ')}")
 
 
-def _numbered(folder: Path, number: int) -> Side:
-    """Numbers the runs of a folder that has one launch of each cell: the `number`-th of its side."""
-    side = _apart(load_side(str(folder)), number)
-    return Side(side.runs.assign(repeat=number), side.lines)
-
-
-def _apart(side: Side, number: int) -> Side:
-    """Adds a folder's number to the names of its runs: different folders use the same names, and lines of code refer to
-    their run by name.
-    """
-    return Side(*(frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (side.runs, side.lines)))
-
-
-def _together(sides: list[Side]) -> Side:
-    """Returns the runs of all sides in the order in which they began, and their lines."""
-    lines = pd.concat([one.lines for one in sides], ignore_index=True)
-    return Side(in_order([one.runs for one in sides]).reset_index(drop=True), lines)
-
-
 @contextmanager
 def _checkout(side: str, revision: str) -> Iterator[Path]:
     """Yields a worktree of a revision, removed at the end; for `.` the user's own checkout. Prints the commit. Raises
     ValueError.
     """
-    top = _repository()
+    top = PACKAGE.parent
+    with suppress(GitError):  # the current folder may be in another repository, or in none
+        here = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
+        top = here if (here / PACKAGE.name / "__main__.py").is_file() else top
     try:
         found = full_hash(top, "HEAD" if revision == "." else revision)
         changed = " with uncommitted changes" * (revision == "." and bool(git(top, "status", "--porcelain")))
@@ -192,12 +179,3 @@ def _checkout(side: str, revision: str) -> Iterator[Path]:
         return
     with worktree(top, found) as place:
         yield place
-
-
-def _repository() -> Path:
-    """Returns the checkout of zerobench that contains the current folder, or else that of the running package."""
-    try:
-        top = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
-    except GitError:
-        return PACKAGE.parent
-    return top if (top / PACKAGE.name / "__main__.py").is_file() else PACKAGE.parent
