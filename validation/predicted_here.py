@@ -33,9 +33,8 @@ from zerobench.host.terminal import stdout_console
 from zerobench.launch.start_ranks import launch
 from zerobench.results.grid import Grid
 from zerobench.timing.interval import HERE
-from zerobench.timing.prediction import reduced, step_time
+from zerobench.timing.prediction import execute_schedules, reduced, step_time
 from zerobench.timing.reference import reference_step_s
-from zerobench.timing.schedules import Schedules
 from zerobench.worker import RankJob, run_rank
 
 from .intervals import renew_interval
@@ -163,12 +162,11 @@ def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
         (model, ranks, name, option): reduced(config_of(model, ranks, name, option))
         for model, ranks, _, name, option in wanted
     }
-    schedules = Schedules(None)
-    schedules.execute("schedules", [(cell, CPU) for cell in cells.values()])
+    schedules = dict(zip(cells, execute_schedules("schedules", list(cells.values()), CPU), strict=True))
     rows = []
     for model, ranks, link, name, option in wanted:
         costs = calibrated_costs(CALIBRATIONS / f"N={ranks}", link or None)
-        found = step_time(schedules.of(cells[model, ranks, name, option], CPU), costs)
+        found = step_time(schedules[model, ranks, name, option], costs)
         step_s, exposed_s = round(found.step_s, 5), round(found.exposed_s, 5)
         rows.append(HereRow(model, ranks, link, name, option, step_s, exposed_s))
     return rows

@@ -31,8 +31,8 @@ from zerobench.predict.estimate import closed_form
 from zerobench.results.grid import Grid
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
-from zerobench.timing.schedules import Schedules
 
+from .schedules import Schedules
 from .store import write
 
 OUT = Path("results/predicted_maps")

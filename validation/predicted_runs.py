@@ -37,7 +37,6 @@ from zerobench.sizes import show_count
 from zerobench.timing.hardware import Scales
 from zerobench.timing.interval import HERE, NOT_VALIDATED, interval, kind_of
 from zerobench.timing.prediction import Reduced, StepTime, reduced, step_time
-from zerobench.timing.schedules import Schedules
 
 from .intervals import interval_of, write_validated
 from .predicted_here import OUT as HERE_RESULTS
@@ -46,6 +45,7 @@ from .published_runs.cells import plan_of
 from .published_runs.hardware import RunHardware, hardware_of
 from .published_runs.rows import SIMULATED, NotGivenError, PublishedRun
 from .published_runs.rows import read as read_runs
+from .schedules import Schedules
 from .store import read, write
 
 RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))

@@ -15,7 +15,6 @@ from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
 from zerobench.records import EventRow
 from zerobench.timing import prediction
 from zerobench.timing.costs import numbers
-from zerobench.timing.schedules import Schedules
 
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocabulary=128", "sequence=32")
 
@@ -123,14 +122,13 @@ def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[flo
     question = ask([*MODEL, "precision=bf16", "world_size=8", *words], "cuda", "flash")
     config = question.cells[0].config
     costs = costs_of("a100-80gb-1600", None)
-    schedules = Schedules(None, 1)
     part = prediction.reduced(config)
     monkeypatch.setattr(prediction, "MODEL_LAYERS", (4, 64))
     monkeypatch.setattr(prediction, "MOST_MICRO_BATCHES", 64)
     whole = prediction.reduced(config)
     assert whole.configs == (config,) != part.configs
-    schedules.execute("schedules", [(one, question.target) for one in (whole, part)])
-    both = [prediction.step_time(schedules.of(one, question.target), costs) for one in (whole, part)]
+    schedules = prediction.execute_schedules("schedules", [whole, part], question.target, 1)
+    both = [prediction.step_time(schedule, costs) for schedule in schedules]
     assert both[0].exposed_s == pytest.approx(both[1].exposed_s, rel=0.01, abs=1e-6)
     assert both[0].compute_s == pytest.approx(both[1].compute_s, rel=0.01)
     return both[0].step_s, both[1].step_s

@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from tests.cells import cell
-from tests.test_layers import LAYERS
+from tools.docs.predicted import held_out_error
 from validation import predicted_here
 from validation.predicted_here import HereRow
 from validation.published_runs.hardware import hardware_of
 from validation.published_runs.rows import PublishedRun
+from validation.schedules import NOT_EXECUTED
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
 from zerobench.commands.estimate.command import ask
@@ -22,10 +23,9 @@ from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, reference
-from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, held_out_error, matmul_rows
+from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, matmul_rows
 from zerobench.timing.interval import interval_of
-from zerobench.timing.prediction import StepSchedule, reduced, schedule_of, step_time
-from zerobench.timing.schedules import NOT_EXECUTED, Schedules
+from zerobench.timing.prediction import StepSchedule, execute_schedules, reduced, schedule_of, step_time
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -192,15 +192,11 @@ def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkey
     rows = reference.step_rows(folder, [OperatorTime(**one) for one in known.to_dict("records")], took, 2)
     with_steps = pd.concat([known, pd.DataFrame([vars(one) for one in rows])], ignore_index=True)
     costs = CpuCosts(with_steps, load_calibration(folder), cores=2)
-    cells = {name: reduced(reference.reference_cell(2, name)) for name in took}
-    schedules = Schedules(None)
-    schedules.execute("", [(cell, CPU) for cell in cells.values()])
-    for name, seconds in took.items():
-        assert step_time(schedules.of(cells[name], CPU), costs).step_s == pytest.approx(seconds, rel=0.02), name
+    cells = [reduced(reference.reference_cell(2, name)) for name in took]
+    for (name, seconds), schedule in zip(took.items(), execute_schedules("", cells, CPU), strict=True):
+        assert step_time(schedule, costs).step_s == pytest.approx(seconds, rel=0.02), name
     config = reference.reference_cell(2, "zero3")
     assert interval_of(costs, config).words.endswith("cells on calibrated machines")
-    earlier = CpuCosts(known, load_calibration(folder), cores=2)
-    assert "the calibration is of an earlier version" in interval_of(earlier, config).words
     assert "fewer ranks than cores" in interval_of(CpuCosts(with_steps, load_calibration(folder), 4), config).words
 
 
@@ -312,9 +308,10 @@ def test_automatic_buckets_of_a_part_are_those_of_the_whole_model() -> None:
 
 
 def test_a_kept_schedule_is_that_of_the_code_that_executes_it() -> None:
-    layers = LAYERS["zerobench"]
-    (place,) = (number for number, layer in enumerate(layers) if "fake_execution" in layer)
-    above: set[str] = set().union(*layers[place + 1 :])
+    contracts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [layer.split(" : ") for layer in contracts["contracts"][0]["layers"]]
+    (level,) = (number for number, layer in enumerate(layers) if "fake_execution" in layer)
+    above = {"__init__", "__main__"}.union(*layers[:level])
     assert set(NOT_EXECUTED) <= above
     config = ask(["model=gpt", "strategy=zero2", "world_size=8"]).cells[0].config
     assert source_of(config, NOT_EXECUTED) == source_of(config, tuple(above)) != source_of(config)

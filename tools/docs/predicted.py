@@ -13,6 +13,7 @@ from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis import largest_model as largest
@@ -29,7 +30,7 @@ from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
 from zerobench.commands.plan.candidates import RESERVE
 from zerobench.strategies import spec_of
-from zerobench.timing.costs import held_out_error, matmul_rows
+from zerobench.timing.costs import ShapeTable, matmul_rows
 from zerobench.timing.hardware import validated as fitted
 
 # -- the ZeRO paper --------------------------------------------------------------------------------
@@ -269,6 +270,17 @@ def interpolation() -> Iterator[Any]:
     """The error of interpolation in the tables of matrix products, a tenth held out."""
     for name in ("gemm_bf16_a100.parquet", "gemm_bf16_h100.parquet"):
         yield SimpleNamespace(name=name, errors=sorted(abs(held_out_error(matmul_rows(name)))))
+
+
+def held_out_error(rows: pd.DataFrame, least_flops: float = 1e9, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Returns the relative errors of interpolation for a tenth of a table's shapes, predicted from the others.
+    Products below `least_flops` are left out: their times are launch times.
+    """
+    held = np.random.default_rng(seed).random(len(rows)) < 0.1
+    shapes = ShapeTable(rows[~held])
+    asked = rows[held & (2 * rows[["m", "n", "k"]].prod(axis=1) >= least_flops)]
+    seconds = [shapes.seconds(*map(int, shape)) for shape in asked[["m", "n", "k"]].to_numpy(int)]
+    return np.array(seconds) / asked["seconds"].to_numpy(float) - 1
 
 
 # -- one GPU ---------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from ..calibrate.collectives import load_calibration
 from ..calibrate.operators import load_operators
 from ..config.cell import CellConfig
 from ..config.flat import name_strategies
-from ..fake_execution import Limits, execute_all
+from ..fake_execution import Limits
 from ..host.environment import usable_cores
 from ..host.files import replace_text
 from ..host.pipes import print_note
-from ..host.terminal import print_on, progress_bar, stdout_console
+from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
 from ..results.options import Parser, add_columns, add_timeout, verb
@@ -29,8 +29,8 @@ from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
 from ..timing.interval import StepInterval, interval_of
-from ..timing.prediction import PHASES, Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
-from .estimate.command import DEFAULTS, Question, ask
+from ..timing.prediction import PHASES, StepSchedule, StepTime, execute_schedules, reduced, step_time
+from .estimate.command import DEFAULTS, ask
 from .estimate.row import model_of
 from .estimate.show import shared_words, training_words
 from .export.perfetto import process
@@ -209,7 +209,9 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
     question = ask([*own, *words], "cpu" if own else "cuda", defaults=defaults)
     names = name_strategies([cell.config for cell in question.cells])
     sound = {cell.cell_id: reduced(cell.config) for cell in question.cells if not cell.problems}
-    schedules = execute_schedules(list(sound.values()), question, chosen.jobs, chosen.timeout)
+    schedules = execute_schedules(
+        "predict", list(sound.values()), question.target, chosen.jobs, Limits(seconds=chosen.timeout)
+    )
     by_cell = dict(zip(sound, schedules, strict=True))
     rows, told = [], []
     for cell, name in zip(question.cells, names, strict=True):
@@ -223,21 +225,6 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
         rows.append(filled(row, found, costs, interval, cell.config))
         told.append((name, schedule, found))
     return rows, told
-
-
-def execute_schedules(
-    cells: Sequence[Reduced], question: Question, jobs: int | None, timeout_s: float
-) -> list[StepSchedule]:
-    """Simulates the schedules of cells, with progress on standard error."""
-    work = [config for cell in cells for config in cell.configs]
-    with progress_bar("predict", len(work), "cells") as advance:
-
-        def tell(_: int, news: object) -> None:
-            if not isinstance(news, dict):
-                advance()
-
-        found = iter(execute_all(work, question.target, jobs, tell, Limits(seconds=timeout_s), operators=True))
-    return [schedule_of(cell, [next(found) for _ in cell.configs]) for cell in cells]
 
 
 def _row_of(name: str, cluster: str, config: Any) -> PredictionRow:

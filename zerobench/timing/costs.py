@@ -115,16 +115,6 @@ def matmul_table(table: str) -> ShapeTable:
     return ShapeTable(matmul_rows(table))
 
 
-def held_out_error(rows: pd.DataFrame, least_flops: float = 1e9, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Returns the relative errors of interpolation for a tenth of a table's shapes, predicted from the others.
-    Products below `least_flops` are left out: their times are launch times.
-    """
-    held = np.random.default_rng(seed).random(len(rows)) < 0.1
-    table, asked = ShapeTable(rows[~held]), rows[held & (2 * rows[["m", "n", "k"]].prod(axis=1) >= least_flops)]
-    shapes, seconds = asked[["m", "n", "k"]].to_numpy(int), asked["seconds"].to_numpy(float)
-    return np.array([table.seconds(*map(int, shape)) for shape in shapes]) / seconds - 1
-
-
 @cache
 def _collectives(table: str) -> dict[tuple[str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Returns (collective, ranks) -> log of the bytes of the full tensor, log of the seconds."""
@@ -256,8 +246,7 @@ class CpuCosts:
 
     `link_bytes_per_s`: of a network between two nodes with half of the ranks each, which transfers while they compute;
     None: they are on one machine. If the ranks use all cores, they do a collective's work themselves; `has_idle_core`:
-    they do not. `knows_steps`: the calibration has the costs of operators and launches in a step, which earlier ones
-    lack.
+    they do not.
     """
 
     blocking, contention, host_s = True, 1.0, 0.0
@@ -274,7 +263,6 @@ class CpuCosts:
         known = operators.groupby("operator")["seconds"].mean()
         self._in_step = float(known.get(IN_STEP, 0.0))
         self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
-        self.knows_steps = {IN_STEP, *(CALLS.values() if self.ranks > 1 else ())} <= set(known.index)
         apart = operators[operators["operator"] == APART]
         self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
         self._calibration, self.has_idle_core = calibration, cores > self.ranks

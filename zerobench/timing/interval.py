@@ -66,8 +66,6 @@ def _interval_here(costs: CpuCosts) -> StepInterval:
     row = validated().get("intervals", {}).get(HERE)
     if row is None:
         return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run on {HERE} was compared with its prediction")
-    if not costs.knows_steps:
-        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: the calibration is of an earlier version; calibrate again")
     if costs.has_idle_core:
         return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run with fewer ranks than cores was compared")
     return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")

@@ -19,7 +19,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ..config.cell import CellConfig
 from ..config.schema import Huggingface
-from ..fake_execution.execute import Execution
+from ..fake_execution import Execution, Limits, Target, execute_all
+from ..host.terminal import progress_bar
 from ..predict.build import facts_of
 from ..probes.operator_stream import FORMULAS
 from ..records import EventRow
@@ -33,6 +34,8 @@ MODEL_LAYERS = (4, 8)
 MOST_MICRO_BATCHES = 3
 
 PHASES = ("forward", "backward", "update")
+
+LIMITS = Limits(seconds=1800.0)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,21 @@ def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
     if problem := next((one.problem for one in executed if one.problem), ""):
         return StepSchedule(cell, (), problem)
     return StepSchedule(cell, tuple(tuple(one.known.events) for one in executed))
+
+
+def execute_schedules(
+    what: str, cells: Sequence[Reduced], target: Target, jobs: int | None = None, limits: Limits = LIMITS
+) -> list[StepSchedule]:
+    """Simulates the schedules of cells, with progress on standard error."""
+    work = [config for cell in cells for config in cell.configs]
+    with progress_bar(what, len(work), "cells") as advance:
+
+        def tell(_: int, news: object) -> None:
+            if not isinstance(news, dict):
+                advance()
+
+        found = iter(execute_all(work, target, jobs, tell, limits, operators=True))
+    return [schedule_of(cell, [next(found) for _ in cell.configs]) for cell in cells]
 
 
 @dataclass(frozen=True)

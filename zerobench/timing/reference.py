@@ -34,8 +34,7 @@ from ..launch.start_ranks import launch
 from ..records import EventRow
 from ..worker import RankJob, run_rank
 from .costs import CpuCosts, is_called, is_cold
-from .prediction import reduced, step_time
-from .schedules import Schedules
+from .prediction import execute_schedules, reduced, step_time
 
 WORDS = (
     "model=gpt_small", "model.layers=3", "micro_batch=4", "sequence=128", "device=cpu", "launch.threads=1",
@@ -97,20 +96,19 @@ def step_rows(
 
     `measured`: of measure_steps.
     """
-    schedules = Schedules(None)
-    cells = {name: reduced(reference_cell(ranks, name)) for name in measured}
-    schedules.execute("reference steps", [(cell, CPU) for cell in cells.values()])
+    cells = [reduced(reference_cell(ranks, name)) for name in measured]
+    schedules = dict(zip(measured, execute_schedules("reference steps", cells, CPU), strict=True))
     calibration, rows = load_calibration(folder), list(operators)
 
     def laid_out(name: str) -> float:
         costs = CpuCosts(pd.DataFrame([asdict(row) for row in rows]), calibration, usable_cores())
-        return step_time(schedules.of(cells[name], CPU), costs).step_s
+        return step_time(schedules[name], costs).step_s
 
     def row(name: str, seconds: float) -> OperatorTime:
         return OperatorTime(name, " ".join(WORDS), 0, 0, ranks, seconds)
 
     def beyond(name: str, counts: Callable[[EventRow], bool]) -> float:
-        (events,) = schedules.of(cells[name], CPU).events
+        (events,) = schedules[name].events
         return (measured[name] - laid_out(name)) / sum(map(counts, events))
 
     rows += [row(STEP, measured[ALONE]), row(IN_STEP, beyond(ALONE, is_cold))]

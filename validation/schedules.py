@@ -12,13 +12,13 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from ..config.cell import CellConfig
-from ..fake_execution import Execution, Limits, Target, execute_all
-from ..host.terminal import progress_bar
-from ..records import EventRow
-from ..records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
-from ..results.provenance import source_of
-from .prediction import Reduced, StepSchedule
+from zerobench.config.cell import CellConfig
+from zerobench.fake_execution import Execution, Target, execute_all
+from zerobench.host.terminal import progress_bar
+from zerobench.records import EventRow
+from zerobench.records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
+from zerobench.results.provenance import source_of
+from zerobench.timing.prediction import LIMITS, Reduced, StepSchedule
 
 KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
 
@@ -28,8 +28,6 @@ COLUMNS = (
     "control",
 )  # fmt: skip
 
-LIMITS = Limits(seconds=1800.0)
-
 NOT_EXECUTED = ("timing", "commands", "sweep", "watching", "dispatch", "trials", "gate")
 """Packages above fake_execution: a schedule stays valid if their code changes."""
 
@@ -37,17 +35,16 @@ Work = tuple[Reduced, Target]
 
 
 class Schedules:
-    """Schedules by cell and device. `folder`: where they are kept; None: only in this object."""
+    """Schedules by cell and device, kept in `folder`."""
 
-    def __init__(self, folder: Path | None, jobs: int | None = None) -> None:
+    def __init__(self, folder: Path, jobs: int | None = None) -> None:
         self._folder, self._jobs = folder, jobs
-        self._found: dict[str, tuple[EventRow, ...]] = {}
         self._failed: dict[str, str] = {}
 
     def execute(self, what: str, work: Sequence[Work]) -> None:
         """Simulates the cells that are not kept yet, with progress on standard error."""
         wanted = {_key(config, target): (config, target) for cell, target in work for config in cell.configs}
-        due = {key: one for key, one in wanted.items() if not self._is_kept(key)}
+        due = {key: one for key, one in wanted.items() if not self._path(key).is_file()}
         with progress_bar(what, len(due), "cells") as advance:
             for target in dict.fromkeys(target for _, target in due.values()):
                 mine = {key: config for key, (config, its) in due.items() if its == target}
@@ -72,28 +69,19 @@ class Schedules:
         if found.problem:
             self._failed[key] = found.problem
             return
-        events = tuple(event for event in found.known.events if event.kind in KINDS)
-        if self._folder is None:
-            self._found[key] = events
-            return
         self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._path(key).with_suffix(".partial")
-        pd.DataFrame([asdict(event) for event in events])[list(COLUMNS)].to_parquet(aside, index=False)
+        events = [asdict(event) for event in found.known.events if event.kind in KINDS]
+        pd.DataFrame(events)[list(COLUMNS)].to_parquet(aside, index=False)
         aside.replace(self._path(key))
 
-    def _is_kept(self, key: str) -> bool:
-        return key in self._found or (self._folder is not None and self._path(key).is_file())
-
     def _read(self, key: str) -> tuple[EventRow, ...]:
-        if key in self._found:
-            return self._found[key]
         rows = pd.read_parquet(self._path(key)).astype(object).to_dict("records")
         for row in rows:
             row["operation"] = None if pd.isna(row["operation"]) else int(row["operation"])
         return tuple(EventRow(rank=0, seconds=0.0, **{str(name): one for name, one in row.items()}) for row in rows)
 
     def _path(self, key: str) -> Path:
-        assert self._folder is not None
         return self._folder / f"{key}.parquet"
 
 
