@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -71,7 +71,5 @@ def test_damaged_formulas_are_a_sentence(text: str) -> None:
     assert traffic_lines(row(text)) == []
 
 
-def test_formulas_survive_the_table_and_bounds_of_older_runs_are_no_terms() -> None:
+def test_formulas_survive_the_table() -> None:
     assert from_json(to_json(FORMULAS)) == FORMULAS
-    older = to_json(FORMULAS).replace('"beyond"', '"in_flight"')
-    assert from_json(older) == {name: replace(one, beyond=()) for name, one in FORMULAS.items()}

@@ -199,7 +199,7 @@ SYMBOLS = {
 
 
 def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list[str]]:
-    """The table, and lines below it; no table if theory does not cover the run or an older zerobench made it."""
+    """The table, and lines below it; no table if theory does not cover the run."""
     try:
         formulas = formulas_of(row)
     except ValueError as error:
@@ -228,9 +228,7 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
 
 
 def formulas_of(row: Row) -> dict[str, Formula]:
-    """A run's formulas by category; none if the run has no theory or was made by an older zerobench. Raises ValueError
-    if they are damaged.
-    """
+    """A run's formulas by category; none if the run has no theory. Raises ValueError if they are damaged."""
     text = row["formulas"]
     return from_json(text) if isinstance(text, str) else {}
 

@@ -173,8 +173,7 @@ def is_due(new: int, remembered: int) -> bool:
 
 def keep(where: Path, name: str, index: dict[str, Signature], write: Callable[[Path], None]) -> None:
     """Replaces the cache of a table: `write` writes the rows of the runs in `index` to a path."""
-    of_all_tables = [path for path in where.glob(f"{PREFIX}*") if "-" not in path.name.removeprefix(PREFIX)]
-    old = [*where.glob(f"{PREFIX}{name}-*"), *of_all_tables]  # an earlier version wrote the latter
+    old = [*where.glob(f"{PREFIX}{name}-*")]
     aside = where / f"{ASIDE}{uuid.uuid4().hex[:12]}"
     try:
         aside.mkdir()

@@ -35,7 +35,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from .groups import GroupShape
 from .layout import FlatBuffer
@@ -95,17 +94,14 @@ def to_json(formulas: Mapping[str, Formula]) -> str:
 def from_json(text: str) -> dict[str, Formula]:
     """Returns formulas by name. Raises ValueError for text that `to_json` has not written."""
     try:
-        return {name: _formula(**one) for name, one in json.loads(text).items()}
+        found = {}
+        for name, one in json.loads(text).items():
+            numbers = {str(symbol): float(value) for symbol, value in one["numbers"].items()}
+            terms = tuple(Term(str(term["name"]), int(term["size"])) for term in one["beyond"])
+            found[name] = Formula(str(one["equation"]), int(one["value"]), numbers, terms)
+        return found
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise ValueError(f"formulas cannot be read: {error}") from error
-
-
-def _formula(
-    equation: str, value: int, numbers: dict[str, float], beyond: list[dict[str, Any]] | None = None, **_: Any
-) -> Formula:
-    """`_`: the bounds that older versions wrote instead of `beyond`, which were not terms of a sum."""
-    kept = tuple(Term(str(one["name"]), int(one["size"])) for one in beyond or ())
-    return Formula(str(equation), int(value), {str(k): float(v) for k, v in numbers.items()}, kept)
 
 
 # -- states ----------------------------------------------------------------------------------------

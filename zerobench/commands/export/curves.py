@@ -74,11 +74,6 @@ def summary_of(run: dict[str, Any]) -> dict[str, int | float]:
     return {name: value for name, value in numbers.items() if not isinstance(value, bool) and name not in NOT_MEASURED}
 
 
-def choices_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run's config as one level of keys, as on a command line."""
-    return by_key(json.loads(run["config"]))
-
-
 def rows_of(results: Results) -> list[dict[str, Any]]:
     """Returns the rows of the finished runs, with None for missing values."""
     runs = results.runs[results.runs["status"] == "ok"]
@@ -108,7 +103,7 @@ def write_wandb(results: Results, out: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         lines = list(history_of(results, run))
         last = {key: lines[-1][key] for key in ("_step", "_timestamp", "_runtime")} if lines else {}
-        choices = {key: {"desc": None, "value": value} for key, value in choices_of(run).items()}
+        choices = {key: {"desc": None, "value": value} for key, value in by_key(json.loads(run["config"])).items()}
         metadata = {"startedAt": run["started"], "args": run["command"], "git": {"commit": run["commit"]}}
         texts = {
             HISTORY: "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines),
