@@ -28,7 +28,7 @@ COLUMNS = (
     "control",
 )  # fmt: skip
 
-NOT_EXECUTED = ("timing", "commands", "sweep", "watching", "dispatch", "trials", "gate")
+NOT_EXECUTED = ("timing", "commands", "sweep", "watching", "gate")
 """Packages above fake_execution: a schedule stays valid if their code changes."""
 
 Work = tuple[Reduced, Target]

@@ -16,7 +16,7 @@ from tests.cells import cell
 from zerobench.commands.plan import command, fastest, search
 from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
 from zerobench.commands.plan.command import plan
-from zerobench.commands.plan.fastest import TriedBatch, TriedRow, whole_used
+from zerobench.commands.plan.fastest import TriedRow, whole_used
 from zerobench.commands.plan.recommend import GOALS, nothing_fits, recommended, sentence
 from zerobench.commands.plan.search import (
     ExecutedCell,
@@ -207,9 +207,9 @@ def test_the_largest_micro_batch_is_found_in_few_executions(most: int, guessed: 
         Candidate("zero3", "none", "none"), cell("zero3", 8), (1, 2, 4, 8, 16, 32, 64), held=held, slope=slope
     )
     while (size := row.wanted()) is not None and size not in row.probes:
-        row.probes[size] = TriedBatch(row.cell, None, load(size), None)  # type: ignore[arg-type]
+        row.probes[size], row.loads[size] = ExecutedCell(size, row.cell, used(1)), load(size)
     fitting = [size for size in row.sizes if load(size) <= 1]
-    assert (row.best.load if row.best else None) == (load(max(fitting)) if fitting else None)
+    assert (row.best.value if row.best else None) == max(fitting, default=None)
     assert len(row.probes) <= 7
     if guessed == (0.3, 0.02) and most == 16:
         assert len(row.probes) <= 3
@@ -259,7 +259,9 @@ def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
 ) -> None:
     """A pipe reads: lines go to standard error before the round of all candidates is over."""
     goal, names, capacity = GOALS["least_traffic"], ("ddp", "zero1", "zero3"), Capacity(100 * MIB)
-    monkeypatch.setattr(search, "_used", lambda cell, _: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB))
+    monkeypatch.setattr(
+        search, "used_by", lambda cell, _: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB)
+    )
 
     def run(configs: list, tell: Any) -> list[Execution]:  # type: ignore[type-arg]
         for number, config in enumerate(configs[:2]):
@@ -277,6 +279,24 @@ def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
     assert not any(line.strip().startswith("zero3") for line in said.splitlines()), "its row would say that it fits not"
     assert "Take" not in said
     assert recommended(rows, goal) is None
+
+
+def test_an_interrupted_search_of_the_fastest_keeps_its_complete_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes after the pilots; only the row without another micro-batch to try is complete."""
+    done, still = (TriedRow(Candidate(name, "none", "none"), cell(name, 8), (1,)) for name in ("zero1", "zero3"))
+
+    class Search:
+        row = staticmethod(lambda one, _: done if one.strategy == "zero1" else still)
+        timed = staticmethod(lambda row: row.best and SimpleNamespace(tokens_per_s=1.0, row=row))
+
+        def pilots(self, _: object) -> None:
+            done.probes[1], done.loads[1] = ExecutedCell(1, done.cell, used(MIB)), 0.5
+            raise KeyboardInterrupt
+
+    found = fastest.find({row.candidate: row.cell for row in (done, still)}, Search())  # type: ignore[arg-type]
+    assert found.interrupted
+    assert [row.problem for row in found.rows] == ["", search.INTERRUPTED]
+    assert [one.row for one in found.timed] == [done]  # type: ignore[attr-defined]
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:

@@ -1,6 +1,7 @@
 """Predicted time: the layout of a schedule, the tables of measured times, clusters as files, published runs."""
 
 import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 

@@ -26,7 +26,7 @@ from ...results.provenance import source_hash
 from ...sizes import parse_bytes, show_count
 from ..predict import costs_of
 from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
-from .fastest import FastestSearch, RunCells, batch_of, find
+from .fastest import FastestSearch, batch_of, find
 from .fastest import as_json as fastest_as_json
 from .fastest import sentence as fastest_sentence
 from .fastest import table_of as fastest_table
@@ -50,7 +50,7 @@ from .recommend import (
     sentence,
     table_of,
 )
-from .search import PlanRow, Tell, family_axis, run_searches
+from .search import Execute, PlanRow, Tell, family_axis, run_searches
 from .settings import SYSTEMS, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -146,7 +146,7 @@ def progress(goal: Goal) -> Iterator[Tell]:
 
 
 def _fastest(
-    cells: dict[Candidate, Cell], chosen: argparse.Namespace, capacity: Capacity, batch: int | None, run: RunCells
+    cells: dict[Candidate, Cell], chosen: argparse.Namespace, capacity: Capacity, batch: int | None, run: Execute
 ) -> int:
     """Prints the fastest candidate that fits. Returns the exit code."""
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)

@@ -31,8 +31,18 @@ from ...timing.costs import GpuCosts, Transfer
 from ...timing.interval import StepInterval, interval_of
 from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
 from ..predict import show_time
-from .candidates import Candidate, Capacity, Used, used_of
-from .search import INTERRUPTED, ExecutedCell, PlanRow, Tell, pruned_by_states, states_of, with_micro_batch
+from .candidates import Candidate, Capacity, Used
+from .search import (
+    INTERRUPTED,
+    Execute,
+    ExecutedCell,
+    PlanRow,
+    Tell,
+    least_load,
+    pruned_by_states,
+    used_by,
+    with_micro_batch,
+)
 
 WIDEST = 64
 """Largest micro-batch that is tried."""
@@ -58,9 +68,6 @@ MORE_GPUS = (4, 16)
 """Factors on the number of GPUs at which the leading strategies are executed again."""
 
 SHOWN = 10
-
-RunCells = Callable[..., list[Execution]]
-"""Executes configs with their operators and, as each is done, passes its place and its execution to `tell`."""
 
 
 @dataclass(frozen=True)
@@ -105,20 +112,10 @@ def sizes_of(samples: int | None) -> tuple[int, ...]:
     return tuple(size for size in range(1, WIDEST + 1) if samples % size == 0)
 
 
-@dataclass(frozen=True)
-class TriedBatch:
-    """An executed micro-batch of a row. `load`: how full the fullest tier is."""
-
-    cell: Cell
-    used: Used
-    load: float
-    schedule: StepSchedule
-
-
 @dataclass
 class TriedRow:
     """The search of one row. `slope`: load per sequence, as another row of this activation policy has it; `held`: the
-    load without any sequence."""
+    load without any sequence. `loads`: of the executed micro-batches, how full the fullest tier is."""
 
     candidate: Candidate
     cell: Cell
@@ -127,7 +124,8 @@ class TriedRow:
     bound_bytes: int | None = None
     held: float = 0.0
     slope: float | None = None
-    probes: dict[int, TriedBatch] = field(default_factory=dict)
+    probes: dict[int, ExecutedCell] = field(default_factory=dict)
+    loads: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -135,9 +133,9 @@ class TriedRow:
         return (size := self.wanted()) is not None and size not in self.probes
 
     @property
-    def best(self) -> TriedBatch | None:
+    def best(self) -> ExecutedCell | None:
         """The largest micro-batch that was executed and fits."""
-        fitting = [size for size, probe in self.probes.items() if probe.load <= 1]
+        fitting = [size for size, load in self.loads.items() if load <= 1]
         return self.probes[max(fitting)] if fitting else None
 
     def wanted(self) -> int | None:
@@ -146,16 +144,16 @@ class TriedRow:
             return None
         if not self.probes:
             return self._on_line(self.sizes, self.held, self.slope) if self.slope is not None else self.sizes[0]
-        fitting = sorted(size for size, probe in self.probes.items() if probe.load <= 1)
-        first = min((size for size in self.probes if size not in fitting), default=WIDEST + 1)
+        fitting = sorted(size for size, load in self.loads.items() if load <= 1)
+        first = min((size for size in self.loads if size not in fitting), default=WIDEST + 1)
         below = [size for size in self.sizes if size < first]
         if not fitting:
-            return self._on_line(below, self.held, (self.probes[first].load - self.held) / first) if below else None
+            return self._on_line(below, self.held, (self.loads[first] - self.held) / first) if below else None
         best = fitting[-1]
         slope = self.slope or 0.0
         if len(fitting) > 1:
-            slope = (self.probes[best].load - self.probes[fitting[-2]].load) / (best - fitting[-2])
-        reached = [size for size in below if size > best and self.probes[best].load + slope * (size - best) <= 1]
+            slope = (self.loads[best] - self.loads[fitting[-2]]) / (best - fitting[-2])
+        reached = [size for size in below if size > best and self.loads[best] + slope * (size - best) <= 1]
         return max(reached, default=None)
 
     @staticmethod
@@ -165,10 +163,8 @@ class TriedRow:
 
     def as_plan(self) -> PlanRow:
         """Returns the row as other goals have it."""
-        probes = tuple(ExecutedCell(size, one.cell, one.used) for size, one in sorted(self.probes.items()))
-        best = self.best
-        mine = next((one for one in probes if best is not None and one.cell is best.cell), None)
-        return PlanRow(self.candidate, mine, None, self.problem, self.bound_bytes, probes=probes)
+        probes = tuple(self.probes[size] for size in sorted(self.probes))
+        return PlanRow(self.candidate, self.best, None, self.problem, self.bound_bytes, probes=probes)
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,7 @@ class FastestSearch:
     capacity: Capacity
     batch: int | None
     given: frozenset[str]
-    run: RunCells
+    run: Execute
     tell: Tell
 
     def row(self, candidate: Candidate, cell: Cell) -> TriedRow:
@@ -199,8 +195,8 @@ class FastestSearch:
             (row, size), cell, schedule = work[place], cells[place], schedule_of(one, mine)
             row.problem = schedule.problem
             if not schedule.problem:
-                used = whole_used(one, [_used(cell, each) for each in mine])
-                row.probes[size] = TriedBatch(cell, used, self.capacity.load(used), schedule)
+                used = whole_used(one, [used_by(cell, each) for each in mine])
+                row.probes[size], row.loads[size] = ExecutedCell(size, cell, used, schedule), self.capacity.load(used)
             done()
 
         self._executed(cells, take)
@@ -248,7 +244,7 @@ class FastestSearch:
 
     def pilots(self, rows: Sequence[TriedRow]) -> None:
         """Executes one row of each activation policy twice, and tells the others its line."""
-        states = {id(row): _states_load(row.cell, self.capacity) for row in rows if not row.problem}
+        states = {id(row): least_load(row.cell, self.capacity) for row in rows if not row.problem}
         known = sorted((row for row in rows if id(row) in states), key=lambda row: states[id(row)] > 0)
         last = {row.candidate.activation: row for row in known}
         sizes = {name: {1, max(size for size in row.sizes if size <= PILOT)} for name, row in last.items()}
@@ -256,15 +252,15 @@ class FastestSearch:
         for row in known:
             pilot = last[row.candidate.activation]
             if len(pilot.probes) > 1:
-                (one, low), (other, high) = sorted(pilot.probes.items())
-                row.slope = max(0.0, (high.load - low.load) / (other - one))
+                (one, low), (other, high) = sorted(pilot.loads.items())
+                row.slope = max(0.0, (high - low) / (other - one))
                 more = states[id(row)] - states[id(pilot)] if states[id(row)] else 0.0
-                row.held = max(0.0, low.load - one * row.slope + more)
+                row.held = max(0.0, low - one * row.slope + more)
 
     def timed(self, row: TriedRow) -> Timed | None:
         """Returns a row that fits with its step."""
         best = row.best
-        if best is None:
+        if best is None or best.schedule is None:
             return None
         time = step_time(best.schedule, self.costs)
         interval = interval_of(self.costs, best.cell.config, best.schedule.without_formula)
@@ -292,16 +288,6 @@ class FastestSearch:
             cell = one.cell.changed(**changes)
             if not self.given & {word.partition("=")[0] for word in words} and not combinations.validate(cell.config):
                 yield replace(one.candidate, more=words), cell
-
-
-def _used(cell: Cell, execution: Execution) -> Used:
-    predicted = states_of(cell)
-    return used_of(execution, predicted.psi if predicted is not None else 0)
-
-
-def _states_load(cell: Cell, capacity: Capacity) -> float:
-    found = states_of(cell)
-    return (found.states_bytes or 0) / capacity.usable_bytes if found is not None else 0.0
 
 
 def whole_used(cell: Reduced, used: Sequence[Used]) -> Used:
@@ -395,7 +381,7 @@ def _verified(ranked: list[Timed], search: FastestSearch) -> list[Timed]:
         found = search.run([replace(config, model=whole.model, huggingface=whole.huggingface)])[0]
         if found.problem:
             return ranked
-        used = _used(first.cell, found)
+        used = used_by(first.cell, found)
         if search.capacity.fits(used):
             return [replace(first, used=used), *ranked[1:]]
         ranked = ranked[1:]

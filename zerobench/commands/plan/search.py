@@ -28,6 +28,7 @@ from ...config.cell import Cell
 from ...config.schema import Gpt
 from ...fake_execution import Execution
 from ...predict.estimate import Estimate, estimate
+from ...timing.prediction import StepSchedule
 from .candidates import Candidate, Capacity, Used, used_of
 
 MOST_GUESSES = 6
@@ -51,28 +52,19 @@ class PlanAxis:
     """True if the states change along it, so that theory's states are a better coordinate."""
 
 
-def with_layers(cell: Cell, layers: int) -> Cell:
-    """Returns the cell with `layers` blocks."""
-    assert isinstance(cell.config.model, Gpt)
-    return cell.changed(model=replace(cell.config.model, layers=layers))
-
-
 def with_micro_batch(cell: Cell, samples: int) -> Cell:
     """Returns the cell with `samples` samples per rank and micro-batch."""
     config = cell.config
     return cell.changed(micro_batch=samples, batch=samples * config.accumulation * config.data_ranks)
 
 
-def with_gpus(cell: Cell, ranks: int) -> Cell:
-    """Returns the cell in a world of `ranks` ranks, each with the same micro-batch."""
-    config = cell.config
-    return cell.changed(
-        world_size=ranks, batch=config.micro_batch * config.accumulation * ranks // config.tensor_parallel
-    )
-
-
 def layers_axis() -> PlanAxis:
     """Returns the axis of layers, which starts with models that are simulated quickly."""
+
+    def with_layers(cell: Cell, layers: int) -> Cell:
+        assert isinstance(cell.config.model, Gpt)
+        return cell.changed(model=replace(cell.config.model, layers=layers))
+
     return PlanAxis("layers", range(1, DEEPEST + 1), (1, 3), with_layers, in_states=True)
 
 
@@ -82,7 +74,14 @@ def micro_batch_axis() -> PlanAxis:
 
 
 def gpus_axis(most: int) -> PlanAxis:
-    """Returns the axis of GPUs, from `most` down to 1."""
+    """Returns the axis of GPUs, each with the same micro-batch, from `most` down to 1."""
+
+    def with_gpus(cell: Cell, ranks: int) -> Cell:
+        config = cell.config
+        return cell.changed(
+            world_size=ranks, batch=config.micro_batch * config.accumulation * ranks // config.tensor_parallel
+        )
+
     return PlanAxis("gpus", range(most, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
 
 
@@ -156,12 +155,9 @@ def shapes() -> list[GptSize]:
     found: list[GptSize] = []
     for deepest in WIDTHS:
         before = found[-1].numel if found else 0
-        found += [one for one in _of_width(deepest) if one.numel > before]
+        same_width = (replace(deepest, layers=layers) for layers in range(1, deepest.layers + 1))
+        found += [shape for shape in same_width if shape.numel > before]
     return found
-
-
-def _of_width(deepest: GptSize) -> list[GptSize]:
-    return [replace(deepest, layers=layers) for layers in range(1, deepest.layers + 1)]
 
 
 def family_axis() -> PlanAxis:
@@ -235,11 +231,12 @@ Search = Generator[Cell, "Used | str", "PlanRow"]
 
 @dataclass(frozen=True)
 class ExecutedCell:
-    """A simulated cell: its value on the axis, and its memory and traffic."""
+    """A simulated cell: its value on the axis, its memory and traffic, and under goal fastest its schedule."""
 
     value: int
     cell: Cell
     used: Used
+    schedule: StepSchedule | None = None
 
 
 @dataclass(frozen=True)
@@ -345,7 +342,7 @@ def run_searches(
 
             def heard(number: int, news: object, new: Sequence[Cell] = new) -> None:
                 if isinstance(news, Execution):
-                    used = known[new[number].cell_id] = _used(new[number], news)
+                    used = known[new[number].cell_id] = news.problem or used_by(new[number], news)
                     for one, (search, cell) in list(wanted.items()):
                         if cell.cell_id == new[number].cell_id:
                             del wanted[one]
@@ -370,15 +367,14 @@ def _with_least(
         return {}
     least = min(pruned, key=lambda row: row.bound_bytes or 0)
     cell = axis.changed(cells[least.candidate], axis.values[0])
-    used = _used(cell, execute([cell.config])[0])
-    if isinstance(used, str):
-        return {least.candidate: replace(least, problem=used, bound_bytes=None)}
-    probe = ExecutedCell(axis.values[0], cell, used)
+    (execution,) = execute([cell.config])
+    if execution.problem:
+        return {least.candidate: replace(least, problem=execution.problem, bound_bytes=None)}
+    probe = ExecutedCell(axis.values[0], cell, used_by(cell, execution))
     return {least.candidate: replace(least, problem="", beyond=probe, probes=(probe,))}
 
 
-def _used(cell: Cell, execution: Execution) -> Used | str:
-    if execution.problem:
-        return execution.problem
+def used_by(cell: Cell, execution: Execution) -> Used:
+    """Returns the memory and traffic of a cell that was simulated."""
     predicted = states_of(cell)
     return used_of(execution, *((predicted.psi, predicted.frozen) if predicted is not None else (0,)))
