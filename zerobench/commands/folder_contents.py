@@ -84,9 +84,11 @@ def look(where: Path) -> FolderContents:
     found: list[tuple[Path, dict[str, Any]]] = []
     unreadable = []
     for folder in run_folders(where):
-        row, complaint = _read_quietly(folder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            row = read_row(folder)
         found += [(folder, row)] if row is not None else []
-        unreadable += complaint
+        unreadable += [str(warning.message) for warning in caught]
     found.sort(key=lambda one: split(one[1]["run_id"]))
     runs += _held([row for _, row in found], [folder for folder, _ in found])
     collections = collections_in(where)
@@ -123,13 +125,6 @@ def _launch(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["cell_id"], *(row[name] for name in CODE if name != "source_hash"))
-
-
-def _read_quietly(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        row = read_row(folder)
-    return row, [str(warning.message) for warning in caught]
 
 
 def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:

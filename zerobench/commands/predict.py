@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,20 +266,14 @@ def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
         _show(rows, chosen.columns)
         return
     is_csv = chosen.format == "csv" or (chosen.format == "table" and chosen.out.suffix == ".csv")
-    text = _as_csv(rows) if is_csv else json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    written = [asdict(row) for row in rows]
+    frame = pd.DataFrame(written, dtype="object")
+    text = str(frame.to_csv(index=False)) if is_csv else json.dumps(written, indent=1) + "\n"
     if chosen.out is None:
         print(text, end="")
         return
     replace_text(chosen.out, text)
     print_note(f"{chosen.out}: {len(rows)} cells")
-
-
-def _as_csv(rows: Sequence[PredictionRow]) -> str:
-    made = io.StringIO()
-    writer = csv.DictWriter(made, [one.name for one in fields(PredictionRow)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return made.getvalue()
 
 
 def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:

@@ -37,7 +37,10 @@ def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
     """Returns the run and its tables. Raises ValueError if `name` fits none or several."""
     for folder in (Path(name), where / name):
         if (folder / "run.json").is_file():
-            return _only(look(folder)), _load_run(folder)
+            held = look(folder)
+            if not held.runs:
+                raise ValueError("; ".join(held.unreadable))
+            return held.runs[0], _load_run(folder)
     if Path(name).is_dir() and (inside := look(Path(name))).runs:  # a results folder: of one run, it is meant
         name, held = "", inside
     else:
@@ -63,9 +66,3 @@ def pick(name: str, held: FolderContents) -> RunInFolder:
     hint = f"; `zerobench status {held.where}` lists the runs"
     row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)
-
-
-def _only(held: FolderContents) -> RunInFolder:
-    if not held.runs:
-        raise ValueError("; ".join(held.unreadable))
-    return held.runs[0]

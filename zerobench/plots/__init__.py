@@ -94,13 +94,6 @@ class Plots:
         """Draws one figure. Raises ValueError if no run can be drawn."""
         from .page import Page, settle
 
-        results = self._standing(name)
-        with Page(width=self.width, style=self.style).used():
-            figure = import_module(f".{name}", __package__).draw(results, **options)
-            settle(figure)
-        return _shown(figure)
-
-    def _standing(self, name: str) -> Results:
         runs = self.results.runs
         if runs.empty:
             raise ValueError(f"plot.{name}: there are no runs in these results")
@@ -108,7 +101,10 @@ class Plots:
         if results.runs.empty:
             last = runs.iloc[-1]
             raise ValueError(f"plot.{name}: no run has a result; the last is {last['status']}: {last['reason']}")
-        return results
+        with Page(width=self.width, style=self.style).used():
+            figure = import_module(f".{name}", __package__).draw(results, **options)
+            settle(figure)
+        return _shown(figure)
 
 
 def _shown(figure: Any) -> Drawn:

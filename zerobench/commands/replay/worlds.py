@@ -26,7 +26,6 @@ from ...fake_execution import CPU, CUDA, Execution, Limits, execute_all
 from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
-from ...rank_record import RankRecord
 from ...records import EventRow
 from ...records.event_row import COMPUTE, ORDER
 from ...results.events import streams_of
@@ -216,11 +215,12 @@ def at(config: CellConfig, ranks: int) -> CellConfig:
 def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | CpuCosts | None) -> Panel:
     if one.record is None:
         return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=one.problem)
+    has_theory = predicts(one.config.strategy.values())
     row = panel.row | {
         "run_id": "", "command": "", "world_size": one.config.world_size, "config": json.dumps(one.config.as_dict()),
         "peak_bytes": one.peak_bytes, "states_bytes": one.states_bytes, "wire_bytes": one.wire_bytes,
         "volume_psi": one.volume_elements / panel.row["psi"] if panel.row.get("psi") else None,
-        "formulas": _formulas(one.config, one.record),
+        "formulas": to_json(formulas_of(one.config, one.record.schedule)) if has_theory else None,
     }  # fmt: skip
     events = one.record.events if costs is None else in_time(one.record.events, costs)
     return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in events])))
@@ -231,13 +231,6 @@ def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[Even
     made = lay_out(events, costs)
     placed = [replace(event, seconds=at) for event, at in zip(events, made.at, strict=True)]
     return [event for event in placed if event.kind not in (COMPUTE, ORDER)]
-
-
-def _formulas(config: CellConfig, record: RankRecord) -> str | None:
-    """Returns the closed forms of a cell in the format of a run's row; None if theory has none."""
-    if not predicts(config.strategy.values()):
-        return None
-    return to_json(formulas_of(config, record.schedule))
 
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")
