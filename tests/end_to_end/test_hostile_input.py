@@ -23,7 +23,6 @@ from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.commands.plot import FIGURES
 from zerobench.config.safe_yaml import read_yaml
-from zerobench.plots.page import escaped
 from zerobench.sizes import parse_bytes
 
 HERE = ["world_size=1", *SMALL]
@@ -162,7 +161,6 @@ def test_a_text_from_outside_stays_on_its_line_in_every_verb(
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_dollar_sign_in_a_name_is_no_formula(figure: str, of_a_stranger: Path, tmp_path: Path, capsys) -> None:
     assert cli.run(["plot", figure, str(of_a_stranger), "--out", str(tmp_path), "--format", "svg"]) == 0
-    assert escaped("$_\n\\input{x}%^") == r"\$\_\textbackslash{}n\textbackslash{}input\{x\}\%\textasciicircum{}"
 
 
 MARKUP = "<img src=http://x.example/a> ![i](http://x.example/b) [l](javascript:c) `d` @someone **e**"
