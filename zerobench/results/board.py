@@ -93,11 +93,6 @@ class BoardWriter:
                 where.mkdir(parents=True, exist_ok=True)
                 self.boards[where] = claim(where, BOARD, str(os.getpid()), mode=0o777)
 
-    def name_in(self, where: Path) -> str:
-        """Returns the name of the board in a results folder; "" if it has none."""
-        board = self.boards.get(where)
-        return board.path.name if board is not None else ""
-
     def write(self, launches: Sequence[BoardLaunch], current: int, left: Callable[[], str], at_once: bool) -> None:
         """Rewrites the boards; unless `at_once`, at most once every EVERY_S."""
         now = time.monotonic()

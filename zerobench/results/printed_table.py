@@ -141,20 +141,16 @@ ALL_COLUMNS = ("cell", "status", *COLUMNS)
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
-def print_results(
-    rows: list[Row], chosen: Sequence[str] | None = None, more: Mapping[str, SweepColumn] | None = None
-) -> None:
+def print_results(rows: list[Row], chosen: Sequence[str] | None = None) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
-    reason. `chosen`: names of columns, instead of those that fit; see Grid. `more`: columns of this sweep only, before
-    the others.
+    reason. `chosen`: names of columns, instead of those that fit; see Grid.
     """
     cells = sorted_cells(rows)
     console = stdout_console()
     columns = columns_of(cells)
-    shown = COLUMNS if chosen else columns
     if words := busy_words(cells):
         print_on(console, words, "bold yellow")
-    console.print(grid_of(cells, {**(more or {}), **shown}, [*(more or {}), *chosen] if chosen else chosen))
+    console.print(grid_of(cells, COLUMNS if chosen else columns, chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
     if not is_quiet() and shares_memory(cells):

@@ -59,9 +59,7 @@ class Entry(BoardLaunch):
 class Reporter:
     """Displays launches as they are expected, start, step and end. Use it as a context manager."""
 
-    def __init__(self, board_in: Path | None = None) -> None:
-        """`board_in`: the folder of the board, if it is not the results folder."""
-        self._board_in = board_in
+    def __init__(self) -> None:
         self._places: dict[CellLaunch, int] = {}
         self.console = progress_console()
         self.entries: list[Entry] = []
@@ -96,10 +94,6 @@ class Reporter:
             self._places[launch] = len(self.entries)
             self.entries.append(entry)
 
-    def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
-        """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
-        self._places[by] = self._places.pop(launch)
-
     def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
         for launch in launches:
             entry = self._entry_of(launch)
@@ -109,10 +103,6 @@ class Reporter:
         if self._live is None:
             self.say(f"{job}: {launches[0].name}{more}")
         self._post()
-
-    def board_in(self, results_dir: Path) -> str:
-        """Returns the name of this sweep's board in a results folder, "" if it has none."""
-        return self._board.name_in(results_dir) if self._board is not None else ""
 
     def start(self, launch: CellLaunch) -> None:
         self._current = self._places[launch]
@@ -130,7 +120,7 @@ class Reporter:
 
     def _put_up_board(self, launch: CellLaunch) -> None:
         if self._board is not None:
-            self._board.put_up(self._board_in or Path(launch.cell.config.results_dir))
+            self._board.put_up(Path(launch.cell.config.results_dir))
 
     def again(self, launch: CellLaunch, row: dict[str, Any]) -> None:
         entry = self._entry_of(launch)
@@ -155,12 +145,6 @@ class Reporter:
         else:
             self.entry.begun = self._last_line = time.monotonic()
         self._post()
-
-    def show(self, launch: CellLaunch, seen: BoardLaunch) -> None:
-        entry = self._entry_of(launch)
-        for name in ("state", "mode", "step", "loss", "peak_bytes", "seconds"):
-            setattr(entry, name, getattr(seen, name))
-        self._post(at_once=False)
 
     def progress(self, news: dict[str, Any]) -> None:
         entry = self.entry
