@@ -117,7 +117,7 @@ def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> No
 
 
 def test_a_lost_job_is_a_row_and_the_sweep_goes_on(slurm: Slurm, start: Start) -> None:
-    """Of three cells that run side by side, one loses its node; the others end ok."""
+    """Three cells run side by side; one loses its node, and the others end ok."""
     sweep = start("strategy=ddp", f"measure.steps=400,401,{LONG}", "world_size=1", "hydra.launcher.cpus_per_task=4")
     slurm.wait_for(lambda: len(sweep.rows()) == 2 or sweep.process.poll() is not None, WITHIN_S, sweep.text())
     (job,) = sweep.running(1)

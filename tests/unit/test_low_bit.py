@@ -46,7 +46,7 @@ def trained(kind: type[torch.optim.Optimizer], steps: int = 30, **more: Any) -> 
 
 @pytest.mark.parametrize(("kind", "error"), [(AdamW8bit, 0.02), (AdamWBf16, 0.002)])
 def test_updates_are_near_those_of_torch(kind: type[torch.optim.Optimizer], error: float) -> None:
-    """Of a way of about 0.3 per element; after one step, whose states are not yet read, they are equal."""
+    """The parameters move by about 0.3 per element; after one step, which reads no stored state, they are equal."""
     found, wanted = trained(kind)[0], trained(torch.optim.AdamW, foreach=False)[0]
     assert 0 < (found - wanted).square().mean().sqrt() < error
     assert torch.equal(trained(kind, 1)[0], trained(torch.optim.AdamW, 1, foreach=False)[0])

@@ -355,7 +355,7 @@ def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_what_no_candidate_can_have_is_said_once_with_the_key_that_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 24 candidates; zero_redundancy's own reason, which the user did not ask for, is left out."""
+    """All 24 candidates have the same problem; the reason of zero_redundancy alone is left out."""
     assert plan(["--device-memory", "80 GiB", "--gpus", "8", "model=gpt2_124m", "sequence=4096"]) == 2
     said, mend = capsys.readouterr(), "add model.positions=4096, or take sequence=1024"
     assert said.err == f"zerobench plan: sequence=4096: the model has only 1024 positions; {mend}\n"

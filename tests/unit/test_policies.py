@@ -75,7 +75,7 @@ def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
 
 
 def test_checkpointing_is_one_thing_with_one_name() -> None:
-    """Of a model that has it as an option; FLOPs, names and searches know it by that."""
+    """A model may have checkpointing as an option; FLOPs, names and searches treat it as the policy."""
     by_policy = config_of("zero2", 2, "tiny", activation=CHECKPOINT)
     by_model = config_of("zero2", 2, "checkpointed")
     assert replace(by_policy, model_name="checkpointed") == by_model

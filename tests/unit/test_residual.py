@@ -257,7 +257,7 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 
 def races_of(policy: ActivationPolicy) -> list[str]:
-    """Of two steps with the lanes of a GPU; a forward in between, of which no backward comes."""
+    """Returns the races of two steps on the lanes of a GPU, with a forward between them that has no backward."""
     cuda = ModeledCuda()
     on_gpu = {"cpu": StreamPair(streams.CommStream(cuda), streams.CommStream(cuda))}
     with mock.patch.dict(policies.KEEPERS, {"host": lambda least: Offloader(least, on_gpu)}):

@@ -73,7 +73,7 @@ def test_ranks_that_ask_for_different_things_are_told() -> None:
 
 
 class Looked(Comm):
-    """Of so many ranks; says when its stamps are looked at."""
+    """A Comm of `size` ranks that records when its stamps are read."""
 
     def __init__(self, name: str, size: int, looked: list[str]) -> None:
         self.name, self.size, self.looked = name, size, looked

@@ -81,7 +81,7 @@ def test_runs_that_changed_came_or_went_are_seen(folder: Path) -> None:
 
 
 def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(folder: Path) -> None:
-    """Of many runs a table is read when it is used; then its pages are checked."""
+    """A table of many runs is read when it is used, and its pages are checked then."""
     first, second, *_ = sorted(path for path in folder.iterdir() if (path / "run.json").is_file())
     content = bytearray((first / "memory.parquet").read_bytes())
     content[40] ^= 1

@@ -202,7 +202,7 @@ def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkey
 
 
 def test_what_a_step_leaves_in_flight_travels_during_the_next() -> None:
-    """Of 4 s on the wire the next step's first operator hides 3, and the step waits for the rest."""
+    """The next step's first operator hides 3 of the 4 s on the wire, and the step waits for the rest."""
     late = row("order", operator="late", unit="bucket 0")
     update = [row("order", operator="wait", stream=1, elements=0), gather(7, 4, "bucket 0")]
     step = [work(3), late, work(2), *update]

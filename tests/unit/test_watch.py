@@ -226,7 +226,7 @@ def hooks_of(loop: Loop) -> list[Any]:
 
 
 class Stop(Exception):
-    """Of a loop that fails."""
+    """The error of a loop that fails."""
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allo
 
 @pytest.mark.slow
 def test_without_a_compiler_the_profiler_tells(no_compiler: None) -> None:
-    """Of the accounted pass; the timed one carries none."""
+    """The accounted pass has a profiler, the timed pass has none."""
     with AccountedPass(CPU) as probe:
         kept = torch.zeros(MIB, dtype=torch.uint8)
         for measured, size in ((False, 9 * MIB), (True, 2 * MIB), (True, 3 * MIB), (False, 9 * MIB)):

@@ -172,7 +172,7 @@ def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("none", [True, False])
 def test_zero_grad_of_the_module_drops_gradients(stage: str, none: bool) -> None:
-    """Of all of it, and of a part: the others are as they were."""
+    """The call drops gradients of the whole module, or of a part alone."""
     engine, oracle = engine_of(stage), engine_of(stage)
     backward(engine)
     engine.module.zero_grad(set_to_none=none)

@@ -122,18 +122,10 @@ def build(
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    shape = {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "intermediate_size": 4 * hidden,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": positions,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": None,
-    }
+    shape: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": 4 * hidden}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    shape |= {"vocab_size": vocabulary, "max_position_embeddings": positions}
+    shape |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     plain = CONFIG_MAPPING[architecture]()
     settings = options if config else {k: v for k, v in shape.items() if hasattr(plain, k)} | options
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings))

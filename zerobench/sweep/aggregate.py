@@ -385,10 +385,8 @@ def join_theory(
         row.predicted_volume_psi = moved.volume / row.psi
         row.predicted_wire_bytes = round(moved.within + moved.between)
         if config.node_size is not None:
-            row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
-                round(moved.within),
-                round(moved.between),
-            )
+            row.predicted_within_nodes_bytes = round(moved.within)
+            row.predicted_between_nodes_bytes = round(moved.between)
     row.predicted_activations_bytes = record.own_activation_bytes
     row.predicted_control_bytes = predict_control(
         strategy, schedule, config.data_ranks, norms_of(config), record.buffer_bytes
@@ -398,11 +396,10 @@ def join_theory(
     if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
-    for m in memory:
-        if m.phase == "step" and m.tier in ("device", "host"):
-            m.predicted_bytes = prediction.of_category(m.category, m.tier)
-        if (m.phase, m.tier, m.category) == ("step", "device", "activations"):
-            m.predicted_bytes = record.own_activation_bytes
+    for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
+        line.predicted_bytes = prediction.of_category(line.category, line.tier)
+        if (line.tier, line.category) == ("device", "activations"):
+            line.predicted_bytes = record.own_activation_bytes
     return Expected(prediction, parts)
 
 
