@@ -109,7 +109,7 @@ REMOVED = {
     "table1": "make table1",
     "published": "make published",
     "estimate --published": "make published-runs",
-    "predict --published": "make predicted-runs",
+    "predict --published": "make predicted-runs FILE=runs.csv",
     "versions": "make versions",
     "gpu-suite": "make gpu-suite",
     "bisect": "git bisect run zerobench budget check FILE",

@@ -258,3 +258,9 @@ def test_a_terminal_whose_encoding_lacks_a_character_shows_another(tmp_path: Pat
         with patient(of_c) as shown:
             print("ψ and –", file=shown)
     assert (tmp_path / "out").read_text() == "? and ?\n"
+
+
+def test_a_status_from_outside_has_no_escapes() -> None:
+    row = rows()[1] | {"status": "crash\x1b[2J", "name": "zero1", "launches": 1}
+    table = printed_table.grid_of([row], printed_table.columns_of([row]))
+    assert "\x1b" not in "".join(str(text) for text in table.rows[0])

@@ -289,6 +289,8 @@ def _check_file(
                 findings.append(_other_work(file, environment, name, budgeted, other))
         rest = [row for row in mine if id(row) not in matched]
         findings += _unbudgeted([row for row in rest if finished is None or everything or row["status"] == "ok"])
+    if not findings:
+        raise UnjudgedError(f"{file.path}: no limit could be judged here; all are of the processor that it names")
     return findings
 
 

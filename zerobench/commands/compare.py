@@ -67,12 +67,12 @@ def compare(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     found = judge.compare_runs(a, b)
+    if not found.pairs:
+        raise ValueError(f"no cell of {chosen.a} is also in {chosen.b}")
     try:
         _write(passages(found), chosen.format, chosen.out)
     except OSError as error:
         raise ValueError(f"--out: {error}") from error
-    if not found.pairs:
-        raise ValueError(f"no cell of {chosen.a} is also in {chosen.b}")
     return int(chosen.fail_on_change and found.worse)
 
 

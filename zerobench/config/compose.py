@@ -218,7 +218,7 @@ def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
     config, chosen = composed.check.compose_whole([*words, *UNLOGGED]), composed.check.hydra_of([*composed.line.hydra])
     OmegaConf.set_struct(config.hydra, False)
     config.hydra.launcher, config.hydra.sweeper = chosen.launcher, chosen.sweeper
-    if not any(word.startswith("hydra.sweep.dir=") for word in composed.line.hydra):
+    if not any(word.lstrip("+").startswith("hydra.sweep.dir=") for word in composed.line.hydra):
         config.hydra.sweep.dir = str(folder)
     return config
 

@@ -93,7 +93,12 @@ def direct(sweeper: DictConfig, objectives: tuple[Objective, ...], given: set[st
     if f"hydra.sweeper.{setting}" in given:
         return [1] * len(objectives)
     if unsaid := next((each.column for each in objectives if each.larger is None), ""):
-        how = f"add hydra.sweeper.{setting}=" if setting else "the sweeper has no setting for it; name another column"
+        words = " or ".join(map(str, DIRECTIONS[setting])) if setting else ""
+        how = (
+            f"add hydra.sweeper.{setting}= with {words}"
+            if setting
+            else "the sweeper has no setting for it; name another column"
+        )
         raise ValueError(f"{KEY}={unsaid}: is more better, or less? {how}")
     if not setting:
         return [-1 if each.larger else 1 for each in objectives]

@@ -235,7 +235,7 @@ def grid_of(
             is_best = index in best[name]
             mark = (sign if is_best else " " * len(sign)) if column.best else ""
             shown.append(Text(text + mark, style="bold green" if is_best else ""))
-        rows.append([Text(printable(cell["name"])), Text(status), *shown])
+        rows.append([Text(printable(cell["name"])), Text(printable(status)), *shown])
     return Grid(["cell", "status", *columns], rows, 2, FIRST_TO_GO, chosen)
 
 
