@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 import zerobench
 from tests import zoo
+from zerobench.zero.checkpoint import storage
 from zerobench.zero.checkpoint.safetensors import StoredTensor, bytes_of, layout, map_tensors, row_major
 
 
@@ -150,6 +152,18 @@ def test_user_state_that_would_come_back_as_something_else(tmp_path: Path, user:
     with pytest.raises(ValueError, match=words):
         engine_of(net()).save(tmp_path / "a", user_state=user)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_asynchronous_save_keeps_the_user_state_of_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, changed, write = engine_of(net()), Event(), storage.write
+    monkeypatch.setattr(storage, "write", lambda *arguments: changed.wait(60) and write(*arguments))
+    user = {"losses": [1.0], "scheduler": {"step": 1}}
+    handle = engine.save(tmp_path / "a", asynchronous=True, user_state=user)
+    user["losses"].append(2.0)
+    user["scheduler"]["step"] = 2
+    changed.set()
+    handle.wait()
+    assert engine.load(tmp_path / "a") == {"losses": [1.0], "scheduler": {"step": 1}}
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:

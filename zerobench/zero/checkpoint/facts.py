@@ -19,6 +19,7 @@ A rank knows the groups and states of the parameters of its own segments; `merge
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
@@ -68,7 +69,8 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
             "states": states,
         },
         "extra": check_json(engine.extra_state(), "extra state"),
-        "user": check_json(dict(user), "user_state"),
+        # a copy: the caller may change its lists and dicts while a thread writes them
+        "user": json.loads(json.dumps(check_json(dict(user), "user_state"))),
     }
 
 
