@@ -15,6 +15,7 @@ from tests import zoo
 from tests.distributed.training import loss_of
 from zerobench.zero import STAGES, LossScaling, initialize
 from zerobench.zero.checkpoint import storage
+from zerobench.zero.checkpoint.consensus import ranks_of
 from zerobench.zero.checkpoint.contents import tensors_of
 from zerobench.zero.checkpoint.facts import facts_of, merge
 
@@ -265,6 +266,8 @@ def refuse_together(rank: int, n: int, folder: str) -> None:
         engine.update.used.add(0)
     with pytest.raises(ValueError, match="save after step"):
         engine.save(f"{folder}/never")
+    with pytest.raises(RuntimeError, match=r"rank 1: .*set is not JSON serializable"):
+        ranks_of(engine).each(lambda: {1} if rank == 1 else [1])
     engine.zero_grad()
     engine.load(f"{folder}/good")
     assert_same(whole_state(engine), state)

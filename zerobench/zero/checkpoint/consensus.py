@@ -65,7 +65,7 @@ class Ranks:
             kind = "runtime" if isinstance(error, RuntimeError) else "value"
             text = str(error) if isinstance(error, RuntimeError | ValueError | OSError) else repr(error)
         with labels.collective("control"):
-            everyones = self._comm.call("checkpoint", lambda: self._exchange([kind, text]), self.group)
+            everyones = self._comm.call("checkpoint", lambda: self._exchange(json.dumps([kind, text])), self.group)
         for kind, text in everyones:
             if kind:
                 raise (RuntimeError if kind == "runtime" else ValueError)(text)
@@ -75,20 +75,21 @@ class Ranks:
         """Runs `what` on each rank; returns all ranks' values, which must be JSON values. If it raises on some ranks,
         all raise the first one's message with its rank, as RuntimeError.
         """
-        value, why = None, None
+        why = None
         try:
-            value = what()
+            text = json.dumps([what(), None])
         except BaseException as error:  # of any kind: without the message the other ranks would wait for ever
             why = error
-        everyones = self._exchange([value, None if why is None else str(why) or repr(why)])
+            text = json.dumps([None, str(error) or repr(error)])
+        everyones = self._exchange(text)
         for rank, (_, sentence) in enumerate(everyones):
             if sentence is not None:
                 raise RuntimeError(f"rank {rank}: {sentence}") from (why if rank == self.rank else None)
         return [value for value, _ in everyones]
 
-    def _exchange(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, in rank order. They are sent as JSON: nothing is unpickled."""
-        text = json.dumps(value).encode()
+    def _exchange(self, value: str) -> list[Any]:
+        """Returns the values of all ranks, which send JSON, in rank order. Nothing is unpickled."""
+        text = value.encode()
         if self.group is None:
             return [json.loads(text)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
