@@ -262,6 +262,11 @@ def refuse_together(rank: int, n: int, folder: str) -> None:
     with pytest.raises(ValueError, match=r"it has no checkpoint\.json"):
         engine.load(f"{folder}/{'good' if rank == 0 else 'not there'}")
     assert_same(whole_state(engine), changed)
+    engine.save(f"{folder}/newer")
+    for weights_only in (False, True):  # as if another process saved while rank 1 had not read the index yet
+        with pytest.raises(ValueError, match="the ranks read different saves"):
+            engine.load(f"{folder}/{'good' if rank == 0 else 'newer'}", weights_only=weights_only)
+    assert_same(whole_state(engine), changed)
     if rank == 1:  # a gradient on one rank only
         engine.update.used.add(0)
     with pytest.raises(ValueError, match="save after step"):

@@ -7,7 +7,7 @@ thread at a time uses it: a second operation waits for the save in flight.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -53,22 +53,32 @@ class Ranks:
         self.group = _group_beside(engine.comm)
         self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), engine.comm.ranks)
 
-    def agree(self, what: Callable[[], T]) -> T:
-        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError."""
-        kind, text, done = "", "", None
+    def agree(self, what: Callable[[], T], files: Callable[[T], Sequence[str]] = lambda value: ()) -> T:
+        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError.
+
+        `files`: names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
+        """
+        kind, text, done, names = "", "", None, []
         try:
             handle, self.in_flight = self.in_flight, None
             if handle is not None and not handle.seen:
                 handle.wait()
             done = what()
+            names = list(files(done))
         except Exception as error:  # of any kind: without the message the other ranks would wait for ever
             kind = "runtime" if isinstance(error, RuntimeError) else "value"
             text = str(error) if isinstance(error, RuntimeError | ValueError | OSError) else repr(error)
         with labels.collective("control"):
-            everyones = self._comm.call("checkpoint", lambda: self._exchange(json.dumps([kind, text])), self.group)
-        for kind, text in everyones:
+            everyones = self._comm.call(
+                "checkpoint", lambda: self._exchange(json.dumps([kind, text, names])), self.group
+            )
+        for kind, text, _ in everyones:
             if kind:
                 raise (RuntimeError if kind == "runtime" else ValueError)(text)
+        if any(others != names for _, _, others in everyones):
+            raise ValueError(
+                "load: the ranks read different saves; was the checkpoint replaced meanwhile? Load it again"
+            )
         return cast(T, done)
 
     def each(self, what: Callable[[], Any]) -> list[Any]:

@@ -119,7 +119,7 @@ class CheckpointLoad:
 
     def __init__(self, engine: ShardedEngine, saved: Checkpoint) -> None:
         """Allocates the tensors that the engine does not have yet."""
-        self._engine, self._saved = engine, saved
+        self._engine, self._saved, self.files = engine, saved, saved.files
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
         self._states = [self._new_state(segment) for segment in engine.segments]
 

@@ -133,7 +133,8 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a checkpoint, as `Strategy.load` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
-    loading = ranks.agree(lambda: _check(engine, folder))  # on all ranks before anything is changed
+    # on all ranks before anything is changed
+    loading = ranks.agree(lambda: _check(engine, folder), files=lambda loading: loading.files)
     engine.zero_grad()
     before_load(engine)
     with labels.collective("control"):

@@ -114,9 +114,13 @@ def _replace(partial: Path, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk: its facts (facts.py) and its flat tensors by name (contents.py)."""
+    """A checkpoint on the disk: its facts (facts.py) and its flat tensors by name (contents.py).
+
+    `files`: names of its files, which have the save's number
+    """
 
     path: Path
+    files: tuple[str, ...]
     facts: dict[str, Any]
     tensors: dict[str, StoredTensor]
 
@@ -137,7 +141,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise ValueError(
                 f"{index}: its format is {words}, and this zerobench reads {FORMAT!r} of version {VERSION}"
             )
-        return Checkpoint(path, whole["facts"], _tensors(path, whole["facts"], whole["files"]))
+        tensors = _tensors(path, whole["facts"], whole["files"])
+        return Checkpoint(path, tuple(whole["files"]), whole["facts"], tensors)
 
 
 @contextmanager

@@ -41,11 +41,12 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """`tensors` by name; `user_state`: a checkpoint's user state."""
+    """`tensors` by name; a checkpoint's user state, and the names of its files, which have the save's number."""
 
     path: Path
     tensors: dict[str, StoredTensor]
     user_state: dict[str, Any] = field(default_factory=dict)
+    checkpoint_files: tuple[str, ...] = ()
 
 
 def find_weights(path: Path) -> WeightFiles:
@@ -55,7 +56,7 @@ def find_weights(path: Path) -> WeightFiles:
             saved = read_checkpoint(path)
             named = [(key.partition("."), tensor) for key, tensor in saved.tensors.items()]
             tensors = {name: tensor for (kind, _, name), tensor in named if kind in ("master", "frozen", "buffer")}
-            return WeightFiles(path, tensors, saved.facts["user"])
+            return WeightFiles(path, tensors, saved.facts["user"], saved.files)
         path = _in_folder(path)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file or folder; {READ}")
@@ -118,7 +119,7 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
     """Loads weights, as `Strategy.load_weights` specifies; returns a checkpoint's user state too."""
     engine.settle()
     ranks = ranks_of(engine)
-    files = ranks.agree(lambda: find_weights(Path(path).absolute()))
+    files = ranks.agree(lambda: find_weights(Path(path).absolute()), files=lambda found: found.checkpoint_files)
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
     before_load(engine, engine.schedule.describe_pending().get("steps", 0))
