@@ -18,10 +18,10 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "zerobench.records": set(),
     "zerobench.theory": set(),
-    "zerobench.zero": {"torch", "safetensors"},
+    "zerobench.zero": {"torch"},
     "zerobench": {
         *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
-        *("filelock", "jinja2", "safetensors"),
+        *("filelock", "jinja2"),
         *("transformers", "peft", "deepspeed", "hydra_plugins", "lightning", "pytest"),  # a user may have
     },
 }

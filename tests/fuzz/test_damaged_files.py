@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def _colors(folder: Path, path: Path) -> None:
 
 def _weights(folder: Path, path: Path) -> None:
     for tensor in find_weights(path).tensors.values():
-        tensor.part(tensor.order, 0, min(4, torch.Size(tensor.shape).numel()))
+        tensor.part(tensor.order, 0, min(4, prod(tensor.order.shape)))
 
 
 def command(*words: str) -> Callable[[Path, Path], None]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
 
+import psutil
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,7 +19,7 @@ from torch import nn
 import zerobench
 from tests import zoo
 from zerobench.zero.checkpoint import storage
-from zerobench.zero.checkpoint.safetensors import StoredTensor, bytes_of, layout, map_tensors, row_major
+from zerobench.zero.checkpoint.safetensors import StoredChunk, StoredTensor, bytes_of, layout, read_header, row_major
 
 
 def engine_of(model: nn.Module, optimizer: str = "adamw", strategy: str = "zero2"):
@@ -268,20 +271,29 @@ def test_dtypes_the_format_knows(tmp_path: Path) -> None:
         layout({"x": torch.zeros(1, dtype=torch.complex128)})
 
 
-def test_a_file_is_mapped_and_its_tensors_are_not_copied(tmp_path: Path) -> None:
-    save_file({"w": torch.arange(12.0).view(3, 4)}, tmp_path / "x")
-    tensor = map_tensors(tmp_path / "x")["w"]
-    with (tmp_path / "x").open("r+b") as file:  # a map that nobody has read yet shows the file as it is now
-        file.seek(-4, 2)
-        file.write(bytes_of(torch.tensor([7.0])))
-    assert tensor[2].tolist() == [8.0, 9.0, 10.0, 7.0]
-    stored = StoredTensor(row_major((3, 4)), torch.float32, ((0, tensor.reshape(-1)),))
-    assert stored.part(row_major((3, 4)), 5, 7).data_ptr() == tensor.data_ptr() + 5 * 4
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
+    save_file({"w": torch.arange(12.0)}, tmp_path / "x")
+    stored = read_header(tmp_path / "x")["w"]
+    os.truncate(tmp_path / "x", 100)
+    with pytest.raises(ValueError, match="x: it has become shorter"):
+        stored.part(row_major([12]), 0, 12)
+
+
+def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
+    n = 2 * (psutil.virtual_memory().total + psutil.swap_memory().total)
+    header = json.dumps({"w": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(tmp_path / "x", 8 + len(header) + n)  # the rest is a hole, which needs no disk
+    assert read_header(tmp_path / "x")["w"].part(row_major([n]), n - 2, n).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("cuts", [(0, 4, 12), (0, 12), (0, 1, 5, 12)])
-def test_what_saved_and_wanted_chunks_share_is_read(cuts: tuple[int, ...]) -> None:
-    values, order = torch.arange(12.0), row_major((3, 4))
-    stored = StoredTensor(order, torch.float32, tuple((start, values[start:stop]) for start, stop in pairwise(cuts)))
+def test_what_saved_and_wanted_chunks_share_is_read(cuts: tuple[int, ...], tmp_path: Path) -> None:
+    values, order, chunks = torch.arange(12.0), row_major((3, 4)), []
+    for number, (start, stop) in enumerate(pairwise(cuts)):
+        path = tmp_path / str(number)
+        path.write_bytes(b"head" + bytes_of(values[start:stop]))
+        chunks.append(StoredChunk(start, stop - start, path, 4))
+    stored = StoredTensor(order, torch.float32, tuple(chunks))
     for start, stop in [(2, 8), (0, 3), (9, 12), (0, 12)]:
         assert torch.equal(stored.part(order, start, stop), values[start:stop])

@@ -65,7 +65,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", DAMAGED[name])
-    with pytest.raises(ValueError, match=r"m\.safetensors: it is not a safetensors file, or a damaged one \("):
+    with pytest.raises(ValueError, match=r"m\.safetensors: it is (not a safetensors file|damaged: its entry of w)"):
         engine_of().load_weights(path)
 
 

@@ -1,4 +1,4 @@
-"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends on torch and safetensors.
+"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends on torch alone.
 
     engine = zerobench.initialize(model, torch.optim.AdamW(model.parameters(), fused=True), strategy="zero2")
     for inputs in data:

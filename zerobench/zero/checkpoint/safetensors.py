@@ -1,10 +1,12 @@
-"""Tensors in safetensors files: the package safetensors maps files into memory, and files are written here.
+"""Tensors in safetensors files, which are read and written here, without the safetensors package.
 
-[Note: why files are written here]
-The package's `save_file` needs all tensors at once, and holds a CPU copy of each GPU tensor until the file is complete.
-Here the head is written from shapes alone, then one tensor at a time is copied to the CPU, so a save needs no host
-memory for a whole shard, and an export none for a whole model.
+[Note: why the package is not used]
+Reading: the package maps a file into private, writable memory, so a file larger than RAM and swap cannot be opened, and
+a file that is cut short or a failing disk ends the process by SIGBUS, without an error on the other ranks.
+Writing: the package's `save_file` needs all tensors at once, on the CPU, while here one tensor at a time is copied from
+the GPU, so a save needs no host memory for a whole shard, and an export none for a whole model.
 
+[Note: a safetensors file]
     8 bytes   little-endian: the length of the header
     header    JSON: {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}, padded with spaces
     data      the tensors' bytes, row-major, end to end in the order of their offsets, which count from here
@@ -23,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ..layout import MemoryOrder
 
@@ -34,34 +35,55 @@ NAMES = {
 }  # fmt: skip
 """dtype -> its name in the format."""
 
+KNOWN = {name: dtype for dtype, name in NAMES.items()}
+"""The format's name of a dtype -> dtype."""
+
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
 """torch's name of a dtype, as used in a checkpoint's facts -> dtype."""
+
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 """Dtypes that a load converts into each other."""
+
+MOST_HEADER = 10**8
+"""Largest header in bytes that the format allows."""
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """Elements [start, start + numel) of a tensor, stored from byte `begin` of the file `path` on."""
+
+    start: int
+    numel: int
+    path: Path
+    begin: int
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on the disk, in memory order `order`: 1-D chunks end to end, each with its first element's number."""
+    """A tensor on the disk: its elements, in memory order `order`, are stored in `chunks`."""
 
     order: MemoryOrder
     dtype: torch.dtype
-    chunks: tuple[tuple[int, torch.Tensor], ...]
+    chunks: tuple[StoredChunk, ...]
 
     def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
-        """Returns elements [start, stop), counted in `order`: (stop - start,) on the CPU; may be a part of the file.
+        """Reads elements [start, stop), counted in `order`: (stop - start,) on the CPU.
 
         If the file has another order, the whole tensor is briefly in memory.
         """
         if not order.agrees(self.order):
             whole = self.order.view(self.part(self.order, 0, prod(self.order.shape)))
             return order.flatten(whole)[start:stop]
-        pieces = [
-            chunk[max(start - first, 0) : stop - first]
-            for first, chunk in self.chunks
-            if first < stop and start < first + chunk.numel()
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        values = torch.empty(stop - start, dtype=self.dtype)
+        for chunk in self.chunks:
+            first, last = max(start, chunk.start), min(stop, chunk.start + chunk.numel)
+            if first < last:
+                with chunk.path.open("rb") as file:
+                    file.seek(chunk.begin + (first - chunk.start) * self.dtype.itemsize)
+                    buffer = buffer_of(values[first - start : last - start])
+                    if file.readinto(buffer) != len(buffer):
+                        raise ValueError(f"{chunk.path}: it has become shorter")
+        return values
 
 
 def row_major(shape: Iterable[int]) -> MemoryOrder:
@@ -70,16 +92,33 @@ def row_major(shape: Iterable[int]) -> MemoryOrder:
     return MemoryOrder.from_dims(sizes, range(len(sizes)))
 
 
-def map_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a file by name. Raises ValueError for a damaged file, or one of another format.
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a file, by name. Raises ValueError for a damaged file, or one of another format."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(MOST_HEADER, size - 8):
+            raise ValueError(f"{path}: it is not a safetensors file, or a part of one")
+        try:
+            entries = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}: it is not a safetensors file: its header is not JSON") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: it is not a safetensors file: its header is not a mapping")
+    entries.pop("__metadata__", None)
+    return {name: _tensor(path, name, entry, 8 + length, size) for name, entry in entries.items()}
 
-    They are mapped into memory: the disk is read where elements are used, and the mapping ends with the last tensor.
-    """
+
+def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
+    """Parses an entry of the header. Raises ValueError if its bytes do not fit its shape, or the file."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
-    except SafetensorError as error:
-        raise ValueError(f"{path}: it is not a safetensors file, or a damaged one ({error!s:.120})") from None
+        dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        right = isinstance(shape, list) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right or end - begin != prod(shape) * dtype.itemsize or head + end > size:
+        raise ValueError(f"{path}: it is damaged: its entry of {name} is {entry!r:.120}, in {size} bytes")
+    return StoredTensor(row_major(shape), dtype, (StoredChunk(0, prod(shape), path, head + begin),))
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
@@ -105,7 +144,12 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns a row-major copy of the elements as bytes; torch refuses to resize a storage that numpy has seen."""
-    array: Any = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1).view(torch.uint8).numpy()
+    return buffer_of(tensor.detach().to("cpu", copy=True).contiguous())
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """Returns the memory of a contiguous CPU tensor as a writable buffer, without a copy."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 

@@ -29,7 +29,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from math import prod
 from pathlib import Path
@@ -39,7 +39,7 @@ from uuid import uuid4
 import torch
 
 from .facts import flats_of
-from .safetensors import StoredTensor, bytes_of, layout, map_tensors, sync
+from .safetensors import StoredChunk, StoredTensor, bytes_of, layout, read_header, sync
 
 INDEX = "checkpoint.json"
 FORMAT, VERSION = "zerobench checkpoint", 4
@@ -126,7 +126,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads the index of a checkpoint and maps its files. Raises ValueError if there is none, or if it is damaged."""
+    """Reads the index and the headers of a checkpoint. Raises ValueError if there is none, or if it is damaged."""
     index = path / INDEX
     if not index.is_file():
         raise ValueError(f"{path}: it is not a checkpoint: it has no {INDEX}")
@@ -159,38 +159,40 @@ def wanting_facts(path: Path) -> Iterator[None]:
 
 def _tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, StoredTensor]:
     known = flats_of(facts)
-    chunks: dict[str, list[tuple[int, torch.Tensor]]] = {name: [] for name in known}
+    chunks: dict[str, list[StoredChunk]] = {name: [] for name in known}
+    dtypes: dict[str, set[torch.dtype]] = {name: set() for name in known}
     for file, size in files.items():
         if Path(file).name != file:
             raise ValueError(f"{path / INDEX}: it names {file!r:.80}, which is not a file of its folder")
-        for full_name, chunk in _chunks(path / file, size).items():
+        for full_name, stored in _header(path / file, size).items():
             parts = CHUNK.fullmatch(full_name)
             if parts is None or parts[1] not in known:
                 raise ValueError(f"{path / file}: it has {full_name!r:.60}, which the index does not describe")
-            chunks[parts[1]].append((int(parts[2]), chunk.reshape(-1)))
+            chunks[parts[1]] += [replace(chunk, start=int(parts[2])) for chunk in stored.chunks]
+            dtypes[parts[1]].add(stored.dtype)
     tensors = {}
     for name, (order, dtype) in known.items():
-        own, end = sorted(chunks[name], key=lambda chunk: chunk[0]), 0
-        for start, chunk in own:
-            if start != end:
+        own, end = sorted(chunks[name], key=lambda chunk: chunk.start), 0
+        for chunk in own:
+            if chunk.start != end:
                 raise ValueError(f"{path}: the chunks of {name} overlap or leave a gap at element {end}")
-            end += chunk.numel()
+            end += chunk.numel
         if not own and name.startswith("pending."):
             continue
-        dtypes = {chunk.dtype for _, chunk in own} or {dtype}  # a tensor without elements is in no file
-        if end != prod(order.shape) or len(dtypes) > 1:
-            raise ValueError(f"{path}: the chunks of {name} end at element {end} of {prod(order.shape)}, in {dtypes}")
-        tensors[name] = StoredTensor(order, dtypes.pop(), tuple(own))
+        kinds = dtypes[name] or {dtype}  # a tensor without elements is in no file
+        if end != prod(order.shape) or len(kinds) > 1:
+            raise ValueError(f"{path}: the chunks of {name} end at element {end} of {prod(order.shape)}, in {kinds}")
+        tensors[name] = StoredTensor(order, kinds.pop(), tuple(own))
     return tensors
 
 
-def _chunks(path: Path, size: int) -> dict[str, torch.Tensor]:
+def _header(path: Path, size: int) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise ValueError(f"{path}: it is missing")
     _check_within(path.parent, path.name)
     if path.stat().st_size != size:
         raise ValueError(f"{path}: it has {path.stat().st_size} bytes, but the index says {size}")
-    return map_tensors(path)
+    return read_header(path)
 
 
 def _check_within(folder: Path, name: str) -> None:

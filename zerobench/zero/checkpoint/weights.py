@@ -29,7 +29,7 @@ from .. import labels
 from ..engine import ShardedEngine
 from .consensus import ranks_of
 from .contents import before_load, parts_of, put
-from .safetensors import FLOATS, StoredTensor, map_tensors, row_major
+from .safetensors import FLOATS, StoredTensor, read_header, row_major
 from .storage import INDEX, read_checkpoint
 
 READ = (
@@ -67,12 +67,7 @@ def find_weights(path: Path) -> WeightFiles:
         )
     if path.suffix == ".json":
         return WeightFiles(path, dict(_indexed(path)))
-    return WeightFiles(path, _stored(path))
-
-
-def _stored(path: Path) -> dict[str, StoredTensor]:
-    tensors = map_tensors(path)
-    return {name: StoredTensor(row_major(t.shape), t.dtype, ((0, t.reshape(-1)),)) for name, t in tensors.items()}
+    return WeightFiles(path, read_header(path))
 
 
 def _in_folder(folder: Path) -> Path:
@@ -101,7 +96,7 @@ def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
             raise ValueError(f"{path}: it names {name!r:.80}, which is not a file of its folder")
-        tensors[name] = _stored(path.parent / name)
+        tensors[name] = read_header(path.parent / name)
     for name, file in names.items():
         if name not in tensors[file]:
             raise ValueError(f"{path}: it says that {name} is in {file}, which does not have it")
