@@ -15,7 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import zerobench
+from tests import zoo
 from tests.unit.test_checkpoint import data_file, engine_of, net, same, state_of, step
+from zerobench.zero import LossScaling, Offload
 from zerobench.zero.checkpoint.storage import INDEX
 
 
@@ -110,6 +113,18 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
         forge(lambda c: c["facts"]["optimizer"]["states"]["0.weight"].update(step={"tensor": "x", "dtype": "int64"})),
         "a damaged one",
     ),
+    "an unknown option of no kind": (forge(lambda c: group_of(c).update(new={"x": 1})), "a damaged one .*'tensor'"),
+    "an unknown option, no number": (
+        forge(lambda c: group_of(c).update(new={"tensor": {}, "dtype": "int64"})),
+        "a damaged one",
+    ),
+    "an option too large": (
+        forge(lambda c: group_of(c).update(new={"tensor": 2**70, "dtype": "int64"})),
+        "a damaged one",
+    ),
+    "no user": (forge(lambda c: c["facts"].pop("user")), "a damaged one .*'user'"),
+    "user a list": (forge(lambda c: c["facts"].update(user=[1])), "a damaged one .*its user state is a list"),
+    "steps in words": (forge(lambda c: c["facts"]["extra"].update(steps="x")), "extra: steps is 'x'"),
     "version true": (lambda f: edit_index(f, version=True), "of version True"),
     "deep": (lambda f: (f / INDEX).write_text("[" * 5000), "not the index of a checkpoint, or a damaged one"),
     "a number without end": (
@@ -131,6 +146,58 @@ def test_a_damaged_or_forged_checkpoint_is_refused_and_changes_nothing(saved: Pa
     with pytest.raises(ValueError, match=words) as refusal:
         engine.load(saved)
     assert "\n" not in str(refusal.value)
+    assert same(state_of(engine), before)
+
+
+def pending_of(contents: dict) -> dict:
+    return contents["facts"]["extra"]["pending"]
+
+
+PENDING: dict[str, tuple[Callable[[dict], object], str]] = {
+    "no facts": (lambda c: c["facts"]["extra"].pop("pending"), "a damaged one .*'pending'"),
+    "facts null": (lambda c: c["facts"]["extra"].update(pending=None), "a damaged one"),
+    "coefficient in words": (lambda c: pending_of(c).update(coefficient="x"), "the coefficient .* is 'x'"),
+    "no options": (lambda c: pending_of(c).pop("options"), "a damaged one .*'options'"),
+    "options of no group": (lambda c: pending_of(c).update(options=[]), "pending update: 0 parameter groups"),
+    "options a list": (lambda c: pending_of(c).update(options=[[]]), "a damaged one"),
+    "lr in words": (lambda c: pending_of(c)["options"][0].update(lr="x"), "pending update: lr of group 0 is 'x'"),
+}
+
+
+@pytest.mark.parametrize("kind", PENDING)
+def test_a_forged_pending_update_is_refused_and_changes_nothing(tmp_path: Path, kind: str) -> None:
+    def delayed():
+        model = net()
+        return zerobench.initialize(
+            model, zoo.OPTIMIZERS["adamw"](model.parameters()), "zero2", offload=Offload(delayed_after=0)
+        )
+
+    change, words = PENDING[kind]
+    engine, path = delayed(), tmp_path / "late"
+    step(engine)
+    engine.save(path)
+    delayed().load(path)
+    forge(change)(path)
+    for other in (engine_of(net()), delayed()):
+        before = state_of(other)
+        with pytest.raises(ValueError, match=words):
+            other.load(path)
+        assert same(state_of(other), before)
+
+
+@pytest.mark.parametrize("state", [{}, {"scale": None, "since": 0}])
+def test_a_forged_loss_scale_is_refused_and_changes_nothing(tmp_path: Path, state: object) -> None:
+    model = net().half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    engine = zerobench.initialize(model, optimizer, "zero1", loss_scaling=LossScaling())
+    engine.save(tmp_path / "a")
+    engine.load(tmp_path / "a")
+    forge(lambda c: c["facts"]["extra"].update(loss_scaler=state))(tmp_path / "a")
+    with torch.no_grad(), engine.full_parameters() as module:
+        module[0].weight.add_(1)
+    before = state_of(engine)
+    with pytest.raises(ValueError, match=r"a damaged one|extra: scale is None"):
+        engine.load(tmp_path / "a")
     assert same(state_of(engine), before)
 
 

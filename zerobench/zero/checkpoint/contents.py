@@ -122,6 +122,10 @@ class CheckpointLoad:
         self._engine, self._saved, self.files = engine, saved, saved.files
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
         self._states = [self._new_state(segment) for segment in engine.segments]
+        self._options = [
+            {key: decode(value) for key, value in options.items() if key not in IMPLEMENTATION}
+            for options in saved.facts["optimizer"]["options"]
+        ]
 
     def _new_state(self, segment: OptimizerSegment) -> dict[str, Any]:
         name = self._engine.names[segment.segment.parameter]
@@ -178,7 +182,7 @@ class CheckpointLoad:
                 optimizer.state[segment.tensor] = {
                     key: _placed(key, value, segment.tensor, group) for key, value in state.items()
                 }
-        for group, options in zip(optimizer.param_groups, facts["optimizer"]["options"], strict=True):
+        for group, options in zip(optimizer.param_groups, self._options, strict=True):
             _set_options(group, options)
         engine.load_extra_state(facts["extra"])
         if self._pending:
@@ -210,10 +214,7 @@ def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]
 
 
 def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
-    for key, encoded in options.items():
-        value = decode(encoded)
-        if key in IMPLEMENTATION:
-            continue
+    for key, value in options.items():
         if isinstance(group.get(key), torch.Tensor):  # a tensor learning rate: in place, other references see it
             group[key].fill_(value)
         else:

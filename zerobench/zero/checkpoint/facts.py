@@ -20,7 +20,7 @@ A rank knows the groups and states of the parameters of its own segments; `merge
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -144,7 +144,10 @@ def decode(value: Any) -> Any:
     if isinstance(value, dict):
         if "tuple" in value:
             return tuple(decode(item) for item in value["tuple"])
-        return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]])
+        try:
+            return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]]).reshape(())
+        except (RuntimeError, ValueError) as error:  # torch's words for what is no number, or a too large one
+            raise TypeError(str(error)) from None
     return value
 
 
@@ -206,17 +209,13 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
     saved, own = facts["optimizer"], current["optimizer"]
     if saved["class"] != own["class"]:
         yield f"optimizer: {saved['class']} in the checkpoint, {own['class']} here"
-    if len(saved["options"]) != len(own["options"]):
-        yield f"optimizer: {len(saved['options'])} parameter groups in the checkpoint, {len(own['options'])} here"
-    if not _is_like(facts["extra"], current["extra"]):
-        yield f"extra: {facts['extra']!r:.60} in the checkpoint cannot stand for {current['extra']!r:.60}"
-    for number, (theirs, ours) in enumerate(zip(saved["options"], own["options"], strict=False)):
-        for key in [key for key in ours if key in theirs]:
-            there, here = (
-                v.item() if isinstance(v, torch.Tensor) else v for v in map(decode, (theirs[key], ours[key]))
-            )
-            if there is None is not here or not _is_like(there, here):
-                yield f"optimizer: {key} of group {number} is {there!r:.60} in the checkpoint and {here!r:.60} here"
+    yield from _of_options("optimizer", saved["options"], own["options"])
+    yield from _of_extra(facts["extra"], current["extra"])
+    if any(name.startswith("pending.") for name in tensors):
+        pending = facts["extra"]["pending"]
+        if not _is_like(pending["coefficient"], 1.0):
+            yield f"extra: the coefficient of its pending update is {pending['coefficient']!r:.60} in the checkpoint"
+        yield from _of_options("pending update", pending["options"], own["options"])
     for name, number in own["groups"].items():
         if saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
@@ -233,6 +232,28 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
         if master and master.dtype != segment.tensor.dtype:
             there, here = dtype_name(master.dtype), dtype_name(segment.tensor.dtype)
             yield f"{name}: the optimizer updates it in {there} in the checkpoint, in {here} here"
+
+
+def _of_options(of: str, saved: Sequence[Any], own: Sequence[Any]) -> Iterable[str]:
+    if len(saved) != len(own):
+        yield f"{of}: {len(saved)} parameter groups in the checkpoint, {len(own)} here"
+    for number, (theirs, ours) in enumerate(zip(saved, own, strict=False)):
+        for key in sorted(ours.keys() & theirs.keys()):
+            there, here = (
+                v.item() if isinstance(v, torch.Tensor) else v for v in map(decode, (theirs[key], ours[key]))
+            )
+            if there is None is not here or not _is_like(there, here):
+                yield f"{of}: {key} of group {number} is {there!r:.60} in the checkpoint and {here!r:.60} here"
+
+
+def _of_extra(saved: Any, own: Any) -> Iterable[str]:
+    if not _is_like(saved, own):
+        yield f"extra: {saved!r:.60} in the checkpoint cannot stand for {own!r:.60}"
+    scaler = own.get("loss_scaler", {}) if "loss_scaler" in saved else {}
+    numbers = {"steps": saved.get("steps", 0), **{key: saved["loss_scaler"][key] for key in scaler}}
+    for key, number in numbers.items():
+        if type(number) not in (int, float):
+            yield f"extra: {key} is {number!r:.60} in the checkpoint"
 
 
 def _is_like(saved: Any, own: Any) -> bool:

@@ -141,6 +141,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise ValueError(
                 f"{index}: its format is {words}, and this zerobench reads {FORMAT!r} of version {VERSION}"
             )
+        if not isinstance(whole["facts"]["user"], dict):
+            raise TypeError(f"its user state is a {type(whole['facts']['user']).__name__}")
         tensors = _tensors(path, whole["facts"], whole["files"])
         return Checkpoint(path, tuple(whole["files"]), whole["facts"], tensors)
 
