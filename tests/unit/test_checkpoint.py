@@ -279,6 +279,15 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
         stored.part(row_major([12]), 0, 12)
 
 
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.symlink_to("/proc/self/mem")  # its first page cannot be read
+    with pytest.raises(OSError, match=r"Input/output error: .*x'"):
+        read_header(path)
+    with pytest.raises(OSError, match=r"Input/output error: .*x'"):
+        StoredTensor(row_major([2]), torch.float32, (StoredChunk(0, 2, path, 0),)).part(row_major([2]), 0, 2)
+
+
 def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
     n = 2 * (psutil.virtual_memory().total + psutil.swap_memory().total)
     header = json.dumps({"w": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()

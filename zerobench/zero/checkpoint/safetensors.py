@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -78,12 +80,22 @@ class StoredTensor:
         for chunk in self.chunks:
             first, last = max(start, chunk.start), min(stop, chunk.start + chunk.numel)
             if first < last:
-                with chunk.path.open("rb") as file:
+                with _opened(chunk.path) as file:
                     file.seek(chunk.begin + (first - chunk.start) * self.dtype.itemsize)
                     buffer = buffer_of(values[first - start : last - start])
                     if file.readinto(buffer) != len(buffer):
                         raise ValueError(f"{chunk.path}: it has become shorter")
         return values
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Opens a file to read it. Errors name the file: in the midst of reading, the system's do not."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def row_major(shape: Iterable[int]) -> MemoryOrder:
@@ -95,7 +107,7 @@ def row_major(shape: Iterable[int]) -> MemoryOrder:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a file, by name. Raises ValueError for a damaged file, or one of another format."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with _opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(MOST_HEADER, size - 8):
             raise ValueError(f"{path}: it is not a safetensors file, or a part of one")
