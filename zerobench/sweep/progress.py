@@ -94,6 +94,10 @@ class Reporter:
             self._places[launch] = len(self.entries)
             self.entries.append(entry)
 
+    def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
+        """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
+        self._places[by] = self._places.pop(launch)
+
     def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
         for launch in launches:
             entry = self._entry_of(launch)
