@@ -156,7 +156,7 @@ def test_the_temporary_place_of_a_run_is_the_users_own(temporary: Path, tmp_path
 @pytest.fixture
 def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
     """Folders among the system's temporary files whose leases are not what a lease is; opening one may wait forever."""
-    paths = [temporary / f"zerobench-temp-{number}-0badcafe{LEASE}" for number in range(5)]
+    paths = [temporary / f"zerobench-temp-{number}-0badcafe{LEASE}" for number in range(6)]
     for path in paths:
         path.with_suffix("").mkdir()
     pipe, zero, large, rest = *paths[:3], paths[3:]
@@ -164,7 +164,9 @@ def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
     zero.symlink_to("/dev/zero")
     large.touch()
     os.truncate(large, 2**40)
-    for path, content in zip(rest, (b"\xff\xfe", b"filelock/2\npid=x\nhost=h\nmode=lease\n"), strict=True):
+    other_duration = b"filelock/2\npid=1\nhost=h\nmode=lease\ntoken=" + b"0" * 32 + b"\nduration=30.0\n"
+    contents = (b"\xff\xfe", b"filelock/2\npid=x\nhost=h\nmode=lease\n", other_duration)
+    for path, content in zip(rest, contents, strict=True):
         path.write_bytes(content)
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a lease was waited for"))
     signal.alarm(60)
@@ -176,6 +178,9 @@ def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
 def test_a_strangers_lease_is_not_waited_for(strangers_leases: list[Path]) -> None:
     with temporary_folder():
         assert all(path.with_suffix("").is_dir() for path in strangers_leases), "whose they are is not known"
+    os.utime(strangers_leases[-1], (0, 0))
+    with temporary_folder():
+        assert not strangers_leases[-1].with_suffix("").exists(), "a silent lease of another duration"
 
 
 def test_a_pipe_in_the_place_of_a_turn_is_no_turn(tmp_path: Path, strangers_leases: list[Path]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from filelock import SoftFileLease, Timeout
+from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 from .files import clock_of, open_small
 
@@ -37,7 +37,7 @@ def take(path: Path) -> SoftFileLease | None:
         try:
             lease.acquire(blocking=False)  # takes over from a dead process of this machine
             return lease
-        except Timeout:
+        except (Timeout, LeaseSettingsMismatch):  # the latter if another program has set the duration
             if not _is_silent(path):
                 return None
             lease.force_break()  # filelock itself cannot on NFS, which does not exchange two names
