@@ -18,7 +18,8 @@ from tests.cells import cell
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
-from zerobench.config.compose import _hydra_config, compose
+from zerobench.config.compose import _hydra_config, compose, compose_cells
+from zerobench.config.compose import sweep as propose
 from zerobench.config.launcher import LauncherChoice, Resources, at_once, nodes_of, resources_of
 from zerobench.config.schema import Launch, Measure
 from zerobench.config.size_limits import in_one
@@ -167,8 +168,36 @@ def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
     ddp, zero3 = (command_of(one, composed) for one in composed.cells)
     assert "strategy.keep_root=true" in zero3
     assert not any("keep_root" in word for word in ddp), "ddp has no such key"
-    assert {"model=mlp", "world_size=2", "device=cpu", "backend=gloo", "hydra/launcher=basic"} <= set(ddp)
-    assert not any("joblib" in word for word in ddp)
+    assert {"model=mlp", "world_size=2", "device=cpu", "backend=gloo", "hydra.mode=RUN"} <= set(ddp)
+
+
+LAUNCHED = "# @package _global_\ndefaults: [{override /hydra/launcher: joblib}"
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        "]\nhydra: {mode: MULTIRUN, launcher: {n_jobs: 3}, sweeper: {params: {seed: '1,2'}}}\n",
+        ", {override /hydra/sweeper: optuna}]\nobjective: tokens_per_s\n"
+        "hydra: {launcher: {n_jobs: 3}, sweeper: {n_trials: 2, params: {micro_batch: 'choice(1, 2)'}}}\n",
+    ],
+    ids=["launcher", "sweeper"],
+)
+def test_a_job_of_an_experiment_runs_the_cell_that_was_planned(tmp_path: Path, experiment: str) -> None:
+    if "optuna" in experiment:
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(LAUNCHED + experiment)
+    composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra/launcher=joblib"])
+    assert composed is not None
+    planned = list(composed.cells)
+    if composed.line.proposes:
+        propose(composed, lambda batch: [planned.append(one) or [1.0] for one in batch])
+    assert len(planned) == 2
+    for one in planned:
+        words = command_of(one, composed)[1 + len(jobs.program()) :]
+        assert [run.cell_id for run in compose_cells(words)] == [one.cell_id]
+        assert "experiment=mine" in words
 
 
 @pytest.mark.slow

@@ -232,13 +232,16 @@ class Overrides(Composer):
         hydra = self._check_composed(picked, study)
         if self.problems:
             return None
-        multirun = _is_sweep(hydra, multirun)
+        mode = hydra.mode.name if hydra.mode is not None else ""
+        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
         params = (hydra.sweeper.get("params") or {}) if multirun else {}
         by_config = (self._parse(f"{key}={value!s}", []) for key, value in params.items() if key not in given)
         parsed = [*filter(None, by_config), *parsed]
         axes = [o for o in parsed if o.is_sweep_override()]
-        sweeper = hydra.runtime.choices.get(SWEEPER, BASIC)
-        objectives = self._check_sweeper(sweeper, self._objective(picked, given), multirun, axes)
+        # hydra.mode=RUN: one cell, here, whatever an experiment has for a sweep of its own
+        sweeper = BASIC if mode == "RUN" else hydra.runtime.choices.get(SWEEPER, BASIC)
+        objective = "" if mode == "RUN" else self._objective(picked, given)
+        objectives = self._check_sweeper(sweeper, objective, multirun, axes)
         if self.problems:
             return None
         values = {o.key_or_group: self._values(o) for o in parsed}
@@ -255,7 +258,7 @@ class Overrides(Composer):
             swept=tuple(line for key, line in lines.items() if key in swept),
             hydra=tuple(study),
             multirun=multirun,
-            launcher=chosen_launcher(hydra, own),
+            launcher=None if mode == "RUN" else chosen_launcher(hydra, own),
             sweeper=sweeper,
             objectives=objectives,
             notes=tuple(globs),
@@ -440,12 +443,6 @@ class Overrides(Composer):
             return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
-
-
-def _is_sweep(hydra: DictConfig, multirun: bool) -> bool:
-    """Whether several cells may be composed: with -m, unless hydra.mode says otherwise."""
-    mode = hydra.mode.name if hydra.mode is not None else ""
-    return mode == "MULTIRUN" or (multirun and mode != "RUN")
 
 
 def _root(override: Override) -> str:

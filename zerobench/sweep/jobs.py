@@ -39,7 +39,8 @@ from hydra.core.utils import JobStatus
 from ..cluster import launchers
 from ..config.cell import Cell
 from ..config.compose import Composed, instantiate_launcher
-from ..config.launcher import RAY, LauncherChoice, Resources, at_once, resources_of
+from ..config.launcher import GROUP, RAY, LauncherChoice, Resources, at_once, resources_of
+from ..config.overrides import SWEEPER
 from ..host.files import read_text
 from ..host.signals import heed
 from ..host.temporary import claim, remove
@@ -128,7 +129,8 @@ def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
 
 def command_of(cell: Cell, composed: Composed) -> list[str]:
     """Returns the command that runs a cell in its job. It has the values that were resolved for the job, so that the
-    job runs the cell that was planned.
+    job runs the cell that was planned. The launcher and the sweeper are chosen as for the sweep, since an experiment's
+    settings of them compose with no others, and ignored: hydra.mode=RUN.
     """
     config, check = cell.config, composed.check
     resolved = {"world_size": config.world_size, "device": config.device, "backend": config.backend}
@@ -137,11 +139,12 @@ def command_of(cell: Cell, composed: Composed) -> list[str]:
         key, _, value = word.lstrip("+").partition("=")
         section, _, last = key.partition(".")
         lacks = key in check.elsewhere and not hasattr(getattr(config, section, None), last)
-        if not key.startswith("hydra") and not lacks:
+        if key in (GROUP, SWEEPER) or (not key.startswith("hydra") and not lacks):
             words.setdefault(key, value)
     folders = [f"--config-dir={folder.absolute()}" for folder in check.extra_dirs]
-    alone = ["hydra/launcher=basic", "hydra/sweeper=basic"]  # whatever an experiment has
-    return [sys.executable, *program(), *folders, *(f"{key}={value}" for key, value in words.items()), *alone]
+    return [
+        sys.executable, *program(), *folders, *(f"{key}={value}" for key, value in words.items()), "hydra.mode=RUN",
+    ]  # fmt: skip
 
 
 def program() -> list[str]:
