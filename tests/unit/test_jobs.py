@@ -151,6 +151,19 @@ def test_a_job_ends_with_its_sweep_and_does_not_begin_without_it(tmp_path: Path)
     assert not begun.exists()
 
 
+def test_a_job_runs_to_its_end_after_the_folder_of_its_killed_sweep_went(monkeypatch, tmp_path: Path) -> None:
+    folder, done = tmp_path / f"{JOBS}1", tmp_path / "done"
+    folder.mkdir()
+    code = (
+        f"import pathlib, shutil, time; shutil.rmtree({str(folder)!r}); time.sleep(0.3);"
+        "from zerobench.cluster.launchers import report_row; report_row({'status': 'ok'});"
+        f"pathlib.Path({str(done)!r}).touch()"
+    )
+    monkeypatch.setattr(jobs, "BEAT_S", 0.02)
+    run_job(str(folder), 1, [sys.executable, "-c", code], "jobs", str(Path.cwd()))
+    assert done.exists()
+
+
 def test_the_folder_of_a_killed_sweep_goes_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
     living, dead = (claim(tmp_path, JOBS, name) for name in ("living", "dead"))
     dead.release()

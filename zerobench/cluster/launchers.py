@@ -20,6 +20,7 @@ import os
 import subprocess
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,8 +115,8 @@ def launcher() -> str:
 
 def report_row(row: Mapping[str, Any]) -> None:
     """Appends a finished row to the file that the sweep of this job reads, if this is a job. A launcher that interrupts
-    a job may start it again, so such a row does not count.
+    a job may start it again, so such a row does not count. Nobody reads it if that sweep was killed, whose folder goes.
     """
     if (path := os.environ.get(ROWS)) and row["status"] != "interrupted":
-        with open(path, "a") as file:
+        with suppress(FileNotFoundError), open(path, "a") as file:
             file.write(json.dumps(dict(row)) + "\n")

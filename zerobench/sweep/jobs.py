@@ -80,7 +80,8 @@ def run_job(folder: str, number: int, command: Sequence[str], launcher: str, cwd
         )  # fmt: skip
         try:
             while process.poll() is None and not (sweep_folder / "stop").exists():
-                (sweep_folder / f"beat-{number}").touch()
+                with contextlib.suppress(OSError):  # the folder of a killed sweep is removed; its jobs go on
+                    (sweep_folder / f"beat-{number}").touch()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(BEAT_S)
         finally:
