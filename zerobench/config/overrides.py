@@ -10,7 +10,7 @@ CheckedLine   a valid command line: which overrides every cell has, and which a 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -233,12 +233,9 @@ class Overrides(Composer):
         if self.problems:
             return None
         mode = hydra.mode.name if hydra.mode is not None else ""
-        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
-        params = (hydra.sweeper.get("params") or {}) if multirun else {}
-        by_config = (self._parse(f"{key}={value!s}", []) for key, value in params.items() if key not in given)
-        parsed = [*filter(None, by_config), *parsed]
+        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")  # RUN: one cell, here, whatever an experiment has
+        parsed = [*(self._by_config(hydra, given) if multirun else ()), *parsed]
         axes = [o for o in parsed if o.is_sweep_override()]
-        # hydra.mode=RUN: one cell, here, whatever an experiment has for a sweep of its own
         sweeper = BASIC if mode == "RUN" else hydra.runtime.choices.get(SWEEPER, BASIC)
         objective = "" if mode == "RUN" else self._objective(picked, given)
         objectives = self._check_sweeper(sweeper, objective, multirun, axes)
@@ -276,6 +273,12 @@ class Overrides(Composer):
         if any(len(experiments) > 1 for experiments in chosen.values()):
             self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
         return [o for o in parsed if chosen.get(id(o)) != [None]]
+
+    def _by_config(self, hydra: DictConfig, given: dict[str, list[Any]]) -> Iterator[Override]:
+        """Yields the overrides among the parameters of the sweeper that the command line does not replace."""
+        for key, value in (hydra.sweeper.get("params") or {}).items():
+            if key not in given and (override := self._parse(f"{key}={value!s}", [])):
+                yield override
 
     def _objective(self, picked: dict[str, list[Any]], given: dict[str, list[Any]]) -> str:
         named = given[OBJECTIVE] if OBJECTIVE in given else [self.config_of(self._study(picked)).get(OBJECTIVE)]
