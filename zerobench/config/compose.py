@@ -172,8 +172,7 @@ def sweep(composed: Composed, run: Run) -> dict[str, Any]:
     """Lets the sweeper split or propose overrides, and runs the cells of each batch. Returns the sweeper's own account
     of its results, {} if it has none. Raises RefusedError if a proposal is not a cell, or the sweeper gives up.
     """
-    line = composed.line
-    with _hydra_untouched(), named_alone([*line.hydra, *line.fixed, *line.swept]):
+    with _hydra_untouched(), named_alone(composed.line.words):
         return _sweep(composed, run)
 
 
@@ -373,6 +372,9 @@ def run_hydra(arguments: list[str]) -> None:
 
 _NAMED = re.compile(r"\$\{oc\.env:\s*(\w+)")
 
+_readers: list[Callable[..., str | None]] = [oc.env]
+"""Resolvers of oc.env, the current last: a batch of a sweeper instantiates the launchers of its jobs."""
+
 
 @contextmanager
 def named_alone(words: Iterable[str]) -> Iterator[None]:
@@ -393,11 +395,13 @@ def named_alone(words: Iterable[str]) -> Iterator[None]:
             raise ValueError(f"the environment variable {name} is not set")
         return oc.env(name, *default)
 
+    _readers.append(env)
     OmegaConf.register_new_resolver("oc.env", env, replace=True)
     try:
         yield
     finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        _readers.pop()
+        OmegaConf.register_new_resolver("oc.env", _readers[-1], replace=True)
 
 
 def instantiate_launcher(
@@ -406,15 +410,16 @@ def instantiate_launcher(
     """Returns the launcher that a command line chooses, for one job that calls `task`. `folder`: for the launcher's
     files; `settings`: by key below hydra.launcher.
     """
-    config = _hydra_config(composed, folder / "hydra")
-    config.hydra.job.name = f"zerobench-{number}"
-    for key, value in settings.items():
-        OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
-    if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
-        config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
-        (folder / f"submitit-{number}").mkdir()
-    launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=_context(composed), task_function=task, config=config
-    )
+    with named_alone(composed.line.words):
+        config = _hydra_config(composed, folder / "hydra")
+        config.hydra.job.name = f"zerobench-{number}"
+        for key, value in settings.items():
+            OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
+        if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
+            config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
+            (folder / f"submitit-{number}").mkdir()
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=_context(composed), task_function=task, config=config
+        )
     assert isinstance(launcher, Launcher)
     return launcher

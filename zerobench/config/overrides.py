@@ -188,6 +188,10 @@ class CheckedLine:
     notes: tuple[str, ...] = ()
 
     @property
+    def words(self) -> tuple[str, ...]:
+        return (*self.hydra, *self.fixed, *self.swept)
+
+    @property
     def proposes(self) -> bool:
         """Whether the sweeper proposes cells from what earlier ones measured."""
         return self.sweeper != BASIC
