@@ -48,12 +48,18 @@ def row(status: str = "ok", repeat: int = 0) -> str:
     return json.dumps(one) + "\n"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: End, **settings: Any) -> tuple[JobSweep, list[str]]:
-    """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job."""
+def run(
+    monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: End, refused: str = "", **settings: Any
+) -> tuple[JobSweep, list[str]]:
+    """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job. `refused`:
+    the strategy whose job has no launcher.
+    """
     launched: list[str] = []
 
     def launcher(composed: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
         strategy = task.args[2]
+        if strategy == refused:
+            raise OSError("no space left")
 
         def launch(overrides: Any, initial_job_idx: int) -> list[Any]:
             launched.append(strategy)
@@ -108,6 +114,16 @@ def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, r
     assert (lost["status"], lost["launcher"]) == ("crash", "jobs")
     assert "the last words" in (tmp_path / lost["run_id"] / "logs/job.log").read_text()
     assert [entry.state for entry in sweep.reporter.entries if "ddp" in entry.name] == ["crash", "skipped"]
+
+
+def test_a_job_whose_launcher_cannot_be_made_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path) -> None:
+    def end(strategy: str, rows: Path) -> None:
+        rows.write_text(row())
+
+    sweep, launched = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1"), end, refused="ddp")
+    assert launched == ["zero1"]
+    assert [one["status"] for one in sweep.rows] == ["crash", "ok"]
+    assert "its job of jobs failed: OSError: no space left" in sweep.rows[0]["reason"]
 
 
 def test_a_job_without_a_sign_of_life_is_lost(monkeypatch, tmp_path: Path) -> None:

@@ -233,7 +233,13 @@ class JobSweep(Sweep):
         self.reporter.submit(list(job.launches.values()), f"job {job.number} of {self.choice.name}")
         command = command_of(job.cell, self.composed)
         task = partial(run_job, str(folder), job.number, command, self.choice.name, os.getcwd())
-        launcher = instantiate_launcher(self.composed, folder, job.number, job.resources.settings(self.choice), task)
+        settings = job.resources.settings(self.choice)
+        try:
+            launcher = instantiate_launcher(self.composed, folder, job.number, settings, task)
+        except Exception as error:  # the other jobs are not to suffer; this one becomes a row
+            job.error = error
+            job.over.set()
+            return job
 
         def launch() -> None:
             try:
