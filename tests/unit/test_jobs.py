@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +22,20 @@ from zerobench.config.cell import Cell
 from zerobench.config.compose import _hydra_config, compose, compose_cells, instantiate_launcher, named_alone
 from zerobench.config.compose import sweep as propose
 from zerobench.config.launcher import LauncherChoice, Resources, at_once, nodes_of, resources_of
-from zerobench.config.schema import Launch, Measure
+from zerobench.config.schema import Launch, Measure, Search
 from zerobench.config.size_limits import in_one
 from zerobench.host.temporary import claim
+from zerobench.records import SearchRow
+from zerobench.results.folders import write_search
 from zerobench.results.leftovers import JOBS, tidy
 from zerobench.results.tables import load
 from zerobench.sweep import jobs
+from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.command import run_cells
 from zerobench.sweep.jobs import JobSweep, command_of, resources_for, run_job
 from zerobench.sweep.progress import Reporter
+from zerobench.sweep.search import BatchSearch
+from zerobench.sweep.search import _blank_row as _blank_search_row
 
 SLURM = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": None, "gpus_per_node": None, "array_parallelism": 256}
 
@@ -49,10 +56,15 @@ def row(status: str = "ok", repeat: int = 0) -> str:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: End, refused: str = "", **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    cells: list[Cell],
+    end: End,
+    refused: str = "",
+    exits: int | None = None,
+    **settings: Any,
 ) -> tuple[JobSweep, list[str]]:
     """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job. `refused`:
-    the strategy whose job has no launcher.
+    the strategy whose job has no launcher. `exits`: runs them as a command does, which ends with this code.
     """
     launched: list[str] = []
 
@@ -72,10 +84,18 @@ def run(
     monkeypatch.setattr(jobs, "instantiate_launcher", launcher)
     monkeypatch.setattr(jobs, "command_of", lambda cell, composed: cell.config.strategy.name)
     composed: Any = SimpleNamespace(line=SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), hydra=()))
+    sweeps: list[JobSweep] = []
+
+    def kind(reporter: Reporter, **more: Any) -> JobSweep:
+        sweeps.append(JobSweep(reporter, composed=composed, **more))
+        return sweeps[-1]
+
+    if exits is not None:
+        assert run_cells(cells, kind=kind, here=False)[0] == exits
+        return sweeps[0], launched
     with Reporter() as reporter:
-        sweep = JobSweep(reporter, composed=composed)
-        sweep.run(cells)
-    return sweep, launched
+        kind(reporter).run(cells)
+    return sweeps[0], launched
 
 
 def cells_of(where: Path, *strategies: str, **more: Any) -> list[Cell]:
@@ -147,6 +167,52 @@ def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
     sweep, launched = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", fail_fast=True), end)
     assert launched == ["ddp"]
     assert sweep.failed_fast
+
+
+def searching(where: Path, batch: int = 4) -> tuple[Cell, SearchRow]:
+    """Returns a search, and its result on another machine, where its id is another one."""
+    asked = cell("zero1", 2, batch=batch, search=Search(memory_limit="1 GiB"), results_dir=str(where))
+    assert not asked.problems
+    blank = vars(_blank_search_row(BatchSearch(asked)))
+    return asked, SearchRow(**blank | {"search_id": f"elsewhere{batch}", "status": "found", "micro_batch": 1})
+
+
+def combination(asked: Cell, status: str) -> str:
+    blank = vars(_blank_row(asked)) | {"status": status, "reason": "made up", "run_id": "x", "peak_bytes": 5}
+    return json.dumps(blank) + "\n"
+
+
+def test_the_result_of_a_search_is_that_of_its_job(monkeypatch, tmp_path: Path) -> None:
+    asked, result = searching(tmp_path)
+    write_search(tmp_path, searching(tmp_path, batch=8)[1])
+    write_search(tmp_path, replace(result, search_id="earlier"))
+
+    def end(strategy: str, rows: Path) -> None:
+        lines = [json.dumps(vars(result)) + "\n"] * 2  # the job was started again
+        rows.write_text(combination(asked, "oom") + "".join(lines))
+
+    sweep, _ = run(monkeypatch, [asked], end, exits=0)
+    assert sweep.searches == [result]
+    assert sweep.rows == []
+    assert [entry.state for entry in sweep.reporter.entries] == ["found"]
+
+
+def test_a_search_whose_combinations_all_fail_fails(monkeypatch, tmp_path: Path, capsys) -> None:
+    asked, result = searching(tmp_path)
+
+    def end(strategy: str, rows: Path) -> None:
+        nothing = replace(result, status="nothing_fits", reason="crash: made up", micro_batch=None)
+        rows.write_text(combination(asked, "crash") + json.dumps(vars(nothing)) + "\n")
+
+    run(monkeypatch, [asked], end, exits=1)
+    assert "made up" in capsys.readouterr().out
+
+
+def test_a_search_that_was_lost_before_its_result_is_a_row(monkeypatch, tmp_path: Path) -> None:
+    asked, _ = searching(tmp_path)
+    sweep, _ = run(monkeypatch, [asked], lambda _, rows: rows.write_text(combination(asked, "oom")) and None, exits=1)
+    assert [(one["status"], one["launcher"]) for one in sweep.rows] == [("crash", "jobs")]
+    assert sweep.searches == []
 
 
 def test_a_job_ends_with_its_sweep_and_does_not_begin_without_it(tmp_path: Path) -> None:

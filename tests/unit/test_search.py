@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import zerobench
 from tests.cells import cell
+from zerobench.cluster.launchers import ROWS
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
 from zerobench.config.schema_training import Bf16
@@ -120,8 +122,10 @@ def test_only_what_is_about_as_fast_as_the_fastest_is_measured_again(tmp_path) -
     assert 0 < len(again) < len(speeds)
 
 
-def test_two_limits_share_their_runs_and_leave_rows(tmp_path) -> None:
+def test_two_limits_share_their_runs_and_leave_rows(monkeypatch, tmp_path) -> None:
+    """Also for the sweep whose job this is."""
     machine = MadeUp()
+    monkeypatch.setenv(ROWS, str(tmp_path / "rows"))
     cells = [search_cell("zero2", limit, tmp_path) for limit in ("20 MiB", "40 MiB")]
     found = run_searches(cells, machine)
     short = [row["cell_id"] for row in machine.rows if row["run_id"].endswith("-0")]
@@ -129,6 +133,7 @@ def test_two_limits_share_their_runs_and_leave_rows(tmp_path) -> None:
     kept = zerobench.load(tmp_path).searches.sort_values("limit_bytes")
     assert list(kept.limit_bytes) == [20 * MIB, 40 * MIB]
     assert list(kept.tokens_per_s) == [one.tokens_per_s for one in found]
+    assert [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()] == [vars(one) for one in found]
 
 
 def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> None:

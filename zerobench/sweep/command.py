@@ -55,16 +55,16 @@ def run_cells(
         print_results(sweep.rows, chosen)
     if found and tables:
         print_searches(found)
-    print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
-    rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
+    tried = [*search.rows, *sweep.combinations]
+    broken = [row for row in tried if row["status"] not in ("ok", "oom")]  # not fitting is a result
+    print_failures(broken)
+    rows, lost = [*sweep.rows, *tried], [*sweep.unwritten, *search.unwritten]
     print_ending(cells if rows and tables else [], lost, sweep, reporter)
     gone = _removed(cells, rows, lost)
     if sweep.stopped:
         return 130, rows
-    failed = [row for row in sweep.rows if row["status"] != "ok"]
-    failed += [row for row in sweep.rows if row["training"] == DIFFERS]
-    failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is a result
-    return int(bool(failed or lost or gone)), rows
+    failed = [row for row in sweep.rows if row["status"] != "ok" or row["training"] == DIFFERS]
+    return int(bool(failed or broken or lost or gone)), rows
 
 
 def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:

@@ -9,7 +9,7 @@
 
 The sweep's folder is hidden in the results folder, on a file system that the jobs' machines share::
 
-    rows-N.jsonl    from job N: its rows so far (cluster/launchers.py)
+    rows-N.jsonl    from job N: its rows so far, and a search's result (cluster/launchers.py)
     beat-N          touched by job N while it runs: without sacct, submitit waits for a lost job without end
     log-N-TASK.txt  output of a task of job N
     closed          exists once no further job may begin
@@ -46,9 +46,7 @@ from ..host.signals import heed
 from ..host.temporary import claim, remove
 from ..records import SearchRow
 from ..results.leftovers import JOBS
-from ..results.tables import read_searches
 from ..sections import known
-from ..sizes import parse_bytes
 from .cell import find_elsewhere, write_lost
 from .search import is_search
 from .sweep import CellLaunch, Sweep
@@ -101,7 +99,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @dataclass(eq=False)
 class LauncherJob:
     """A job of the launcher. `launches`: without a row so far, by repeat. `rows`: read so far. `beat`: time of its
-    last sign of life, and when that was seen. `error`: raised by the plugin.
+    last sign of life, and when that was seen. `error`: raised by the plugin. `combinations`: rows of a search's
+    combinations, by cell and repeat.
     """
 
     number: int
@@ -111,6 +110,7 @@ class LauncherJob:
     rows: int = 0
     beat: tuple[float, float] = (0.0, math.inf)
     error: BaseException | None = None
+    combinations: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -156,7 +156,7 @@ def program() -> list[str]:
 
 @dataclass
 class JobSweep(Sweep):
-    """A sweep through the jobs of `composed`'s launcher. `searches`: results of jobs that each ran a search."""
+    """A sweep through the jobs of `composed`'s launcher."""
 
     composed: Composed = field(kw_only=True)
     runs_searches: ClassVar[bool] = True
@@ -270,8 +270,11 @@ class JobSweep(Sweep):
         rows = [json.loads(line) for line in lines[job.rows :] if line.endswith("\n")]
         job.rows += len(rows)
         for row in rows:
-            launch = job.launches.get(row["repeat"])
-            if launch is not None and not is_search(job.cell):  # else the job was started again, and reused it
+            if "search_id" in row:
+                self._take_search(job, SearchRow(**row))
+            elif is_search(job.cell):
+                job.combinations[row["cell_id"], row["repeat"]] = row
+            elif launch := job.launches.get(row["repeat"]):  # else the job was started again, and reused it
                 self._take_of(job, launch, row)
 
     def _take_of(self, job: LauncherJob, launch: CellLaunch, row: dict[str, Any]) -> None:
@@ -280,15 +283,22 @@ class JobSweep(Sweep):
         self.take(launch, row)
         self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
 
+    def _take_search(self, job: LauncherJob, result: SearchRow) -> None:
+        """Takes the result of a search, which ends its job's launches."""
+        if job.launches:  # else the job was started again
+            self.searches.append(result)
+        seconds = sum(row["seconds"] for row in job.combinations.values())
+        reason = result.reason or f"micro-batch {result.micro_batch}"
+        ending = {"status": result.status, "reason": reason, "seconds": seconds, "peak_bytes": result.peak_bytes}
+        for launch in job.launches.values():
+            self.reporter.start(launch)
+            self.reporter.end(launch, ending, reused=False)
+        job.launches.clear()
+
     def _end(self, job: LauncherJob, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
-        left, config = list(job.launches.values()), job.cell.config
-        if is_search(job.cell) and job.rows:
-            cell = {"strategy": config.strategy.name, "model": config.model_name, "world_size": config.world_size}
-            cell["limit_bytes"] = parse_bytes(known(config.search.memory_limit))
-            rows = read_searches(Path(config.results_dir))
-            self.searches += [SearchRow(**row) for row in rows if cell.items() <= row.items()]
-            return
+        left = list(job.launches.values())
+        self.combinations += job.combinations.values()
         failed = any(row["status"] != "ok" for row in self.by_cell.get(job.cell.cell_id, []))
         if left and not failed and not self.failed_fast:
             launch = left.pop(0)

@@ -250,7 +250,7 @@ def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> fl
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
 FIRST_TO_GO = ("loss", "pass", "peak", "s")
-STYLES = {"ok": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
+STYLES = {"ok": "green", "found": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
 
 INTERRUPTED = "interrupted"
 """Status of a launch that the user stopped."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ..cluster.launchers import report_row
 from ..config.cell import Cell
 from ..records import RunRow, SearchRow
 from ..results.folders import write_search
@@ -121,6 +122,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
         found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
     for search, row in zip(searches, found, strict=True):
         results_dir = Path(search.cell.config.results_dir)
+        report_row(asdict(row))
         try:
             write_search(results_dir, row)
         except OSError as error:

@@ -54,6 +54,8 @@ class Sweep:
     """Whether `run` runs a search as a whole, in a job."""
     searches: list[SearchRow] = field(default_factory=list)
     """Results of such searches."""
+    combinations: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of the combinations that such searches tried."""
 
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; a failing cell raises nothing. `names`: names
