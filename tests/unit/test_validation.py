@@ -38,11 +38,11 @@ def test_a_verb_that_is_gone_names_what_does_it_now(name: str, capsys: pytest.Ca
     message = capsys.readouterr().err.splitlines()
     assert len(message) == 2
     assert message[0].startswith(f"zerobench {name}: removed; use `{cli.REMOVED[name]}`")
-    target = cli.REMOVED[name].removeprefix("make ")
-    assert target in NAMES or target == cli.REMOVED[name]
+    target = cli.REMOVED[name].removeprefix("make ").partition(" ")[0]
+    assert target in NAMES or not cli.REMOVED[name].startswith("make ")
 
 
-def test_there_are_at_most_seventeen_verbs() -> None:
+def test_there_are_at_most_fifteen_verbs() -> None:
     assert len(cli.VERBS) <= 15
 
 
