@@ -6,6 +6,7 @@ What links carry: test_links.py.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,13 @@ def test_a_write_before_the_forward_in_which_a_delayed_update_starts_is_followed
         loss = engine(*zoo.tokens(0, 1, step))
         engine.backward(loss)
         engine.step()
+        before = engine.full_state_dict()
         if how == "load_state_dict":
-            engine.module.load_state_dict({k: 0.5 * v for k, v in engine.full_state_dict().items()})
-        elif how == "full_parameters":
-            with engine.full_parameters(), torch.no_grad():
+            engine.module.load_state_dict({name: 0.5 * value for name, value in before.items()})
+        else:
+            in_parts = strategy == "zero3" or how == "full_parameters"
+            with engine.full_parameters() if in_parts else nullcontext(), torch.no_grad():
                 next(iter(engine.module.parameters())).mul_(0.5)
-        elif strategy != "zero3":
-            with torch.no_grad():
-                next(iter(engine.module.parameters())).mul_(0.5)
+        name = next(name for name, _ in model.named_parameters())
+        assert torch.equal(engine.full_state_dict()[name], 0.5 * before[name])
+    assert engine.steps == 5

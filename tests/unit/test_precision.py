@@ -38,7 +38,7 @@ def test_the_norm_of_several_tensors_is_torchs(norm_type: float) -> None:
 
 @pytest.mark.parametrize("size", [0.25, 1.0, 4.0])
 def test_gradients_are_clipped_as_by_torch(size: float) -> None:
-    """Those whose norm is below the limit stay as they are."""
+    """Gradients with a norm below the limit stay as they are."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.full((1,), size)
     nn.utils.clip_grad_norm_([parameter], 1.0)

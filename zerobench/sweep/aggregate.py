@@ -47,7 +47,7 @@ from ..sections import known
 from ..strategies import predicts, shape_of
 from ..theory.closed_forms import floor_bytes, to_json
 from ..theory.groups import Moved
-from ..theory.replay.states import predict_states
+from ..theory.replay.states import Prediction, predict_states
 from ..theory.replay.traffic import predict_control, predict_parts
 from ..theory.shapes import Schedule
 from ..theory.strategy import settle
@@ -371,8 +371,8 @@ def join_theory(
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
     place = record.rank // config.tensor_parallel
-    one = place if row.backend == SIMULATED and tiers.place is None else None
-    prediction = predict_states(strategy, schedule, config.data_ranks, *shapes, groups, tiers, one)
+    executed = place if row.backend == SIMULATED and tiers.place is None else None
+    prediction = predict_states(strategy, schedule, config.data_ranks, *shapes, groups, tiers, executed)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
@@ -396,11 +396,15 @@ def join_theory(
     if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
+    _join_memory(memory, prediction, record)
+    return Expected(prediction, parts)
+
+
+def _join_memory(memory: list[MemoryRow], prediction: Prediction, record: RankRecord) -> None:
     for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
         line.predicted_bytes = prediction.of_category(line.category, line.tier)
         if (line.tier, line.category) == ("device", "activations"):
             line.predicted_bytes = record.own_activation_bytes
-    return Expected(prediction, parts)
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
