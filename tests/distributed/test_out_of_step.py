@@ -155,12 +155,13 @@ def saves_alone(engine: Any, rank: int) -> None:
 
 
 def leaves(engine: Any, rank: int) -> None:
-    """Rank 1 ends once rank 0 is past its step, so that no launch of the step before is left."""
+    """Rank 1 ends between two steps of rank 0, so that no launch of the step before is left."""
     store = engine.comm.group.get_group_store()
     if rank == 1:
         store.wait(["past its step"])
         end(engine)
     store.set("past its step", "")
+    store.wait(["ended"])  # else rank 0 may call rank 1 gone, which a busy machine has yet to wake
     train(engine, rank)
 
 
@@ -215,12 +216,15 @@ def hear_all(rank: int, n: int, folder: str, cases: list[Case], answer_s: float 
     """Each case in a process group of its own, for a fault breaks it. `answer_s`: for ranks that answer, but late."""
     out_of_step.PATIENCE_S, out_of_step.LOOK_S, out_of_step.ANSWER_S = 0.25, 0.05, answer_s
     dist.barrier()  # a rank that has connected would close the group on one that is still connecting
+    done = dist.FileStore(f"{folder}/done", n)
     heard = []
     for number, (act, strategy, options) in enumerate(cases):
         dist.destroy_process_group()
         store = dist.FileStore(f"{folder}/{number}", n)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=GROUP_S))
         heard.append(hear(rank, act, strategy, options))
+        done.set(f"{number} {rank}", "")  # the first rank to close a group removes the file of its store
+        done.wait([f"{number} {other}" for other in range(n)])
     return heard
 
 
@@ -315,9 +319,10 @@ def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
         r"(forward|backward)\(\) at .* (gather|reduction) \d of bucket \d .* in step 1",
         r"(step\(\) at .* gather \d of bucket \d .* in step 1|forward\(\) at .* gather \d of bucket \d .* in step 2)",
     )
-    for (said, _), where in zip(heard, places, strict=True):
+    for (said, seconds), where in zip(heard, places, strict=True):
         words = rf"rank 1 ended, or did not answer, while rank 0 is waiting in {where}: "
         assert re.match(words, said), heard
+        assert seconds < SOON_S, heard
 
 
 def waits(rank: int, channel: str, **launched: int) -> Position:
