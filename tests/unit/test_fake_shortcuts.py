@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tests.cells import cell
 from zerobench.fake.host_values import HostValues
 from zerobench.fake.observers import Growth, IntervalMark, listening
-from zerobench.fake.shortcuts import VIEWS, modes_called_directly, view_of
+from zerobench.fake.shortcuts import VIEWS, Shortcuts, modes_called_directly
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model
 from zerobench.probes.ledger import Ledger
@@ -29,6 +29,7 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     ATEN.split.Tensor: (3, 0),
     ATEN.t.default: (),
     ATEN.transpose.int: (0, 1),
+    ATEN.unbind.int: (0,),
     ATEN.unsqueeze.default: (1,),
     ATEN.view.default: ([2, 12],),
 }
@@ -48,11 +49,45 @@ def test_direct_views_are_those_of_torchs_own_mode() -> None:
     """Each operator of VIEWS, of a whole tensor and of one that begins inside its storage."""
     assert ARGUMENTS.keys() == VIEWS
     with FakeTensorMode() as fake:
+        shortcuts = Shortcuts(fake)
         whole = torch.zeros(40, dtype=torch.bfloat16)
         for base in (whole[:24].view(4, 6), whole[16:].view(4, 6)):
             for operator, more in ARGUMENTS.items():
                 named: dict[str, Any] = {}
-                assert facts_of(view_of(fake, operator, (base, *more), named)) == facts_of(operator(base, *more))
+                assert facts_of(shortcuts.view_of(operator, (base, *more), named)) == facts_of(operator(base, *more))
+
+
+def test_outputs_of_known_layout_are_those_of_torchs_own_mode() -> None:
+    """Twice each, since the second output is made from the layout of the first; never in another tensor's storage."""
+    with FakeTensorMode() as fake:
+        shortcuts = Shortcuts(fake)
+        a, b, part = torch.zeros(4, 6), torch.zeros(4, 6).t(), torch.zeros(8, 6)[2:6]
+        calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+            *((ATEN.add.Tensor, (x, y), {}) for x, y in ((a, part), (b, b), (a, a.to(torch.bfloat16)))),
+            *((ATEN.add.Scalar, (a.int(), one), {}) for one in (1, 1.0, True)),
+            (ATEN.mm.default, (a, b), {}),
+            (ATEN.empty_like.default, (b,), {"dtype": torch.bool}),
+            (ATEN.cat.default, ([a, part],), {}),
+            (ATEN.zeros.default, ([3, 0],), {"device": torch.device("cpu")}),
+            (ATEN._to_copy.default, (a,), {"dtype": torch.float16}),
+            (ATEN._unsafe_view.default, (a, [24]), {}),
+        ]
+        for operator, args, named in calls:
+            for _ in range(2):
+                made, expected = shortcuts.run(operator, args, named), operator(*args, **named)
+                new, other = (facts_of(x)[0] for x in (made, expected))
+                assert (new[:4], new[5:], vars(made)) == (other[:4], other[5:], vars(expected)), operator
+                assert made.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+                aliases = any(
+                    made.untyped_storage()._cdata == one.untyped_storage()._cdata
+                    for one in args
+                    if isinstance(one, torch.Tensor)
+                )
+                assert aliases == (operator is ATEN._unsafe_view.default)
+        outs = [torch.zeros(48).view(8, 6)[2:6], torch.empty(0)]
+        for out, expected_rows in ((outs[0], 4), (outs[0], 4), (outs[1], 4)):
+            assert shortcuts.run(ATEN.mul.out, (a, a), {"out": out}) is out
+            assert len(out) == expected_rows
 
 
 def test_modes_are_called_directly_inside_the_block_alone() -> None:

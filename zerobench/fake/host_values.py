@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from .graphs import GraphMode
-from .shortcuts import SETS, is_view, set_storage, view_of
+from .shortcuts import SETS, Shortcuts, is_view
 
 MOST_FLAGS = 1 << 22
 """Maximum bytes of a tensor of flags, which has a few per parameter of a model."""
@@ -58,15 +58,15 @@ class HostValues(GraphMode):
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
-        self._fake = fake
+        self._shortcuts = Shortcuts(fake)
         self.of_model = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if type(args[0] if args else None) is FakeTensor and is_view(func, args):
-            return view_of(self._fake, func, args, named)
+            return self._shortcuts.view_of(func, args, named)
         if func in SETS and type(args[0]) is FakeTensor:
-            return set_storage(self._fake, func, args, named)
+            return self._shortcuts.set_storage(func, args, named)
         kinds = set(kinds_of_tensors((*args, *named.values())))
         if kinds == {torch.Tensor} or (not kinds and self._makes_flags(func, args, named)):
             with no_dispatch():
@@ -78,7 +78,7 @@ class HostValues(GraphMode):
         if func is _ATEN.equal.default and not self.of_model:  # nothing has been written beside the engine
             return True
         try:
-            out = func(*args, **named)
+            out = self._shortcuts.run(func, args, named)
             if func in ANY or func in DIFFERS:
                 out.is_unusual = True
             return out
