@@ -32,6 +32,7 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     ATEN.unbind.int: (0,),
     ATEN.unsqueeze.default: (1,),
     ATEN.view.default: ([2, 12],),
+    ATEN._unsafe_view.default: ([2, 12],),
 }
 """Operator -> its arguments behind a tensor of shape (4, 6)."""
 

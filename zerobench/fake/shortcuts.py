@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from unittest import mock
 
 import torch
@@ -27,7 +27,7 @@ _DEVICE = torch.ops.prim.device.default
 VIEWS = {
     _ATEN.alias.default, _ATEN.as_strided.default, _ATEN.detach.default, _ATEN.expand.default, _ATEN.permute.default,
     _ATEN.select.int, _ATEN.slice.Tensor, _ATEN.split.Tensor, _ATEN.t.default, _ATEN.transpose.int,
-    _ATEN.unbind.int, _ATEN.unsqueeze.default, _ATEN.view.default,
+    _ATEN.unbind.int, _ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default,
 }  # fmt: skip
 """Operators that return views of their single tensor and never the tensor itself."""
 
@@ -80,8 +80,13 @@ class InKernel:
             guard.__exit__(*error)
 
 
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""Shape, strides, dtype and device of a tensor that begins at its storage's first element and fills it."""
+class Layout(NamedTuple):
+    """What a tensor that begins at its storage's first element, and fills it, has beside its values."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Shortcuts:
@@ -91,7 +96,8 @@ class Shortcuts:
         self.fake = fake
         self._in_kernel = InKernel(fake)
         self._attributes: dict[torch.device, dict[str, Any]] = {}
-        self._layouts: dict[Any, Layout | str | None] = {}
+        self._layouts: dict[Any, Any] = {}
+        """Operator and arguments -> the Layout of its output, a list for a tuple; IN_OUT; None if neither tells all."""
 
     def view_of(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's views of a fake tensor, on its device."""
@@ -111,15 +117,15 @@ class Shortcuts:
 
     def run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's output. Its layout is known if the operator has run with equal arguments."""
+        if func.namespace == "c10d":  # torch's fake process group returns what it is given
+            with self._in_kernel:
+                return func(*args, **named)
         key = _key_of(func, args, named)
         known = self._layouts.get(key) if key is not None else None
         if known is not None:
-            if isinstance(known, str):
+            if known is IN_OUT:
                 return named["out"]
-            shape, strides, dtype, device = known
-            with self._in_kernel:
-                made = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            return self._wrap(made, device)
+            return tuple(map(self._make, known)) if isinstance(known, list) else self._make(known)
         if key is None or key in self._layouts:
             return func(*args, **named)
         given = named.get("out")
@@ -127,9 +133,23 @@ class Shortcuts:
         out = func(*args, **named)
         if out is given:
             self._layouts[key] = IN_OUT if _extent_of(given) == before else None
+        elif type(out) is tuple:
+            parts = [_layout_of(one, args) if isinstance(one, torch.Tensor) else one for one in out]
+            known = all(
+                part is one is None or type(part) in (Layout, int) for part, one in zip(parts, out, strict=True)
+            )
+            self._layouts[key] = parts if known else None
         else:
             self._layouts[key] = _layout_of(out, args)
         return out
+
+    def _make(self, part: Any) -> Any:
+        """Returns a new tensor of a layout; a number as it is."""
+        if type(part) is not Layout:
+            return part
+        with self._in_kernel:
+            made = torch.empty_strided(part.shape, part.strides, dtype=part.dtype, device="meta")
+        return self._wrap(made, part.device)
 
     def _wrap(self, made: torch.Tensor, device: torch.device) -> FakeTensor:
         """Returns FakeTensor(fake, made, device): its class, with the attributes that the first one on `device` got."""
@@ -149,12 +169,12 @@ IN_OUT = "out"
 
 @cache
 def _by_layouts(func: Any) -> bool:
-    """Whether an operator returns one tensor, new or given as `out`, whose layout depends on those of its arguments."""
+    """Whether an operator returns tensors, new ones or its `out`, whose layouts depend on those of its arguments."""
     schema, tags = func._schema, func.tags
     aliases = [one.name for one in schema.arguments if one.alias_info is not None]
     by_values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
-    returns = [str(one.type) for one in schema.returns]
-    return func.namespace == "aten" and returns == ["Tensor"] and aliases in ([], ["out"]) and not by_values
+    numbers_and_tensors = all(str(one.type) in ("Tensor", "int", "SymInt") for one in schema.returns)
+    return func.namespace == "aten" and numbers_and_tensors and aliases in ([], ["out"]) and not by_values
 
 
 def _key_of(func: Any, args: Any, named: dict[str, Any]) -> Any:
@@ -206,7 +226,7 @@ def _layout_of(out: Any, args: Any) -> Layout | None:
     last = sum((n - 1) * step for n, step in zip(out.shape, out.stride(), strict=True))
     if storage.nbytes() != (last + 1 if out.numel() else 0) * out.element_size():
         return None
-    return out.shape, out.stride(), out.dtype, out.fake_device
+    return Layout(out.shape, out.stride(), out.dtype, out.fake_device)
 
 
 def _modes(kind: type) -> Iterator[type]:
