@@ -15,7 +15,6 @@ from tests.distributed.test_comm import NUMEL, random_full
 from tests.ranks import run_ranks
 from zerobench.zero import initialize
 from zerobench.zero.comm import gloo
-from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.hierarchical import connect_groups
 
 CPU = torch.device("cpu")
@@ -38,23 +37,19 @@ def hops(rank: int, n: int, node_size: int) -> int:
         mine = [torch.full((n * NUMEL,), -1.0, dtype=dtype) for _ in range(3)]
         for full in mine:
             full[own] = rank
-        stamp = Stamp(7, 3)
         handles = []
         for full, into, other in zip(fulls, intos, mine, strict=True):
-            handles += [comm.reduce_scatter(full, "u", stamp, into), comm.all_gather(other, "u", stamp)]
+            handles += [comm.reduce_scatter(full, "u", into), comm.all_gather(other, "u")]
         for handle in handles[::-1] if rank % 2 else handles:
             handle.wait()
             handle.wait()
         for full, into in zip(fulls, intos, strict=True):
             found = full[own] if into is None else into
-            kept = NUMEL - STAMP_NUMEL if comm.rank == n - 1 else NUMEL
-            torch.testing.assert_close(found.double()[:kept], whole[own][:kept], rtol=0, atol=tolerance)
+            torch.testing.assert_close(found.double(), whole[own], rtol=0, atol=tolerance)
         owners = gathered(comm.rank, n)
         for full in mine:
             wanted = torch.tensor(owners, dtype=dtype).repeat_interleave(NUMEL)
-            assert torch.equal(full[:-STAMP_NUMEL], wanted[:-STAMP_NUMEL])
-            assert full[-STAMP_NUMEL:].tolist() == stamp.digits()
-    comm.check_stamps()
+            assert torch.equal(full, wanted)
     return comm.rank
 
 
@@ -70,7 +65,7 @@ def replicas(rank: int, n: int, k: int) -> tuple[int, int, torch.Tensor]:
     comm = connect_groups(None, CPU, None, k)
     assert (comm.size, comm.ranks, comm.rank, comm.replica) == (k, n, rank % k, rank // k)
     full = random_full(rank, n, torch.float32)
-    handles = [comm.reduce_scatter(full, "u", Stamp(1, 2)), comm.all_gather(torch.zeros(16 * k), "u", Stamp(1, 2))]
+    handles = [comm.reduce_scatter(full, "u"), comm.all_gather(torch.zeros(16 * k), "u")]
     for handle in handles[::-1] if rank % 2 else handles:
         handle.wait()
     numel = full.numel() // k
@@ -82,17 +77,6 @@ def replicas(rank: int, n: int, k: int) -> tuple[int, int, torch.Tensor]:
     comm.maximum(flags)
     assert flags.item() == n - 1
     return comm.rank, comm.replica, mine
-
-
-def disagreement(rank: int, n: int, node_size: int | None, shard_group: int | None) -> str:
-    """The last rank is a unit ahead."""
-    comm = connect_groups(None, CPU, node_size, shard_group)
-    handle = comm.all_gather(torch.zeros(n * NUMEL), "u", Stamp(3 + (rank == n - 1), 1))
-    try:
-        handle.wait()
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def collectives(rank: int, n: int) -> Any:
@@ -110,13 +94,7 @@ def test_collectives_in_nodes_and_in_replicas(n: int) -> None:
         for place, _, mine in (rank[1][number] for rank in found):
             assert torch.equal(mine, first.setdefault(place, mine))  # replicas agree to the bit
         whole = torch.cat([first[place] for place in range(size)]).double()
-        torch.testing.assert_close(whole[:-STAMP_NUMEL], total(n, torch.float32)[:-STAMP_NUMEL], rtol=0, atol=1e-5)
-
-
-def test_a_rank_that_is_elsewhere_is_heard_of_in_groups() -> None:
-    heard = run_ranks(4, disagreement, None, 2)
-    assert "rank 1 is at unit 4 of step 1, this rank at 3" in heard[2]
-    assert not any(heard[:2])
+        torch.testing.assert_close(whole, total(n, torch.float32), rtol=0, atol=1e-5)
 
 
 CHOICES: dict[str, dict[str, Any]] = {"nodes": {"node_size": 2}, "replicas": {"shard_group": 2}}

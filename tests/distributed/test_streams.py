@@ -18,8 +18,6 @@ from tests.distributed.test_races import RUNS
 from zerobench.zero import Zeropp, initialize
 from zerobench.zero.comm import backends, hierarchical, simulated, streams
 from zerobench.zero.comm.backends import FAKE
-from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
-from zerobench.zero.comm.streams import Handle
 
 STEPS = 2
 
@@ -30,13 +28,6 @@ IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
     ("zero3", {"node_size": 2}),
     ("zero3", {"node_size": 2, "zeropp": Zeropp(True, True, True), "prefetch": 2}),
 ]
-
-
-class StampedNccl(backends.NcclComm):
-    """As the simulated one, with stamps: what the others would have sent bears none."""
-
-    scatter_into = staticmethod(simulated.SimulatedNccl.scatter_into)
-    gather_into = staticmethod(simulated.SimulatedNccl.gather_into)
 
 
 @pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.thorough)])
@@ -89,64 +80,6 @@ def test_no_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> N
 @pytest.mark.parametrize(("strategy", "options"), IN_GROUPS)
 def test_no_race_in_groups(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
-
-
-@contextmanager
-def stamped() -> Iterator[None]:
-    """Collectives bear stamps, of zeros: pinned digits are not of the memory that streams share. What they would say of
-    a world where nobody else is does not count.
-    """
-    cuda = simulated.KINDS["cpu"].keywords["cuda"]
-    with (
-        mock.patch.dict(simulated.KINDS, {"cpu": partial(StampedNccl, cuda=cuda)}),
-        mock.patch.object(Stamp, "write", lambda _, full: full[-STAMP_NUMEL:].zero_()),
-        mock.patch.object(Stamp, "check", return_value=None),
-        mock.patch.object(Stamp, "check_sum", return_value=None),
-    ):
-        yield
-
-
-@pytest.mark.parametrize(("strategy", "options"), [one for one in IN_GROUPS if one[0] == "zero3"])
-def test_stamps_do_not_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
-    with stamped():
-        assert races_of(cuda, strategy, options) == []
-
-
-@contextmanager
-def stamped_outside() -> Iterator[None]:
-    """A stamp is written by whoever launches, not in the stream, where the hop before may still be under way."""
-    launch = backends.GroupComm._launch
-
-    def early(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any, *more: Any) -> Any:
-        if stamp is not None and written is not None:
-            stamp.write(written)
-        return launch(comm, stream, carry, None, None, read, check, *more)
-
-    with mock.patch.object(backends.GroupComm, "_launch", early):
-        yield
-
-
-@contextmanager
-def looked_at_outside() -> Iterator[None]:
-    """A stamp is read when the hop is waited for, while the next one writes there."""
-
-    def late(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any, *_: Any) -> Any:
-        def stamped(async_op: bool) -> Any:
-            if stamp is not None and written is not None:
-                stamp.write(written)
-            return carry(async_op=async_op)
-
-        return Handle([stream.launch(stamped)], None if check is None else lambda: comm._check_end(read, check))
-
-    with mock.patch.object(backends.GroupComm, "_launch", late):
-        yield
-
-
-@pytest.mark.parametrize("mistake", [stamped_outside, looked_at_outside])
-def test_stamps_that_race_are_seen(mistake: Any) -> None:
-    """The last rank is looked at: its part of a sum is at a buffer's end."""
-    with world(4, 3) as cuda, stamped():
-        assert races_of(cuda, "zero3", {"node_size": 2}, mistake=mistake)
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

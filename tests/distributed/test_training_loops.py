@@ -121,7 +121,7 @@ def sums_in_fp32(rank: int, n: int, strategy: str) -> None:
             else:
                 engine.backward(loss)
         own = [(unit.gradients.shard, segment) for unit in engine.units for segment in unit.layout.segments(rank)]
-        return torch.cat([shard.narrow(0, s.offset, s.numel).float() for shard, s in own])  # without stamps
+        return torch.cat([shard.narrow(0, s.offset, s.numel).float() for shard, s in own])  # without the padding
 
     one, wide, narrow = gradient(1, torch.float32), gradient(32, torch.float32), gradient(32, torch.bfloat16)
     assert (wide - one).norm() <= 1e-6 * one.norm()

@@ -1,4 +1,4 @@
-"""A backend's own collectives, as on a GPU, carry true values: over gloo with CPU tensors, stamps and all.
+"""A backend's own collectives, as on a GPU, carry true values: over gloo with CPU tensors.
 
 Ranks that share a GPU go through StagedComm, NCCL through NcclComm, whose lanes are here those of a modeled GPU.
 """
@@ -18,7 +18,6 @@ from tests.ranks import run_ranks
 from zerobench.zero import Zeropp
 from zerobench.zero.comm import backends, hierarchical
 from zerobench.zero.comm.base import Comm, WrappedComm
-from zerobench.zero.comm.desync import Stamp
 
 KINDS: dict[str, Callable[..., Any]] = {
     "staged": backends.StagedComm,
@@ -49,7 +48,7 @@ def beneath(comm: Comm) -> Comm:
 def trained(
     rank: int, n: int, kind: str | None, runs: list[tuple[str, dict[str, Any]]] = RUNS
 ) -> list[list[torch.Tensor]]:
-    """Losses and weights of every run; with a kind, stamps were seen to be checked."""
+    """Losses and weights of every run."""
     found = []
     patched = {} if kind is None else {("gloo", "cpu"): KINDS[kind]}
     with mock.patch.dict(hierarchical.KINDS, patched):
@@ -59,21 +58,7 @@ def trained(
             if kind is not None and runs is RUNS:
                 assert isinstance(beneath(engine.comm), backends.StagedComm)
             found.append(train(engine, rank, n))
-            engine.comm.check_stamps()
     return found
-
-
-def disagree(rank: int, n: int) -> str:
-    """Ranks that gather different units: what the first to notice says at the end of its step."""
-    with mock.patch.dict(hierarchical.KINDS, {("gloo", "cpu"): KINDS["lanes"]}):
-        engine = engine_for("zero3", {})
-    seam, full = engine.comm, torch.zeros(32 * n)
-    seam.all_gather(full, "unit", Stamp(rank, 5)).wait()
-    try:
-        seam.check_stamps()
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.thorough
@@ -95,11 +80,3 @@ def test_groups_and_codes_through_them() -> None:
             for run, one, other in zip(IN_GROUPS, mine, theirs, strict=True):
                 for got, want in zip(one, other, strict=True):
                     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, msg=f"{kind} {run}")
-
-
-def test_ranks_that_differ_hear_of_it() -> None:
-    first, last = run_ranks(2, disagree)
-    assert first == (
-        "rank 1 is at unit 1 of step 5, this rank at 0 of step 5: all ranks must run the same modules in the same order"
-    )
-    assert last == ""  # the last rank's stamp is the one that is sent

@@ -14,7 +14,6 @@ from tests.distributed import training
 from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp, initialize
-from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.quantize import LEVELS, Codec
 from zerobench.zero.comm.streams import Handle
 from zerobench.zero.comm.zeropp import ZeroppComm, connect_zeropp
@@ -103,7 +102,7 @@ def gradients_within_the_bound(rank: int, n: int, node_size: int | None) -> None
             exact, allowed = brought.sum(0), bound_of(brought, inner)
             for into in (None, torch.empty(numel, dtype=dtype)):
                 full = random_full(rank, n, dtype, numel)
-                comm.reduce_scatter(full, "u", Stamp(3, 4), into).wait()
+                comm.reduce_scatter(full, "u", into).wait()
                 own = slice(comm.rank * numel, (comm.rank + 1) * numel)
                 found = (full[own] if into is None else into).double()
                 bound = allowed[own] + roundings(exact[own].abs() + allowed[own], dtype)
@@ -113,7 +112,7 @@ def gradients_within_the_bound(rank: int, n: int, node_size: int | None) -> None
 
 
 def weights_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
-    """qwZ's gather: every rank gets the same, its own slice too, and a stamp is checked."""
+    """qwZ's gather: every rank gets the same, its own slice too."""
     comm = connect_zeropp(None, CPU, node_size, None, QWZ)
     for dtype in (torch.float32, torch.bfloat16):
         numel = 16 * 33
@@ -122,7 +121,7 @@ def weights_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
         slices = torch.stack([random_full(owners.index(j), 1, dtype, numel) for j in range(n)])
         full = torch.zeros(n * numel, dtype=dtype)
         full.view(n, -1)[comm.rank] = slices[comm.rank]
-        comm.all_gather(full, "u", Stamp(9, 9)).wait()
+        comm.all_gather(full, "u").wait()
         exact = slices.double()
         bound = steps_of(exact, 24, LEVELS[8]) + roundings(exact, dtype)
         off = (full.view(n, -1).double() - exact).abs()
@@ -162,7 +161,7 @@ def differences_arrive(rank: int, n: int) -> None:
     for step in range(4):
         full = torch.zeros(n, 16 * 33)
         full[comm.rank] = weights[comm.rank]
-        source.launch(full.view(-1), "u", None).wait()
+        source.launch(full.view(-1), "u").wait()
         everyones: list[Any] = [None] * n
         dist.all_gather_object(everyones, full)
         assert all(torch.equal(one, full) for one in everyones)
@@ -185,19 +184,6 @@ def test_every_element_is_within_the_bound() -> None:
     run_ranks(3, the_same_bits_in_one_process, None)
     run_ranks(4, gradients_within_the_bound, 2)
     run_ranks(3, gradients_within_the_bound, None)
-
-
-def elsewhere(rank: int, n: int, kind: str) -> None:
-    comm = connect_zeropp(None, CPU, 2, None, ALL)
-    getattr(comm, kind)(torch.zeros(n * 64), "u", Stamp(3 + (rank == n - 1), 1)).wait()
-
-
-@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
-def test_a_rank_that_is_elsewhere_is_heard_of_through_payloads(kind: str) -> None:
-    with pytest.raises(
-        AssertionError, match=r"raised RuntimeError: rank \d is at unit \d of step 1, this rank at \d of"
-    ):
-        run_ranks(4, elsewhere, kind)
 
 
 def train(rank: int, n: int, model: str, **options: Any) -> Any:
@@ -241,9 +227,9 @@ def models_gradients_within_the_bound(rank: int, n: int, model: str, dtype: torc
     sent: list[tuple[torch.Tensor, torch.Tensor]] = []
     real = ZeroppComm.reduce_scatter
 
-    def spied(comm: ZeroppComm, full: torch.Tensor, unit: str, stamp: Any, into: Any) -> Handle:
+    def spied(comm: ZeroppComm, full: torch.Tensor, unit: str, into: Any) -> Handle:
         brought, own = full.clone(), full.view(n, -1)[comm.rank] if into is None else into
-        return Handle([real(comm, full, unit, stamp, into)], lambda: sent.append((brought, own.clone())))
+        return Handle([real(comm, full, unit, into)], lambda: sent.append((brought, own.clone())))
 
     module = zoo.build(model).to(dtype)
     engine = initialize(module, torch.optim.SGD(module.parameters(), lr=1.0), "zero3", zeropp=QGZ, node_size=2)
@@ -321,9 +307,3 @@ def test_models_train_near_enough_and_all_ranks_alike() -> None:
     for mine in found:
         without, with_looks = mine["interrupted"]
         assert without == with_looks
-
-
-def test_the_digits_of_a_stamp_fit_into_bytes() -> None:
-    payload = torch.zeros(64, dtype=torch.uint8)
-    Stamp(65535, 65535).write(payload)
-    assert payload[-STAMP_NUMEL:].tolist() == [15] * STAMP_NUMEL

@@ -1,11 +1,7 @@
-"""Checksums: ranks that have launched other collectives than one another hear of it in their next agreement.
-
-And stamps: those of every hop are looked at.
-"""
+"""Checksums: ranks that have launched other collectives than one another hear of it in their next agreement."""
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +11,7 @@ import torch
 
 from zerobench.zero.comm.base import Comm
 from zerobench.zero.comm.gloo import tag_of
-from zerobench.zero.comm.hierarchical import Hierarchical, Nodes, ShardGroup
-from zerobench.zero.comm.out_of_step import CountedComm
+from zerobench.zero.comm.out_of_step import CountedComm, LaunchLog
 
 FLAGS = [1, 0, 0, 1, 0]
 GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
@@ -25,22 +20,31 @@ GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
 class Together(Comm):
     """Takes the maximum with all flags that were sent before."""
 
-    def __init__(self, sent: list[torch.Tensor]) -> None:
-        self.sent = sent
+    def __init__(self, sent: list[torch.Tensor], pairs_by_unit: bool) -> None:
+        self.sent, self.pairs_by_unit = sent, pairs_by_unit
 
     def maximum(self, flags: torch.Tensor) -> None:
         self.sent.append(flags.clone())
         flags.copy_(torch.stack(self.sent).amax(0))
 
 
-def agree(ranks: list[tuple[tuple[str, str], ...]], asks: tuple[str, str] = ("step", "step")) -> list[list[int]]:
+def log_of(launched: tuple[tuple[str, str], ...]) -> LaunchLog:
+    log = LaunchLog()
+    for kind, unit in launched:
+        log.add(kind, unit)
+    return log
+
+
+def agree(
+    ranks: list[tuple[tuple[str, str], ...]], asks: tuple[str, str] = ("step", "step"), by_unit: bool = True
+) -> list[list[int]]:
     """Each rank's reading of the maximum of all flags, after the collectives that it has launched."""
     sent: list[torch.Tensor] = []
     watch: Any = SimpleNamespace(launched={}, differ=lambda what, asked: RuntimeError(f"the ranks: {what}, {asked}"))
 
     def agreed() -> list[list[int]]:
         return [
-            CountedComm(Together(sent), watch, Counter(f"{kind} of {unit}" for kind, unit in launched)).agree(
+            CountedComm(Together(sent, by_unit), watch, log_of(launched)).agree(
                 torch.tensor(FLAGS, dtype=torch.int32), torch.zeros(len(FLAGS), dtype=torch.int32), what
             )
             for launched, what in zip(ranks, asks, strict=True)
@@ -52,8 +56,14 @@ def agree(ranks: list[tuple[tuple[str, str], ...]], asks: tuple[str, str] = ("st
 
 
 def test_ranks_that_launched_the_same_agree() -> None:
-    assert agree([GATHERS, GATHERS]) == [FLAGS, FLAGS]
-    assert agree([GATHERS, GATHERS[::-1]]) == [FLAGS, FLAGS]  # the stamps compare their order
+    for by_unit in (True, False):
+        assert agree([GATHERS, GATHERS], by_unit=by_unit) == [FLAGS, FLAGS]
+
+
+def test_the_order_counts_where_collectives_pair_by_it() -> None:
+    assert agree([GATHERS, GATHERS[::-1]], by_unit=True) == [FLAGS, FLAGS]
+    with pytest.raises(RuntimeError, match="the ranks"):
+        agree([GATHERS, GATHERS[::-1]], by_unit=False)
 
 
 @pytest.mark.parametrize(
@@ -63,33 +73,14 @@ def test_ranks_that_launched_the_same_agree() -> None:
 )
 def test_ranks_that_did_not_are_told(other: tuple[tuple[str, str], ...]) -> None:
     for ranks in ([GATHERS, other], [other, GATHERS]):
-        with pytest.raises(RuntimeError, match="the ranks"):
-            agree(ranks)
+        for by_unit in (True, False):
+            with pytest.raises(RuntimeError, match="the ranks"):
+                agree(ranks, by_unit=by_unit)
 
 
 def test_ranks_that_ask_for_different_things_are_told() -> None:
     with pytest.raises(RuntimeError, match="the ranks"):
         agree([GATHERS, GATHERS], ("step", "clip_grad_norm_"))
-
-
-class Looked(Comm):
-    """A Comm of `size` ranks that records when its stamps are read."""
-
-    def __init__(self, name: str, size: int, looked: list[str]) -> None:
-        self.name, self.size, self.looked = name, size, looked
-
-    def check_stamps(self) -> None:
-        self.looked.append(self.name)
-
-
-@pytest.mark.parametrize("kind", ["nodes", "shard groups"])
-def test_stamps_of_every_hop_are_looked_at(kind: str) -> None:
-    looked: list[str] = []
-    everybody, within, between = (Looked(n, s, looked) for n, s in (("all", 4), ("within", 2), ("between", 2)))
-    nodes = Nodes(within, between)
-    comm = Hierarchical(everybody, nodes) if kind == "nodes" else ShardGroup(everybody, within, between)
-    comm.check_stamps()
-    assert sorted(looked) == ["all", "between", "within"]
 
 
 def test_transfers_of_different_collectives_have_different_tags() -> None:

@@ -3,7 +3,7 @@
 A rank sends tensors through torch's collectives, or through ours (comm/base.py), and checks every value it receives:
 
 full    (N · NUMEL,) fp32 on the device; slice j is rank j's
-base    our own, same shape: 0, 1, 2, ..., with zeros at the end, where the stamp goes. Rank r sends (r + 1) · base
+base    our own, same shape: 0, 1, 2, .... Rank r sends (r + 1) · base
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from zerobench.results.provenance import versions
 from zerobench.sizes import show_bytes
 from zerobench.zero.comm.backends import NcclComm, gather_into, scatter_into
 from zerobench.zero.comm.base import Comm
-from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.hierarchical import connect
 
 from .section import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
@@ -59,37 +58,32 @@ def check_torch(rank: int, n: int, device: torch.device) -> None:
 
 def check_ours(rank: int, n: int, device: torch.device) -> None:
     """The engine's, over the default group. Of one rank NCCL's seam, for the engine itself would send nothing there.
-    Raises ValueError if a value is not what it must be, RuntimeError where a stamp is not.
+    Raises ValueError if a value is not what it must be.
     """
     assert dist.group.WORLD is not None
     check_comm(NcclComm(dist.group.WORLD) if n == 1 else connect(dist.group.WORLD, device), device)
 
 
 def check_comm(comm: Comm, device: torch.device) -> None:
-    """Every collective of a seam: in place, into another place, stamped, and the small ones. Raises as check_ours."""
-    n, rank, stamp = comm.size, comm.rank, Stamp(3, 5)
+    """Every collective of a seam: in place, into another place, and the small ones. Raises as check_ours."""
+    n, rank = comm.size, comm.rank
     base = torch.arange(float(n * NUMEL), device=device)
-    base[-STAMP_NUMEL:] = 0
     total, mine = n * (n + 1) / 2 * base, slice(rank * NUMEL, (rank + 1) * NUMEL)
 
     full = (rank + 1) * base
-    comm.reduce_scatter(full, "unit", stamp).wait()
-    _check_values("reduce_scatter", full[mine], total[mine], comm)
+    comm.reduce_scatter(full, "unit").wait()
+    check_equal("reduce_scatter", full[mine], total[mine])
     full, into = (rank + 1) * base, torch.zeros_like(base[mine])
-    comm.reduce_scatter(full, "unit", stamp, into).wait()
-    _check_values("reduce_scatter into another place", into, total[mine], comm)
+    comm.reduce_scatter(full, "unit", into).wait()
+    check_equal("reduce_scatter into another place", into, total[mine])
     full = (rank + 1) * base
-    comm.all_gather(full, "unit", stamp).wait()
+    comm.all_gather(full, "unit").wait()
     factors = torch.arange(1.0, n + 1, device=device).repeat_interleave(NUMEL)
-    check_equal("all_gather", full[:-STAMP_NUMEL], (factors * base)[:-STAMP_NUMEL])
+    check_equal("all_gather", full, factors * base)
     full = (rank + 1) * base
-    comm.all_reduce(full, "unit", stamp).wait()
-    check_equal("all_reduce", full[:-STAMP_NUMEL], total[:-STAMP_NUMEL])
+    comm.all_reduce(full, "unit").wait()
+    check_equal("all_reduce", full, total)
     _check_small(comm, device)
-    for _ in range(2):  # on a GPU stamps go to the host at the first call and are looked at once they are there
-        comm.check_stamps()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def _check_small(comm: Comm, device: torch.device) -> None:
@@ -104,12 +98,6 @@ def _check_small(comm: Comm, device: torch.device) -> None:
     values = torch.full((3,), rank + 1.0, device=device)
     comm.broadcast(values)
     check_equal("broadcast", values, torch.ones_like(values))
-
-
-def _check_values(name: str, found: torch.Tensor, expected: torch.Tensor, comm: Comm) -> None:
-    """Compares the own slice, apart from the stamp at the end of the last rank's."""
-    kept = found.numel() - STAMP_NUMEL * (comm.rank == comm.size - 1)
-    check_equal(name, found[:kept], expected[:kept])
 
 
 def check_equal(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -130,7 +130,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         """
         kind = LINKS.get((self._tier_of(source), self._tier_of(place)))
         if kind is not None and source.numel():
-            # a batch, a flag, or a stamp in a collective: not data that the engine transfers between tiers
+            # a batch or a flag: not data that the engine transfers between tiers
             aside = self.phase == "data" or place.dim() == 0 or bool(labels.current_collective()[0])
             name, size = self._name_of(place), place.element_size()
             self._note_link("copy_", kind, name, place.dtype, place.numel(), size, aside)

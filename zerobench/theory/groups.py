@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from .layout import slots_bytes
 
-STAMP_BYTES, PAYLOAD_ALIGN = 8, 64
+RESERVED_BYTES, PAYLOAD_ALIGN = 8, 64
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Moved:
 def payload_bytes(bits: int, numel: int, block: int) -> int:
     """Returns the bytes of `numel` elements of `bits` each as they are sent, with a scale per `block` elements."""
     values = -(-numel * bits // 8)
-    used = -(-values // 4) * 4 + 4 * -(-numel // block) + STAMP_BYTES
+    used = -(-values // 4) * 4 + 4 * -(-numel // block) + RESERVED_BYTES
     return -(-used // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
 
 

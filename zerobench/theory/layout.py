@@ -14,7 +14,7 @@ from .shapes import ROOT, ParameterShape, owners_of, trainable
 PIECE_BYTES, SLOTS = 2**20, 2
 
 TAIL_NUMEL = 8
-"""Elements at the end of a ZeRO-3 unit that identify what a rank sends."""
+"""Elements kept free at the end of a ZeRO-3 unit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ParameterSpan:
 class FlatBuffer:
     """Parameters of one element size laid end to end, cut every `unit_numel` elements into units shared by N ranks.
 
-    `tail`: elements kept free at the end for the desync check. `align`: shards end at multiples of this many elements.
+    `tail`: elements kept free at the end. `align`: shards end at multiples of this many elements.
     """
 
     spans: tuple[ParameterSpan, ...]

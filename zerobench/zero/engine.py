@@ -10,7 +10,6 @@ import torch
 from torch import nn, optim
 
 from .comm.base import Comm
-from .comm.desync import Stamp
 from .layout import MemoryOrder
 from .offload.placement import Placement
 from .optim.delayed_update import UpdateSchedule
@@ -58,10 +57,6 @@ class ShardedEngine:
     def left_over(self) -> Iterable[Unit]:
         """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
         raise NotImplementedError
-
-    def stamp(self, unit: Unit) -> Stamp | None:
-        """Returns the desync check for the unit's collectives; None in stages 1 and 2, with one order on all ranks."""
-        return None
 
     def after_backward(self) -> None:
         """Called after the backward, when its gradients, outside no_sync, are reduced."""

@@ -25,7 +25,6 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from . import labels
-from .comm.desync import STAMP_NUMEL, Stamp
 from .layout import one_unit
 from .modules.order import UnitOrder
 from .modules.wrapping import (
@@ -47,6 +46,9 @@ from .units.bucket import GradientBucket
 from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, GathersAhead
 from .units.root import Root
 from .units.unit import Unit, align_numel
+
+TAIL_NUMEL = 8
+"""Elements kept free at the end of a unit. The theory and the recorded budgets count them."""
 
 KEPT = "(kept)"
 """The unit of the small parameters that stay whole."""
@@ -82,7 +84,6 @@ class Stage3(Stage2):
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
-        self._numbers = {unit.name: number for number, unit in enumerate(self._all_units)}
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
         let_look(self.module, self.hiding)
 
@@ -102,12 +103,10 @@ class Stage3(Stage2):
             owners = {index[p]: self.owners[p] for p in parameters}
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
         align = align_numel(self.optimizer, parameters[0].element_size())
-        layout = one_unit(numels, self.comm.size, align, STAMP_NUMEL, owners)
+        layout = one_unit(numels, self.comm.size, align, TAIL_NUMEL, owners)
         dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
         orders = {p: self.orders[p] for p in parameters}
-        unit = GatheredUnit(
-            name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.stamp, self.hiding
-        )
+        unit = GatheredUnit(name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.hiding)
         if unit.trainable:
             unit.gradients = self.new_bucket(unit)
             labels.label(unit.gradients.shard, labels.GRADIENTS, name)
@@ -144,11 +143,6 @@ class Stage3(Stage2):
         assert isinstance(unit, GatheredUnit)
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
             raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
-
-    def stamp(self, unit: Unit) -> Stamp | None:
-        if not self.comm.stamps:
-            return None
-        return Stamp(self._numbers[unit.name], self.steps, lambda number: self._all_units[number].name)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         if parameter.numel():

@@ -166,7 +166,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         # 4 consume
         self.zero_grad()
         self.steps += 1
-        self.comm.check_stamps()
         return loss
 
     @property

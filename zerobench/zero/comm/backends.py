@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from .. import labels
 from .base import Comm, Sizes
-from .desync import STAMP_NUMEL, CheckEnd, DeferredStamps, Stamp, sums_are_exact
-from .streams import Collective, CommStream, Handle, Threads, Waitable
+from .streams import CommStream, Handle, Threads, Waitable
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -36,7 +35,6 @@ class GroupComm(Comm):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = self.ranks = dist.get_world_size(group)
-        self.is_last = self.rank == self.size - 1
         self._reductions: Threads | CommStream = Threads()
         self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
@@ -45,72 +43,18 @@ class GroupComm(Comm):
         if backend_for("cpu", group):
             self.flags_device = torch.device("cpu")
 
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        carry = partial(dist.all_reduce, full, group=self.group)
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
         with labels.collective("all_reduce", unit) as operation:
-            check = self._check_of_sum(full, stamp)
-            return self._launch(self._reductions, carry, stamp, full, full, check, operation)
+            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
+        return Handle([work], operation=operation)
 
-    def all_to_all(
-        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
-    ) -> Handle:
-        if stamp:
-            for part in to.view(self.size, -1):
-                stamp.write(part)
+    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
         with labels.collective(name, unit) as operation:
             works = self._exchange(to, here, unit)
-        return Handle(works, self._exchanged_to_check(here, stamp), operation)
+        return Handle(works, operation=operation)
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
-
-    def _exchanged_to_check(self, here: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """Returns the check to run once every other rank's slice has arrived, or None without a stamp."""
-        if stamp is None:
-            return None
-        ends = [(peer, part) for peer, part in enumerate(here.view(self.size, -1)) if peer != self.rank]
-
-        def check() -> None:
-            for peer, part in ends:
-                self._check_end(part, partial(stamp.check, peer))
-
-        return check
-
-    def _gathered_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """Returns the check to run once `full` holds the last rank's slice, which ends in its stamp."""
-        if stamp is None or self.is_last:
-            return None
-        return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
-
-    def _check_of_sum(self, full: torch.Tensor, stamp: Stamp | None) -> CheckEnd | None:
-        """Returns the check of a summed stamp, or None if `full`'s dtype cannot hold the digits' sum exactly."""
-        exact = stamp is not None and sums_are_exact(full.dtype, self.size)
-        return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
-
-    def _launch(
-        self, stream: Threads | CommStream, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
-        read: torch.Tensor, check: CheckEnd | None, operation: int,
-    ) -> Handle:  # fmt: skip
-        """Launches `carry`. The stamp is first written to the end of `written`; `check` later reads the end of `read`.
-
-        On a stream both happen on that stream: the next hop of the same buffer may already be queued behind this one.
-        """
-        end = read
-
-        def stamped(async_op: bool) -> Any:
-            nonlocal end
-            if stamp is not None and written is not None:
-                stamp.write(written)
-            work = carry(async_op=async_op)
-            if check is not None and not async_op:
-                end = read[-STAMP_NUMEL:].to(torch.float64, copy=True)  # before a later hop overwrites it
-            return work
-
-        work = stream.launch(stamped)
-        return Handle([work], None if check is None else lambda: self._check_end(end, check), operation)
-
-    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
-        check(full)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
@@ -190,43 +134,27 @@ def _together(work: OwnersWork, async_op: bool) -> OwnersWork:
 
 
 class StagedComm(GroupComm):
-    """The backend's own in-place collectives: gloo's for tensors on a GPU, which it stages through host memory.
-
-    Stamps are checked one step later, when their asynchronous copies to the host have completed.
-    """
+    """The backend's own in-place collectives: gloo's for tensors on a GPU, which it stages through host memory."""
 
     scatter_into: Callable[..., Any] = staticmethod(scatter_into)
     gather_into: Callable[..., Any] = staticmethod(gather_into)
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__(group)
-        self._stamps = DeferredStamps()
-
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         place = slice_of(full, self.rank, self.size, sizes) if into is None else into
         carry = partial(self.scatter_into, place, full, group=self.group)
         if sizes is not None:
             carry = partial(reduce_to_owners, place, full, sizes, self.rank, self.group)
-        check = self._check_of_sum(place, stamp) if self.is_last else None
         with labels.collective("reduce_scatter", unit) as operation:
-            return self._launch(self._reductions, carry, stamp, full, place, check, operation)
+            return Handle([self._reductions.launch(carry)], operation=operation)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         carry = partial(self.gather_into, full, slice_of(full, self.rank, self.size, sizes), group=self.group)
         if sizes is not None:
             carry = partial(broadcast_from_owners, full, sizes, self.group)
-        check = partial(stamp.check, self.size - 1) if stamp and not self.is_last else None
         with labels.collective("all_gather", unit) as operation:
-            return self._launch(self._gathers, carry, stamp, full if self.is_last else None, full, check, operation)
-
-    def check_stamps(self) -> None:
-        self._stamps.check()
-
-    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
-        self._stamps.add(full, check)
+            return Handle([self._gathers.launch(carry)], operation=operation)
 
 
 class NcclComm(StagedComm):

@@ -9,8 +9,8 @@ possibly none. The collectives work in place:
     all_reduce(full)       every slice := sum over ranks of that slice
     all_to_all(to, here)   slice j of `here` := rank j's slice for this rank, for every other j
 
-With a stamp (comm/desync.py) a collective whose ranks are at different units or steps raises RuntimeError in
-`Handle.wait`. The backends: comm/backends.py. Groups of ranks: comm/hierarchical.py.
+The backends: comm/backends.py. Groups of ranks: comm/hierarchical.py. Ranks that launch different collectives:
+comm/out_of_step.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from .desync import Stamp
 from .streams import Handle
 
 T = TypeVar("T")
@@ -43,8 +42,7 @@ class ServedEngine(Protocol):
 class Comm:
     """Collectives of a world of one rank, which send nothing; the base class of the backends.
 
-    `full`: (N · shard_numel,); if a `stamp` is given, its last STAMP_NUMEL elements are padding. `unit`: the unit's
-    name, for instruments.
+    `full`: (N · shard_numel,). `unit`: the unit's name, equal on all ranks.
     """
 
     rank = 0
@@ -58,32 +56,29 @@ class Comm:
     """Process group of all ranks."""
     flags_device: torch.device | None = None
     """Device for flags that the host reads, chosen so that no GPU is synchronized; None: the model's device."""
-    stamps = True
-    """False in a simulated world, which has no other rank to be out of step with: collectives are not stamped."""
+    pairs_by_unit = False
+    """True if slices of different units never pair; otherwise collectives pair in the order in which they start."""
     on_streams = False
     """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/streams.py."""
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         """Sums `full` over the ranks into this rank's slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         """Fills every slice of `full` from its owner."""
         return Handle([])
 
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
         """Sums `full` over the ranks, at twice the volume of a reduce-scatter."""
         return Handle([])
 
-    def all_to_all(
-        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
-    ) -> Handle:
+    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
         """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except the own slice.
 
-        `name`: the logical collective. With a stamp the last STAMP_NUMEL elements of every slice are padding.
+        `name`: the logical collective.
         """
         return Handle([])
 
@@ -103,9 +98,6 @@ class Comm:
 
     def serves(self, engine: ServedEngine) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
-
-    def check_stamps(self) -> None:
-        """Checks the stamps that have reached the host since the last call, without waiting; called once per step."""
 
     def agree(self, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
         """Returns the maximum over the ranks of `flags`, (n,) int32 of 0 and 1 on the host, before an update.
@@ -146,25 +138,22 @@ class WrappedComm(Comm):
     def __init__(self, below: Comm) -> None:
         self._below = below
         self.rank, self.size = below.rank, below.size
-        self.ranks, self.replica, self.stamps = below.ranks, below.replica, below.stamps
+        self.ranks, self.replica, self.pairs_by_unit = below.ranks, below.replica, below.pairs_by_unit
         self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
-        return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, stamp, into, sizes))
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
-        return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, stamp, sizes))
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self.start("reduction", unit, full, partial(self._below.all_reduce, full, unit, stamp))
-
-    def all_to_all(
-        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
     ) -> Handle:
-        return self.start("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit, stamp))
+        return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, into, sizes))
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
+        return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, sizes))
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
+        return self.start("reduction", unit, full, partial(self._below.all_reduce, full, unit))
+
+    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
+        return self.start("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit))
 
     def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
         """Runs `launch`, which starts a collective of kind `kind` below that sends `sent`."""
@@ -178,9 +167,6 @@ class WrappedComm(Comm):
 
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         return self._below.call(channel, run, group)
-
-    def check_stamps(self) -> None:
-        self._below.check_stamps()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         self._below.broadcast(tensor)
@@ -201,7 +187,7 @@ class Source(Protocol):
     stale      the parameters have changed in another way: a kept copy is invalid
     """
 
-    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+    def launch(self, full: torch.Tensor, unit: str) -> Handle:
         """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
 
     def released(self, full: torch.Tensor, unit: str) -> None:
@@ -220,9 +206,9 @@ class ShardAllGather:
     def __init__(self, comm: Comm, sizes: Sizes = None) -> None:
         self._comm, self._sizes = comm, sizes
 
-    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+    def launch(self, full: torch.Tensor, unit: str) -> Handle:
         """Launches an all-gather over the shard group."""
-        return self._comm.all_gather(full, unit, stamp, self._sizes)
+        return self._comm.all_gather(full, unit, self._sizes)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """Keeps nothing."""

@@ -24,7 +24,6 @@ import threading
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -35,7 +34,6 @@ import torch.distributed as dist
 from .. import labels
 from .backends import GroupComm, slices_of
 from .base import Sizes
-from .desync import Stamp
 from .streams import Handle, Waitable
 
 GATHER_PIECE_BYTES = 16 * 2**20
@@ -48,9 +46,6 @@ MOST_TAGS = 2**16
 """Size of the cache of tags: larger than most models' number of units."""
 
 Pieces = tuple[torch.Tensor, ...]
-
-CheckRow = Callable[[int, torch.Tensor], None]
-"""Called with a peer's rank and the end of a slice that it sent; raises if its stamp differs from this rank's."""
 
 
 @lru_cache(MOST_TAGS)
@@ -96,7 +91,9 @@ def exchange_slices(
 
 
 class GlooComm(GroupComm):
-    """gloo on CPU: slices are exchanged pairwise, stamps checked on arrival. [Note: true reduce-scatter on gloo]"""
+    """gloo on CPU: slices are exchanged pairwise. [Note: true reduce-scatter on gloo]"""
+
+    pairs_by_unit = True
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
@@ -104,26 +101,20 @@ class GlooComm(GroupComm):
         self._thread: threading.Thread | None = None
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
-        if stamp:
-            stamp.write(full)
-        check = stamp.check if stamp and self.is_last else None
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         with labels.collective("reduce_scatter", unit) as operation:
-            return Handle([self._reduce(full, unit, check, into, sizes)], operation=operation)
+            return Handle([self._reduce(full, unit, into, sizes)], operation=operation)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
-        if stamp and self.is_last:
-            stamp.write(full)
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
             works = gather_slices(full, self.rank, self.size, self.group, unit, sizes)
-        return Handle(works, self._gathered_to_check(full, stamp), operation)
+        return Handle(works, operation=operation)
 
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
         """Runs gloo's all-reduce after a barrier that makes all ranks match: gloo pairs all-reduces by launch order."""
         self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
-        return super().all_reduce(full, unit, stamp)
+        return super().all_reduce(full, unit)
 
     def meet(self, what: str) -> None:
         tag, nothing = tag_of("meeting", what, self.size), torch.empty(0)  # an empty message from each rank to each
@@ -137,9 +128,7 @@ class GlooComm(GroupComm):
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         return exchange_slices(to, here, self.rank, self.size, self.group, unit)
 
-    def _reduce(
-        self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None, sizes: Sizes
-    ) -> PairwiseReduction:
+    def _reduce(self, full: torch.Tensor, unit: str, into: torch.Tensor | None, sizes: Sizes) -> PairwiseReduction:
         """Queues the sends of the other slices of `full`, (N · shard_numel,), and the sum of this rank's slice.
 
         `into`: (shard_numel,) for the sum, by default this rank's slice. A thread runs the reductions, one at a time,
@@ -153,7 +142,7 @@ class GlooComm(GroupComm):
         slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
         sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
-        reduction = PairwiseReduction(self, to_go, own, sums, slots, check, tag_of("reduction", unit, full.nbytes))
+        reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
@@ -165,9 +154,8 @@ class GlooComm(GroupComm):
 
 
 class _Arrival(NamedTuple):
-    """A piece that is being received from `peer` into `place`, a part of `slot`."""
+    """A piece that is being received into `place`, a part of `slot`."""
 
-    peer: int
     work: Any
     place: torch.Tensor
     slot: torch.Tensor
@@ -180,14 +168,18 @@ class PairwiseReduction:
     """
 
     def __init__(
-        self, comm: GlooComm, to_go: list[tuple[int, torch.Tensor]], own: Pieces, sums: Pieces, slots: torch.Tensor,
-        check: CheckRow | None, tag: int,
-    ) -> None:  # fmt: skip
+        self,
+        comm: GlooComm,
+        to_go: list[tuple[int, torch.Tensor]],
+        own: Pieces,
+        sums: Pieces,
+        slots: torch.Tensor,
+        tag: int,
+    ) -> None:
         self._group, self._tag = comm.group, tag
         self._lower, self._higher = range(comm.rank), range(comm.rank + 1, comm.size)
         self._own, self._sums = own, sums
         self._to_go, self._sends = to_go, list[Any]()
-        self._check = check
         self._slots: torch.Tensor | None = slots
         self._free = deque(slots)
         self._arriving: deque[_Arrival] = deque()
@@ -218,7 +210,7 @@ class PairwiseReduction:
         except BaseException as error:
             self._error = error
         finally:
-            self._own, self._sums, self._sends, self._to_come, self._check = (), (), [], iter([]), None
+            self._own, self._sums, self._sends, self._to_come = (), (), [], iter([])
             self._to_go = []
             self._arriving.clear()
             self._free.clear()
@@ -234,38 +226,33 @@ class PairwiseReduction:
     def _receive_all(self) -> None:
         with torch.no_grad():
             for own, total in zip(self._own, self._sums, strict=True):
-                self._sum(own, total, is_last=own is self._own[-1])
+                self._sum(own, total)
         for sent in self._sends:
             sent.wait()
 
-    def _sum(self, own: torch.Tensor, total: torch.Tensor, is_last: bool) -> None:
+    def _sum(self, own: torch.Tensor, total: torch.Tensor) -> None:
         """total := ((rank 0's + rank 1's) + rank 2's) + ... The lower ranks' sum comes first; adding `own` commutes."""
         so_far = own
         if self._lower:
-            lowest = self._take(is_last)
+            lowest = self._take()
             for _ in self._lower[1:]:
-                self._add_next(lowest.place, lowest.place, is_last)
+                self._add_next(lowest.place, lowest.place)
             so_far = torch.add(own, lowest.place, out=total)
             self._free.append(lowest.slot)
         for _ in self._higher:
-            so_far = self._add_next(so_far, total, is_last)
+            so_far = self._add_next(so_far, total)
 
-    def _add_next(self, so_far: torch.Tensor, total: torch.Tensor, is_last: bool) -> torch.Tensor:
-        arrived = self._take(is_last)
+    def _add_next(self, so_far: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        arrived = self._take()
         torch.add(so_far, arrived.place, out=total)
         self._free.append(arrived.slot)
         return total
 
-    def _take(self, is_last: bool) -> _Arrival:
+    def _take(self) -> _Arrival:
         """Launches receives into all free slots, then returns the next piece once it has arrived."""
         self._fill_slots()
         arrived = self._arriving.popleft()
         arrived.work.wait()
-        if is_last and self._check is not None:
-            try:
-                self._check(arrived.peer, arrived.place)
-            except RuntimeError as error:  # raised at the end: the other ranks' transfers must complete first
-                self._error = self._error or error
         return arrived
 
     def _fill_slots(self) -> None:
@@ -273,7 +260,7 @@ class PairwiseReduction:
             peer, like = following
             slot = self._free.popleft()
             place = slot[: like.numel()]
-            self._arriving.append(_Arrival(peer, receive(place, peer, self._group, self._tag), place, slot))
+            self._arriving.append(_Arrival(receive(place, peer, self._group, self._tag), place, slot))
 
 
 def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:

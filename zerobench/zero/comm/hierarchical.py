@@ -38,7 +38,6 @@ import torch.distributed as dist
 from . import simulated
 from .backends import FAKE, GroupComm, NcclComm, StagedComm, backend_for
 from .base import Comm, Sizes, WrappedComm
-from .desync import Stamp
 from .gloo import GlooComm
 from .out_of_step import watched
 from .streams import Handle
@@ -141,29 +140,23 @@ class Hierarchical(WrappedComm):
         self.nodes = nodes
         self.hops = Hops()
         self.rank = nodes.within.rank * nodes.between.size + nodes.between.rank
-        self._is_end = nodes.within.rank == nodes.within.size - 1  # the end of `full`, and its stamp, is in this block
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         """Reduces within the node, then between nodes; the block's other slices then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
-            lambda: within.reduce_scatter(full, unit, stamp),
-            lambda: between.reduce_scatter(block, unit, stamp if self._is_end else None, into),
+            lambda: within.reduce_scatter(full, unit),
+            lambda: between.reduce_scatter(block, unit, into),
         )
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
-            lambda: between.all_gather(block, unit, stamp if self._is_end else None),
-            lambda: within.all_gather(full, unit, stamp),
+            lambda: between.all_gather(block, unit),
+            lambda: within.all_gather(full, unit),
         )
-
-    def check_stamps(self) -> None:
-        for comm in (self._below, self.nodes.within, self.nodes.between):
-            comm.check_stamps()
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:
         numel = full.numel() // self.nodes.within.size
@@ -182,26 +175,20 @@ class ShardGroup(WrappedComm):
         self._shards, self._replicas = shards, replicas
         self._hops = Hops()
         self.rank, self.size, self.replica = shards.rank, shards.size, replicas.rank
-        self._is_end = shards.rank == shards.size - 1
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         numel = full.numel() // self.size
         own = full.narrow(0, self.rank * numel, numel) if into is None else into
         hops: tuple[Hop, Hop] = (
-            lambda: self._shards.reduce_scatter(full, unit, stamp, into),
-            lambda: self._replicas.all_reduce(own, unit, stamp if self._is_end else None),
+            lambda: self._shards.reduce_scatter(full, unit, into),
+            lambda: self._replicas.all_reduce(own, unit),
         )
         return Handle([hop() for hop in hops]) if self.on_streams else self._hops.launch(*hops)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
-        return self._shards.all_gather(full, unit, stamp)
-
-    def check_stamps(self) -> None:
-        for comm in (self._below, self._shards, self._replicas):
-            comm.check_stamps()
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
+        return self._shards.all_gather(full, unit)
 
     def sum(self, values: torch.Tensor) -> None:
         """Sums over the shard group alone: every replica has the same values."""

@@ -1,7 +1,7 @@
 """Finds ranks that are out of step: all raise one message within seconds, before the group's timeout.
 
     1. count      each rank counts its launches and notes its current wait, in memory
-    2. agree      the agreement before an update compares a checksum of the counts, at no cost in bytes
+    2. agree      the agreement before an update compares a checksum of the launches, at no cost in bytes
     3. publish    a wait longer than PATIENCE_S is published in the process group's store, as a Position
     4. compare    a thread reads the other ranks' positions; a slow rank is waited for until the group's timeout
     5. settle     in a circle of waits the ranks agree on one message, break the connection, and all raise it
@@ -42,7 +42,6 @@ import torch.distributed as dist
 from .. import labels
 from .backends import FAKE
 from .base import Comm, ServedEngine, ShardAllGather, Sizes, Source, WrappedComm
-from .desync import DesyncError, Stamp
 from .streams import Handle
 
 RULE = (
@@ -123,7 +122,7 @@ def difference(positions: Sequence[Position]) -> str:
         counts = {position.rank: position.launched.get(channel, 0) for position in positions}
         if len(set(counts.values())) > 1:
             return f"of {channel} " + ", ".join(f"rank {rank} had {count}" for rank, count in counts.items())
-    return "with as many of every collective"
+    return "with as many of every collective, in another order"
 
 
 def places(positions: Iterable[Position]) -> str:
@@ -187,9 +186,7 @@ class HangWatch:
             return call()
         except RuntimeError as error:
             message = self.settled or self._message()
-            if message is None:
-                message = str(error) if isinstance(error, DesyncError) else self._say_broken(here(), error)
-            raise RuntimeError(self._settle_and_break(message)) from error
+            raise RuntimeError(self._settle_and_break(message or self._say_broken(here(), error))) from error
         finally:
             self._wait = None
 
@@ -397,30 +394,42 @@ MASK = 2**29 - 1
 """The bits of a checksum in an int32 flag, besides the flag's own."""
 
 
+class LaunchLog:
+    """The collectives that the stages launched since the last agreement; the hops of a collective are not counted.
+
+    `counts`  "kind of unit" -> number launched
+    `orders`  kind -> checksum of its units in launch order
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.orders: dict[str, int] = {}
+
+    def add(self, kind: str, unit: str) -> None:
+        """Counts a launch."""
+        key = f"{kind} of {unit}"
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.orders[kind] = zlib.crc32(f"{unit};".encode(), self.orders.get(kind, 0))
+
+
 class CountedComm(WrappedComm):
     """Compares, in each agreement, the collectives that the ranks launched before it.
 
     So collectives of equal size that belong to different units on different ranks never lead to an update, on any
     backend; and a rank that clips while another one steps gets an error immediately.
-
-    `asked`: "kind of unit" -> number launched by the stages since the last agreement; hops are not counted.
     """
 
-    def __init__(self, below: Comm, watch: HangWatch, asked: dict[str, int]) -> None:
+    def __init__(self, below: Comm, watch: HangWatch, log: LaunchLog) -> None:
         super().__init__(below)
-        self._watch, self._asked = watch, asked
+        self._watch, self._log = watch, log
 
     def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        self._count(kind, unit)
+        self._log.add(kind, unit)
         return launch()
-
-    def _count(self, kind: str, unit: str) -> None:
-        key = f"{kind} of {unit}"
-        self._asked[key] = self._asked.get(key, 0) + 1
 
     @property
     def exact(self) -> Comm:
-        return self if self._below.exact is self._below else CountedComm(self._below.exact, self._watch, self._asked)
+        return self if self._below.exact is self._below else CountedComm(self._below.exact, self._watch, self._log)
 
     def new_source(self, sizes: Sizes = None) -> Source:
         source = self._below.new_source(sizes)
@@ -428,9 +437,9 @@ class CountedComm(WrappedComm):
             return ShardAllGather(self, sizes)
         launch = source.launch
 
-        def counted(full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-            self._count("gather", unit)
-            return launch(full, unit, stamp)
+        def counted(full: torch.Tensor, unit: str) -> Handle:
+            self._log.add("gather", unit)
+            return launch(full, unit)
 
         source.launch = counted  # type: ignore[method-assign]
         return source
@@ -439,18 +448,22 @@ class CountedComm(WrappedComm):
         self._watch.engines.add(engine)
 
     def agree(self, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
+        # a backend that pairs by unit needs no order, and lets ranks of different graphs gather in different ones
+        log, by_unit = self._log, self.pairs_by_unit
         if len(flags) > 1:
             # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
             # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.
-            code = zlib.crc32(f"{what} after {sorted(self._asked.items())}".encode()) & MASK
+            launches = sorted((log.counts if by_unit else log.orders).items())
+            code = zlib.crc32(f"{what} after {launches}".encode()) & MASK
             flags[0] += code << 1
             flags[-1] += (code ^ MASK) << 1
         agreed = super().agree(flags, sent, what)
         self._watch.before = dict(self._watch.launched)  # a new step: messages count collectives from 1 again
-        asked = dict(self._asked)
-        self._asked.clear()
+        counts = dict(log.counts)
+        log.counts.clear()
+        log.orders.clear()
         if len(agreed) > 1 and agreed[0] >> 1 != (agreed[-1] >> 1) ^ MASK:  # max(code) and min(code)
-            raise self._watch.differ(what, asked)
+            raise self._watch.differ(what, counts)
         return [flag & 1 for flag in agreed]
 
 
@@ -458,4 +471,4 @@ def counted(comm: Comm) -> Comm:
     """Returns `comm` with checksums; `comm` itself in a world of one rank and in a simulated world."""
     if comm.group is None or str(dist.get_backend(comm.group)) == FAKE:
         return comm
-    return CountedComm(comm, watch_of(comm.group), {})
+    return CountedComm(comm, watch_of(comm.group), LaunchLog())

@@ -4,8 +4,7 @@ A slice of n elements is quantized into a payload of bytes (`payload_bytes`, a m
 
     values    8 bits: n bytes. 4 bits: ceil(n/2), element i in the low half of byte i, element i + ceil(n/2) in the high
     scales    4 bytes per block, fp32: max|x| over the block / LEVELS                (the last block may be shorter)
-    padding
-    stamp     STAMP_NUMEL bytes for the sender's desync stamp (comm/desync.py)
+    padding   of at least RESERVED_BYTES
 
 LEVELS is 127 for 8 bits and 7 for 4. An element x of a block is quantized to q = round(x / scale), to the nearest, ties
 to even, and dequantized to q · scale.
@@ -25,9 +24,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .desync import STAMP_NUMEL
-
 ALIGN_BYTES = 64
+
+RESERVED_BYTES = 8
+"""Bytes kept free at the end of a payload. The predicted and the recorded volumes count them."""
 
 LEVELS = {8: 127, 4: 7}
 """Bits -> largest quantized magnitude."""
@@ -53,7 +53,7 @@ class Codec:
 
     def payload_bytes(self, numel: int) -> int:
         """Returns the payload's size in bytes for a slice of `numel` elements."""
-        used = self._values_bytes(numel) + 4 * -(-numel // self.block) + STAMP_NUMEL
+        used = self._values_bytes(numel) + 4 * -(-numel // self.block) + RESERVED_BYTES
         return -(-used // ALIGN_BYTES) * ALIGN_BYTES
 
     def encode(self, slices: torch.Tensor, payloads: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ rank's. Data from the other ranks is zero, so that numbers stay finite and runs 
     all_to_all                  the others' slices := 0
     all_reduce and the rest     as in a world of one rank
 
-Losses, weights and times mean nothing. Nothing is stamped: no other rank exists to be out of step with.
+Losses, weights and times mean nothing.
 The fake group is private to torch; a test compares a simulated run with real ones.
 """
 
@@ -24,7 +24,6 @@ import torch.distributed as dist
 from .. import labels
 from .backends import GroupComm, NcclComm, slice_of, slices_of
 from .base import Sizes
-from .desync import Stamp
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Handle, Waitable
 
@@ -40,12 +39,9 @@ class SimulatedGloo(GlooComm):
     more than one of 1 MB.
     """
 
-    stamps = False
-
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         own = slice_of(full, self.rank, self.size, sizes)
         pieces = Pieces.of(own, REDUCE_PIECE_BYTES)
         slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces.largest)
@@ -60,7 +56,7 @@ class SimulatedGloo(GlooComm):
                 into.copy_(own)
         return Handle([_Held(slots)], operation=operation)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
             self._send_to_all(Pieces.of(slice_of(full, self.rank, self.size, sizes), GATHER_PIECE_BYTES))
         self._zero_others(full, sizes)
@@ -152,7 +148,6 @@ def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGro
 class SimulatedNccl(NcclComm):
     """NCCL's collectives, on streams. Outputs are overwritten: the fake group's depend on torch's version."""
 
-    stamps = False
     scatter_into = staticmethod(_scatter_alone)
     gather_into = staticmethod(_gather_alone)
     exchange_into = staticmethod(_exchange_alone)

@@ -43,7 +43,6 @@ import torch.distributed as dist
 
 from .. import labels
 from .base import Comm, ShardAllGather, Sizes, Source, WrappedComm
-from .desync import Stamp
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, LEVELS, Codec
 from .streams import Handle
@@ -105,24 +104,23 @@ class ZeroppComm(WrappedComm):
         for source in self._kept:
             source.stale()
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, sizes: Sizes = None) -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all slices, its own too, so that all have equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
-            return super().all_gather(full, unit, stamp)
+            return super().all_gather(full, unit)
         slices = full.view(self.size, -1)
         payloads = new_payloads(self._weights, slices, unit)
         self._weights.encode(slices[self.rank : self.rank + 1], payloads[self.rank : self.rank + 1])
-        gather = self._below.all_gather(payloads.view(-1), unit, stamp)
+        gather = self._below.all_gather(payloads.view(-1), unit)
         return Handle([gather], partial(_decode_all, self._weights, payloads, slices))
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None,
-        sizes: Sizes = None,
-    ) -> Handle:  # fmt: skip
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
-            return super().reduce_scatter(full, unit, stamp, into)
+            return super().reduce_scatter(full, unit, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
-        reduction = QuantizedReduction(self._reductions, full, own, unit, stamp)
+        reduction = QuantizedReduction(self._reductions, full, own, unit)
         return self._hops.launch(*[reduction.send] * len(self._reductions), finish=reduction.finish)
 
 
@@ -133,10 +131,8 @@ class QuantizedReduction:
     `here`   received payloads, (n, payload_bytes)
     """
 
-    def __init__(
-        self, hops: list[tuple[Comm, Codec]], full: torch.Tensor, into: torch.Tensor, unit: str, stamp: Stamp | None
-    ) -> None:
-        self._unit, self._stamp = unit, stamp
+    def __init__(self, hops: list[tuple[Comm, Codec]], full: torch.Tensor, into: torch.Tensor, unit: str) -> None:
+        self._unit = unit
         self._to_come = list(hops)
         self._into = into
         self._sum = full
@@ -151,7 +147,7 @@ class QuantizedReduction:
         for peer in range(hop.size):
             if peer != hop.rank:
                 codec.encode(self._rows[peer : peer + 1], self._to[peer : peer + 1])
-        return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
+        return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit)
 
     def finish(self) -> None:
         """Writes the sum to its destination and releases everything else."""
@@ -189,12 +185,12 @@ class SecondaryShard:
         """Drops the copy, as after any other change."""
         self.stale()
 
-    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+    def launch(self, full: torch.Tensor, unit: str) -> Handle:
         """Gathers from the node's secondary shards if they exist, otherwise from all ranks."""
         if self._shard is None:
-            return self._comm.all_gather(full, unit, stamp)
+            return self._comm.all_gather(full, unit)
         self._block(full).copy_(self._shard)
-        return self._within.all_gather(full, unit, stamp)
+        return self._within.all_gather(full, unit)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """Keeps a copy of this rank's block, unless one exists."""
@@ -223,11 +219,11 @@ class DifferenceShard(SecondaryShard):
         self._between, self._hops, self._codec = nodes.between, hops, codec
         self._is_behind = False
 
-    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+    def launch(self, full: torch.Tensor, unit: str) -> Handle:
         """Brings the secondary shards up to date, if they exist, and gathers from them; otherwise from all ranks."""
         is_behind, self._is_behind = self._is_behind, False
         if self._shard is None or not is_behind:
-            return super().launch(full, unit, stamp)
+            return super().launch(full, unit)
         between, slices = self._between, self._shard.view(self._between.size, -1)
         payloads = new_payloads(self._codec, slices, unit)
         own = slice(between.rank, between.rank + 1)
@@ -240,9 +236,9 @@ class DifferenceShard(SecondaryShard):
                 slices[row] += difference[0]
             drop(payloads)
             self._block(full).copy_(slices.view(-1))
-            return self._within.all_gather(full, unit, stamp)
+            return self._within.all_gather(full, unit)
 
-        return self._hops.launch(lambda: between.all_gather(payloads.view(-1), unit, stamp), gather_within)
+        return self._hops.launch(lambda: between.all_gather(payloads.view(-1), unit), gather_within)
 
     def updated(self) -> None:
         """Keeps the copy: the next gather sends the difference. In a dtype that cannot be quantized, drops the copy."""

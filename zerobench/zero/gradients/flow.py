@@ -125,7 +125,7 @@ class GradientFlow:
                 self._launch(unit)
 
     def _launch(self, unit: Unit) -> None:
-        comm, bucket, stamp = self._engine.comm, unit.gradients, self._engine.stamp(unit)
+        comm, bucket = self._engine.comm, unit.gradients
         while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes more memory
             self._wait_oldest()
         # 1 a bucket without gradients is sent as zeros: all ranks send the same buckets
@@ -137,9 +137,9 @@ class GradientFlow:
         # 3 straight into the shard if the collective can write there, which saves a copy
         target = bucket.target()
         if bucket.all_reduces:  # as other systems do: every slice is summed, at twice the volume
-            handle = comm.all_reduce(bucket.wire, unit.name, stamp)
+            handle = comm.all_reduce(bucket.wire, unit.name)
         else:
-            handle = comm.reduce_scatter(bucket.wire, unit.name, stamp, target, unit.layout.sizes)
+            handle = comm.reduce_scatter(bucket.wire, unit.name, target, unit.layout.sizes)
         bucket.is_in_flight = True
         self._in_flight.append((unit, handle, target))
 

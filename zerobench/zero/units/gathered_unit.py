@@ -24,7 +24,6 @@ from torch import nn
 
 from .. import labels
 from ..comm.base import Comm
-from ..comm.desync import Stamp
 from ..comm.streams import Handle
 from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
@@ -74,12 +73,11 @@ class GatheredUnit(Unit):
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement,
         orders: dict[nn.Parameter, MemoryOrder], stays: bool, share: Callable[[torch.Tensor], None],
-        stamp: Callable[[Unit], Stamp | None], hiding: Hiding,
+        hiding: Hiding,
     ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes, placement)
         self.comm = comm
         self.source = comm.new_source(layout.sizes)
-        self._stamp = stamp
         self._hiding = hiding
         self.parameters = parameters = list(orders)
         self._orders = list(orders.values())
@@ -137,7 +135,7 @@ class GatheredUnit(Unit):
                 if CAPTURED in str(error):
                     raise RuntimeError(f"{self.name}: {TRANSFORMED}") from error
                 raise
-            self.gather = self.source.launch(full, self.name, self._stamp(self))
+            self.gather = self.source.launch(full, self.name)
             self.is_from_source = True
 
     def unshard_exactly(self) -> None:
@@ -150,7 +148,7 @@ class GatheredUnit(Unit):
             full = self.full_parameters
             full.untyped_storage().resize_(full.numel() * full.element_size())
             self.placement.fetch(self, self.own_slice(full))
-            self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self), self.layout.sizes)
+            self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
             self.unshard()
 
     def unshard(self) -> None:
@@ -199,7 +197,7 @@ class GatheredUnit(Unit):
         if self.versions.written():
             self.keep_parameters(())
         elif self._gathered is None:
-            numel = self.layout.filled_numel(self.rank)  # the padding has the stamps of collectives
+            numel = self.layout.filled_numel(self.rank)  # without the padding
             self.parameter_shard.narrow(0, 0, numel).copy_(own.narrow(0, 0, numel))
         else:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
