@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,6 @@ from ..zero.comm.base import Comm
 from ..zero.comm.hierarchical import connect
 
 RESAMPLES = 200
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -119,42 +118,27 @@ def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance
     """Fits, and writes all to `folder`; replaces an earlier calibration there."""
     frame = pd.DataFrame([asdict(row) for row in transfers])
     fits = fit_all(frame)
-    write_tables(folder, frame, "fits", fits, provenance)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in (("transfers", frame), ("fits", pd.DataFrame([asdict(row) for row in fits]))):
+        aside = folder / f"{name}.parquet.partial"
+        table.to_parquet(aside, index=False)
+        aside.replace(folder / f"{name}.parquet")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     return Calibration(frame, fits, provenance)
 
 
 def load_calibration(folder: Path | str) -> Calibration:
-    """Reads the result of `zerobench calibrate`. Raises FileNotFoundError if there is none."""
-    return Calibration(*read_tables(Path(folder), "fits", FitRow, "no calibration; zerobench calibrate"))
-
-
-def write_tables(
-    folder: Path, transfers: pd.DataFrame, name: str, found: Sequence[Any], provenance: dict[str, Any]
-) -> None:
-    """Writes a calibration's transfers, its results `found` (dataclasses of one type) as table `name`, and its
-    provenance.
+    """Reads the result of `zerobench calibrate`. Raises FileNotFoundError if there is none, ValueError if it is
+    damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for called, table in (("transfers", transfers), (name, pd.DataFrame([asdict(row) for row in found]))):
-        aside = folder / f"{called}.parquet.partial"
-        table.to_parquet(aside, index=False)
-        aside.replace(folder / f"{called}.parquet")
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
-
-
-def read_tables(
-    folder: Path, name: str, kind: Callable[..., Row], none: str
-) -> tuple[pd.DataFrame, list[Row], dict[str, Any]]:
-    """Reads the files of `write_tables`. Raises FileNotFoundError if there are none, and
-    ValueError if one is damaged.
-    """
-    if not (folder / f"{name}.parquet").is_file():
-        raise FileNotFoundError(f"{folder}: {none} --out {folder} makes one")
+    folder = Path(folder)
+    if not (folder / "fits.parquet").is_file():
+        raise FileNotFoundError(f"{folder}: no calibration; zerobench calibrate --out {folder} makes one")
     try:
-        table = pd.read_parquet(folder / f"{name}.parquet")
-        found = [kind(**dict(zip(table.columns, row, strict=True))) for row in table.itertuples(index=False)]
+        table = pd.read_parquet(folder / "fits.parquet")
+        fits = [FitRow(**dict(zip(table.columns, row, strict=True))) for row in table.itertuples(index=False)]
         provenance = dict(json.loads(read_text(folder / "provenance.json")))
-        return pd.read_parquet(folder / "transfers.parquet"), found, provenance
+        return Calibration(pd.read_parquet(folder / "transfers.parquet"), fits, provenance)
     except Exception as error:  # a parser may raise anything for bytes of another format
         words = " ".join(str(error).split())[:200]
         raise ValueError(f"{folder}: its calibration is damaged: {words}; measure it again") from error

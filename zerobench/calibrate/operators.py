@@ -316,10 +316,7 @@ def _apart() -> list[dict[str, Any]]:
 def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
     """Returns this rank's times. `tell` receives the number of operators that are done."""
     rows = []
-    with (
-        rank_environment(job.rank, job.world_size, "cpu", "gloo", job.rendezvous, 1, job.timeout_s),
-        torch.no_grad(),
-    ):
+    with rank_environment(job.rank, job.world_size, "cpu", "gloo", job.rendezvous, 1, job.timeout_s), torch.no_grad():
         for number, sample in enumerate(samples(), 1):
             calls = [sample.make() for _ in range(min(MOST_COPIES, 1 + COLD_BYTES // max(sample.bytes, 1)))]
             _seconds(calls, 1)

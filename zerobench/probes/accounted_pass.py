@@ -141,8 +141,16 @@ class AccountedPass(Probe):
         if measured:
             self.ledger.end("step")
             self.allocator.end("step")
-            self._take_kept()
-            self._take_growth()
+            size = sum(self.ledger.kept.values())
+            if size >= (self.memory.get("kept_bytes") or 0):
+                self.memory["kept_bytes"] = size
+                largest = max(self.ledger.kept, key=lambda one: one.bytes, default=None)
+                words = largest and (largest.name or largest.module or f"made in {largest.phase}")
+                self.kept = f"{words} ({largest.category})" if largest else ""
+            before, now = self._before or {}, self.ledger.live_bytes()
+            grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
+            self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
+            self.memory["growth_bytes"] = sum(grown.values())
             for name, one in (("newton_schulz_calls", "calls"), ("newton_schulz_flops", "flops")):
                 self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, one)
             counts: Counter[Operation] = Counter()
@@ -264,20 +272,6 @@ class AccountedPass(Probe):
         """Returns the largest sum of live bytes in the measured steps so far."""
         step = self.ledger.sums.extremes.get("step")
         return step.peak if step is not None else None
-
-    def _take_kept(self) -> None:
-        size = sum(self.ledger.kept.values())
-        if size >= (self.memory.get("kept_bytes") or 0):
-            self.memory["kept_bytes"] = size
-            largest = max(self.ledger.kept, key=lambda one: one.bytes, default=None)
-            words = largest and (largest.name or largest.module or f"made in {largest.phase}")
-            self.kept = f"{words} ({largest.category})" if largest else ""
-
-    def _take_growth(self) -> None:
-        before, now = self._before or {}, self.ledger.live_bytes()
-        grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
-        self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
-        self.memory["growth_bytes"] = sum(grown.values())
 
     def _note_raw(self, operator: str, args: tuple[Any, ...], ranks: int) -> None:
         self.ledger.note_collective(args)

@@ -224,7 +224,11 @@ class Ledger(GraphMode, labels.Observer):
         key, size = storage._cdata, self._bytes_of(storage)
         stored = self._live.get(key)
         if stored is None:
-            stored = self._born(storage, shape)
+            self._settle()
+            tier, source = self._infer_tier(storage), self.lines.here()
+            stored = StorageRecord(
+                0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source, shape=shape
+            )
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         elif size > stored.bytes:  # resized, as FSDP2's parameters are
@@ -238,11 +242,6 @@ class Ledger(GraphMode, labels.Observer):
     def _settle(self) -> None:
         if self.in_transit is not None and threading.get_ident() == self._home:
             self.in_transit.settle()
-
-    def _born(self, storage: torch.UntypedStorage, shape: Sequence[int]) -> StorageRecord:
-        self._settle()
-        tier, source = self._infer_tier(storage), self.lines.here()
-        return StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source, shape=shape)
 
     def _bytes_of(self, storage: torch.UntypedStorage) -> int:
         return 0 if storage.device.type == "meta" else storage.nbytes()

@@ -305,7 +305,4 @@ DEEPSPEED_3: Tuning = {
     "overlap_comm": (True, True),
 }
 
-ZERO_REDUNDANCY: Tuning = {
-    "gradient_as_bucket_view": (False, True),
-    "parameters_as_bucket_view": (False, True),
-}
+ZERO_REDUNDANCY: Tuning = {"gradient_as_bucket_view": (False, True), "parameters_as_bucket_view": (False, True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from typing import Any, get_type_hints
 from zlib import crc32
 
@@ -131,20 +131,17 @@ def _schema_of(name: str, build: Build, options: type | None) -> type:
     hints = get_type_hints(options)
     kept: list[Any] = [("name", str, field(default=name))]
     for one in fields(options):
-        kept.append((one.name, hints[one.name], field(default=_default_of(name, one, hints[one.name]))))
+        kind = hints[one.name]
+        if one.default is MISSING or kind not in (*TYPES, *(kind | None for kind in TYPES)):
+            raise ValueError(
+                f"{FUNCTION}: {name}'s option {one.name} needs a default and a type among int, float, str, bool (or one"
+                " of these | None)"
+            )
+        kept.append((one.name, hints[one.name], field(default=one.default)))
         _check_taken(name, build, one.name)
     schema = make_dataclass(f"{name}_options", kept, bases=(StrategyOptions,))
     schema.__doc__ = inspect.getdoc(options)
     return schema
-
-
-def _default_of(name: str, one: Field[Any], kind: Any) -> Any:
-    if one.default is MISSING or kind not in (*TYPES, *(kind | None for kind in TYPES)):
-        raise ValueError(
-            f"{FUNCTION}: {name}'s option {one.name} needs a default and a type among int, float, str, bool (or one of"
-            " these | None)"
-        )
-    return one.default
 
 
 def _check_taken(name: str, build: Build, option: str) -> None:

@@ -28,11 +28,7 @@ from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
 from ..zero import labels
 
-WRAPPERS = {
-    "DistributedDataParallel": "ddp",
-    "FullyShardedDataParallel": "fsdp1",
-    "DeepSpeedEngine": "deepspeed",
-}
+WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "DeepSpeedEngine": "deepspeed"}
 """Class of a wrapped model -> name of its strategy."""
 
 BEFORE = "made before the watch"
@@ -115,7 +111,13 @@ class HeldTensors:
         for engine in self._engines:
             engine.label_held()
         self.label_updated()
-        self._meet_all_others()
+        # the other live tensors, but no dataset mapped from a file or borrowed from NumPy: torch cannot resize those
+        for one in living_tensors():
+            for part in parts_of(one):
+                if part.layout != torch.strided or is_apart(part) or self._ledger.knows(part):
+                    continue
+                if part.untyped_storage().resizable():
+                    self._ledger.meet(part, BEFORE)
         self._ledger.lines.silent = False
 
     def label_updated(self) -> None:
@@ -135,17 +137,6 @@ class HeldTensors:
                 for name, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, torch.Tensor):
                         label_parts(value, labels.OPTIMIZER, str(name))
-
-    def _meet_all_others(self) -> None:
-        """Reports every other live tensor, found by the garbage collector, to the ledger; not a dataset mapped from a
-        file or borrowed from NumPy, for which torch has no memory (its storage cannot be resized).
-        """
-        for one in living_tensors():
-            for part in parts_of(one):
-                if part.layout != torch.strided or is_apart(part) or self._ledger.knows(part):
-                    continue
-                if part.untyped_storage().resizable():
-                    self._ledger.meet(part, BEFORE)
 
 
 _apart: dict[int, StorageWeakRef] = {}

@@ -122,30 +122,27 @@ class Watch:
         self._world, self._place = rows.WatchedWorld.here(self.node_size), next_place()
         self._home = threading.get_ident()
         try:
-            self._observe()
+            _watching.append(self)
+            self._observing.callback(_watching.remove, self)
+            device = next((p.device for p in self._called.parameters()), torch.device("cpu"))
+            self._observing.enter_context(recorded(device, self._history))
+            self._observing.callback(self._take_snapshot, device)
+            accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
+            accounted.ledger.in_transit = InTransit()
+            self.probe = self._observing.enter_context(accounted)
+            self._known = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
+            self._holdings = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
+            self._holdings.label_all()
+            self.probe.hear(self.model)
+            engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]
+            self._phases = self._observing.enter_context(Phases(self._called, engines, self))
+            if self._ends == "optimizer":
+                self._observing.callback(on_step(self._optimizers[-1], self._end_step))
         except BaseException:
             self._observing.close()
             raise
         self._begin_step()
         return self
-
-    def _observe(self) -> None:
-        _watching.append(self)
-        self._observing.callback(_watching.remove, self)
-        device = next((p.device for p in self._called.parameters()), torch.device("cpu"))
-        self._observing.enter_context(recorded(device, self._history))
-        self._observing.callback(self._take_snapshot, device)
-        accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
-        accounted.ledger.in_transit = InTransit()
-        self.probe = self._observing.enter_context(accounted)
-        self._known = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
-        self._holdings = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
-        self._holdings.label_all()
-        self.probe.hear(self.model)
-        engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]
-        self._phases = self._observing.enter_context(Phases(self._called, engines, self))
-        if self._ends == "optimizer":
-            self._observing.callback(on_step(self._optimizers[-1], self._end_step))
 
     def step(self) -> None:
         """Marks the end of a step with `ends="step"`. Raises WatchError if the optimizer's step ends a step."""

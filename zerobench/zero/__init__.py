@@ -115,7 +115,11 @@ def _checked(
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
-    _check_current(device)
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise ValueError(
+            f"model: it is on {device}, but this process works on cuda:{torch.cuda.current_device()}; call"
+            f" torch.cuda.set_device({device.index}) first"
+        )
     offload = options.get("offload")
     updated_by = "cpu" if offload is not None and offload.optimizer else device.type
     tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
@@ -129,14 +133,6 @@ def _checked(
     elif chosen.zeropp is not None:
         raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
     return device, chosen
-
-
-def _check_current(device: torch.device) -> None:
-    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        raise ValueError(
-            f"model: it is on {device}, but this process works on cuda:{torch.cuda.current_device()}; call"
-            f" torch.cuda.set_device({device.index}) first"
-        )
 
 
 def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, Any]) -> Options:

@@ -127,7 +127,11 @@ class LossScaler:
             yield False
             return
         self.skipped = found = overflow()
-        judges_itself = type(optimizer) in LOOKS_ITSELF and is_fused(optimizer) and _is_on(optimizer, found.device)
+        judges_itself = (
+            type(optimizer) in LOOKS_ITSELF
+            and is_fused(optimizer)
+            and all(p.device == found.device for group in optimizer.param_groups for p in group["params"])
+        )
         if judges_itself:
             optimizer.found_inf = found  # type: ignore[attr-defined]
         try:
@@ -266,10 +270,6 @@ S = TypeVar("S", bound=Share)
 def is_fused(optimizer: optim.Optimizer) -> bool:
     """Returns True if every group runs torch's fused kernels, which need no temporaries."""
     return all(group.get("fused") for group in optimizer.param_groups)
-
-
-def _is_on(optimizer: optim.Optimizer, device: torch.device) -> bool:
-    return all(p.device == device for group in optimizer.param_groups for p in group["params"])
 
 
 def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:

@@ -93,7 +93,10 @@ class Stage1(Strategy):
 
     def adopt(self) -> None:
         for parameter in self.frozen:
-            self._adopt_frozen(parameter)
+            order = self.orders[parameter]
+            if parameter.stride() != order.strides:  # a placeholder gets memory
+                parameter.data = order.view(order.flatten(parameter.data).clone())
+            self.share(order.flatten(parameter.data))
         runs = [(layouts, indices[0]) for indices in self._indices_by_kind() for layouts in self._runs(indices)]
         # buckets are sent in this order, and one is full when the gradient of its first parameter has come
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
@@ -137,12 +140,6 @@ class Stage1(Strategy):
                     parameter.data = place
             start += layout.padded_numel
         self.share(flat)
-
-    def _adopt_frozen(self, parameter: nn.Parameter) -> None:
-        order = self.orders[parameter]
-        if parameter.stride() != order.strides:  # a placeholder gets memory
-            parameter.data = order.view(order.flatten(parameter.data).clone())
-        self.share(order.flatten(parameter.data))
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         parameter.copy_(values)

@@ -143,7 +143,13 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with torch.enable_grad():
                 loss = closure()
         self.gradients.check_reduced("step")
-        self._check_frozen()
+        unfrozen = next((p for p in self.frozen if p.requires_grad), None)
+        if unfrozen is not None:
+            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
+            raise ValueError(
+                f"{name}: it was frozen when initialize() was called and is trainable now; let it be trainable then,"
+                " and freeze it afterwards"
+            )
         self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow()
         self.writes.follow_unseen()
@@ -211,15 +217,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             unit.label_held()
         for shard_range in self.placement.all_ranges():
             shard_range.label_held()
-
-    def _check_frozen(self) -> None:
-        unfrozen = next((p for p in self.frozen if p.requires_grad), None)
-        if unfrozen is not None:
-            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
-            raise ValueError(
-                f"{name}: it was frozen when initialize() was called and is trainable now; let it be trainable then,"
-                " and freeze it afterwards"
-            )
 
     def extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}

@@ -212,20 +212,16 @@ class Writes:
         try:
             yield
         finally:
-            self._take_home(unit)
+            for parameter in unit.versions.parameters:  # whose `.data` may have been replaced
+                home = self.homes[parameter]
+                alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)
+                if parameter.data_ptr() != home.data_ptr() and alike:
+                    home.copy_(parameter.data)
+                    parameter.data = home
             written = unit.versions.written()
             if written or not torch.equal(before, unit.own_slice(unit.full_parameters)):
                 self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
-
-    def _take_home(self, unit: Unit) -> None:
-        """Copies the values of parameters whose `.data` was replaced by a tensor of the same kind."""
-        for parameter in unit.versions.parameters:
-            home = self.homes[parameter]
-            alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)
-            if parameter.data_ptr() != home.data_ptr() and alike:
-                home.copy_(parameter.data)
-                parameter.data = home
 
 
 def take_loads(engine: ShardedEngine, writes: Writes) -> None:

@@ -123,10 +123,7 @@ def _flash_scratch(
     """
     batch, heads, length, head = query
     rows, padded = round_up(length, 128), round_up(head, 32) if head <= 192 else 256
-    made = [
-        torch.empty(batch, heads, rows, device=device),
-        torch.empty(batch, rows, heads, padded, device=device),
-    ]
+    made = [torch.empty(batch, heads, rows, device=device), torch.empty(batch, rows, heads, padded, device=device)]
     if key[1] != heads:
         made += [torch.empty(batch, key[2], heads, head, dtype=dtype, device=device) for _ in range(2)]
     return made

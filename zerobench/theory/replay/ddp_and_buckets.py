@@ -128,13 +128,10 @@ class _Buckets:
                 inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.units))
-                self.expected.append([i for i in inside for _ in range(self._gradients_of(i))])
+                # one per use of a tied parameter, and one if no step uses the parameter
+                self.expected.append([i for i in inside for _ in range(self.schedule.arrivals.count(i) or 1)])
                 own = buffer.shard_numel(replay.owner) if buffer.sizes else numel // buffer.world_size
                 self.units.append(UnitGradients.of(len(self.units), numel, shape, precision, own))
-
-    def _gradients_of(self, parameter: int) -> int:
-        """Gradients to wait for: one per use of a tied parameter, and one if no step uses the parameter."""
-        return self.schedule.arrivals.count(parameter) or 1
 
     def backward(self) -> None:
         missing = [list(parameters) for parameters in self.expected]

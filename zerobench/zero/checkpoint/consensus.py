@@ -58,7 +58,7 @@ class Ranks:
 
         `files`: names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
         """
-        kind, text, done, names = "", "", None, []
+        error_type, text, done, names = "", "", None, []
         try:
             handle, self.in_flight = self.in_flight, None
             if handle is not None and not handle.seen:
@@ -66,16 +66,15 @@ class Ranks:
             done = what()
             names = list(files(done))
         except Exception as error:  # of any kind: without the message the other ranks would wait for ever
-            kind = "runtime" if isinstance(error, RuntimeError) else "value"
+            error_type = "runtime" if isinstance(error, RuntimeError) else "value"
             text = str(error) if isinstance(error, RuntimeError | ValueError | OSError) else repr(error)
+        request = json.dumps([error_type, text, names])
         with labels.collective("control"):
-            everyones = self._comm.call(
-                "checkpoint", lambda: self._exchange(json.dumps([kind, text, names])), self.group
-            )
-        for kind, text, _ in everyones:
-            if kind:
-                raise (RuntimeError if kind == "runtime" else ValueError)(text)
-        if any(others != names for _, _, others in everyones):
+            answers = self._comm.call("checkpoint", lambda: self._exchange(request), self.group)
+        for error_type, text, _ in answers:
+            if error_type:
+                raise (RuntimeError if error_type == "runtime" else ValueError)(text)
+        if any(others != names for _, _, others in answers):
             raise ValueError(
                 "load: the ranks read different saves; was the checkpoint replaced meanwhile? Load it again"
             )
@@ -91,11 +90,11 @@ class Ranks:
         except BaseException as error:  # of any kind: without the message the other ranks would wait for ever
             why = error
             text = json.dumps([None, str(error) or repr(error)])
-        everyones = self._exchange(text)
-        for rank, (_, sentence) in enumerate(everyones):
+        answers = self._exchange(text)
+        for rank, (_, sentence) in enumerate(answers):
             if sentence is not None:
                 raise RuntimeError(f"rank {rank}: {sentence}") from (why if rank == self.rank else None)
-        return [value for value, _ in everyones]
+        return [value for value, _ in answers]
 
     def _exchange(self, value: str) -> list[Any]:
         """Returns the values of all ranks, which send JSON, in rank order. Nothing is unpickled."""
@@ -134,11 +133,8 @@ def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
         members = dist.get_process_group_ranks(comm.group)
         known = dist.distributed_c10d._world.pg_names
         comm.meet("first checkpoint")
-        most = torch.tensor(
-            [len(known)],
-            dtype=torch.int32,
-            device="cuda" if "nccl" in str(dist.get_backend_config(comm.group)) else "cpu",
-        )
+        device = "cuda" if "nccl" in str(dist.get_backend_config(comm.group)) else "cpu"
+        most = torch.tensor([len(known)], dtype=torch.int32, device=device)
         comm.maximum(most)
         while len(known) < most.item():
             dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)

@@ -132,11 +132,16 @@ class CheckpointLoad:
         old = self._engine.optimizer.state.get(segment.tensor, {})
         new: dict[str, Any] = {}
         for key, value in self._saved.facts["optimizer"]["states"].get(name, {}).items():
-            if is_elements(value):
-                new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key), value.get("block", 1))
-                labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
-            else:
+            if not is_elements(value):
                 new[key] = decode(value)
+                continue
+            new[key], dtype = old.get(key), DTYPES[value["elements"]]
+            block = value.get("block", 1)
+            shape = segment.tensor.shape if block == 1 else (-(-segment.tensor.numel() // block),)
+            if not isinstance(new[key], torch.Tensor) or new[key].shape != shape or new[key].dtype != dtype:
+                like = segment.tensor
+                new[key] = torch.empty_like(like, dtype=dtype) if block == 1 else like.new_empty(shape, dtype=dtype)
+            labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
         if f"pending.{name}" in self._saved.tensors:
             dtype = self._saved.tensors[f"pending.{name}"].dtype
             gradient = torch.empty(segment.segment.numel, dtype=dtype, device=segment.tensor.device)
@@ -183,7 +188,13 @@ class CheckpointLoad:
                     key: _placed(key, value, segment.tensor, group) for key, value in state.items()
                 }
         for group, options in zip(optimizer.param_groups, self._options, strict=True):
-            _set_options(group, options)
+            for key, value in options.items():
+                if isinstance(
+                    group.get(key), torch.Tensor
+                ):  # a tensor learning rate: in place, other references see it
+                    group[key].fill_(value)
+                else:
+                    group[key] = value
         engine.load_extra_state(facts["extra"])
         if self._pending:
             with torch.no_grad():
@@ -191,15 +202,6 @@ class CheckpointLoad:
         engine.after_load()
         user: dict[str, Any] = facts["user"]
         return user
-
-
-def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any, block: int) -> torch.Tensor:
-    shape = like.shape if block == 1 else (-(-like.numel() // block),)
-    if isinstance(old, torch.Tensor) and old.shape == shape and old.dtype == dtype:
-        return old
-    if block == 1:
-        return torch.empty_like(like, dtype=dtype)
-    return torch.empty(shape, dtype=dtype, device=like.device)
 
 
 def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:
@@ -211,11 +213,3 @@ def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]
     if group.get("capturable") or group.get("fused"):
         return value.to(tensor.device, torch.float32)
     return value
-
-
-def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
-    for key, value in options.items():
-        if isinstance(group.get(key), torch.Tensor):  # a tensor learning rate: in place, other references see it
-            group[key].fill_(value)
-        else:
-            group[key] = value

@@ -77,41 +77,37 @@ class StateFace(ShardedEngine):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
         with self.placement.in_memory(write_back=True):
-            self._load_state_dict(saved)
-
-    def _load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Checks everything, then copies."""
-        self.settle()
-        if "stage" not in saved:
-            raise ValueError(
-                "state_dict: it is not a result of engine.state_dict(); a plain module's state goes into"
-                " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
-            )
-        for key, value in (("stage", self.stage), ("world_size", self.comm.size), ("rank", self.comm.rank)):
-            if saved.get(key) != value:
-                raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {value}")
-        orders, others = _orders(self), saved.get("orders", {})
-        for name in orders.keys() | others.keys():
-            if orders.get(name) != others.get(name):
+            self.settle()
+            if "stage" not in saved:
                 raise ValueError(
-                    f"state_dict: the memory order of {name} differs from this model's; give it the strides that it"
-                    " had, or use save and load, which reorder"
+                    "state_dict: it is not a result of engine.state_dict(); a plain module's state goes into"
+                    " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
                 )
-        own, given = _own_tensors(self), saved["tensors"]
-        for name, tensor in own.items():
-            if name not in given or given[name].shape != tensor.shape:
-                raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
-        before_load(self)
-        for name, tensor in own.items():
-            put(tensor, given[name])
-        self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
-        extra = saved.get("extra", {})
-        self.load_extra_state(extra)
-        if saved.get("pending"):
-            pending = {self.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
-            with torch.no_grad():
-                self.schedule.restore_pending(pending, extra["pending"])
-        self.after_load()
+            for key, value in (("stage", self.stage), ("world_size", self.comm.size), ("rank", self.comm.rank)):
+                if saved.get(key) != value:
+                    raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {value}")
+            orders, others = _orders(self), saved.get("orders", {})
+            for name in orders.keys() | others.keys():
+                if orders.get(name) != others.get(name):
+                    raise ValueError(
+                        f"state_dict: the memory order of {name} differs from this model's; give it the strides that it"
+                        " had, or use save and load, which reorder"
+                    )
+            own, given = _own_tensors(self), saved["tensors"]
+            for name, tensor in own.items():
+                if name not in given or given[name].shape != tensor.shape:
+                    raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
+            before_load(self)
+            for name, tensor in own.items():
+                put(tensor, given[name])
+            self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+            extra = saved.get("extra", {})
+            self.load_extra_state(extra)
+            if saved.get("pending"):
+                pending = {self.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
+                with torch.no_grad():
+                    self.schedule.restore_pending(pending, extra["pending"])
+            self.after_load()
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
@@ -172,11 +168,10 @@ class StateFace(ShardedEngine):
         `weights_only`: loads only parameters and buffers, as `load_weights` does. Raises ValueError, on all ranks and
         before anything is changed, for a checkpoint that is damaged or for another model or optimizer.
         """
-        if weights_only:
-            return self._load_weights(path, strict=True)[1]
         with self.placement.in_memory(write_back=True):
-            return save_load.load(self, path)
+            return load_weights(self, path, strict=True)[1] if weights_only else save_load.load(self, path)
 
+    @in_normal_mode
     def load_weights(self, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
         """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
 
@@ -186,12 +181,8 @@ class StateFace(ShardedEngine):
         ranks and before anything is changed, for damaged files, for other shapes and, if `strict`, for missing and
         unexpected names. Nothing is unpickled.
         """
-        return self._load_weights(path, strict)[0]
-
-    @in_normal_mode
-    def _load_weights(self, path: str | PathLike[str], strict: bool) -> Any:
         with self.placement.in_memory(write_back=True):
-            return load_weights(self, path, strict)
+            return load_weights(self, path, strict)[0]
 
     def export_safetensors(self, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` returns it, into one file; collective, unit by unit."""

@@ -205,8 +205,15 @@ class PairwiseReduction:
     def run(self) -> None:
         """Sends, receives and sums all pieces; releases every tensor but the slots before it reports completion."""
         try:
-            self._send_all()
-            self._receive_all()
+            self._fill_slots()  # receives first, see gather_slices
+            with labels.followed():
+                self._sends = [send(piece, peer, self._group, self._tag) for peer, piece in self._to_go]
+            self.is_sent.set()
+            with torch.no_grad():
+                for own, total in zip(self._own, self._sums, strict=True):
+                    self._sum(own, total)
+            for sent in self._sends:
+                sent.wait()
         except BaseException as error:
             self._error = error
         finally:
@@ -216,19 +223,6 @@ class PairwiseReduction:
             self._free.clear()
             self.is_sent.set()
             self._done.set()
-
-    def _send_all(self) -> None:
-        self._fill_slots()  # receives first, see gather_slices
-        with labels.followed():
-            self._sends = [send(piece, peer, self._group, self._tag) for peer, piece in self._to_go]
-        self.is_sent.set()
-
-    def _receive_all(self) -> None:
-        with torch.no_grad():
-            for own, total in zip(self._own, self._sums, strict=True):
-                self._sum(own, total)
-        for sent in self._sends:
-            sent.wait()
 
     def _sum(self, own: torch.Tensor, total: torch.Tensor) -> None:
         """total := ((rank 0's + rank 1's) + rank 2's) + ... The lower ranks' sum comes first; adding `own` commutes."""

@@ -105,17 +105,14 @@ class Hops:
         self._chains.append(chain)
 
         def wait() -> None:
-            self._advance_to(chain)
+            while chain in self._chains:
+                self._chains[0].advance()
+                self._chains.popleft()
             chain.handle.wait()
             if finish is not None:
                 finish()
 
         return Handle([], wait)
-
-    def _advance_to(self, last: _Chain) -> None:
-        while last in self._chains:
-            self._chains[0].advance()
-            self._chains.popleft()
 
 
 @dataclass(eq=False)
@@ -147,16 +144,12 @@ class Hierarchical(WrappedComm):
         """Reduces within the node, then between nodes; the block's other slices then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
-            lambda: within.reduce_scatter(full, unit),
-            lambda: between.reduce_scatter(block, unit, into),
+            lambda: within.reduce_scatter(full, unit), lambda: between.reduce_scatter(block, unit, into)
         )
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
-        return self._launch(
-            lambda: between.all_gather(block, unit),
-            lambda: within.all_gather(full, unit),
-        )
+        return self._launch(lambda: between.all_gather(block, unit), lambda: within.all_gather(full, unit))
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:
         numel = full.numel() // self.nodes.within.size

@@ -120,7 +120,17 @@ class GradientFace(ShardedEngine):
         number = _number_of(self, name)
         _begin(self, "full_gradient", self.names[number])
         with torch.no_grad():
-            return _full_gradient(self, number)
+            if number not in self.update.used:
+                return None
+            parameter = self.trainable[number]
+            dtype = self.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
+            flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+            for one in self.update.visited(lambda one: one.segment.parameter == number):
+                gradient = one.gradient()
+                assert gradient is not None
+                flat[one.segment.start : one.segment.stop].copy_(gradient)
+            self.comm.sum(flat)
+            return self.orders[parameter].view(flat.mul_(self.update.scaling.pending))
 
     def set_full_gradient(self, name: str, value: torch.Tensor) -> None:
         """Sets a parameter's gradient to `value`, of the same shape; collective, with equal values on all ranks.
@@ -197,20 +207,6 @@ def _segment(engine: GradientFace, one: OptimizerSegment, scale: torch.Tensor | 
     name, order = engine.names[where.parameter], engine.orders[parameter]
     scale = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
     return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)
-
-
-def _full_gradient(engine: GradientFace, number: int) -> torch.Tensor | None:
-    if number not in engine.update.used:
-        return None
-    parameter = engine.trainable[number]
-    dtype = engine.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
-    flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-    for one in engine.update.visited(lambda one: one.segment.parameter == number):
-        gradient = one.gradient()
-        assert gradient is not None
-        flat[one.segment.start : one.segment.stop].copy_(gradient)
-    engine.comm.sum(flat)
-    return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
 
 
 def _norms(engine: GradientFace, norm_type: float) -> dict[str, torch.Tensor]:

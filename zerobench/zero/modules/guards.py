@@ -37,7 +37,11 @@ def check_module(model: nn.Module, moves_frozen: bool) -> None:
     for name, parameter in model.named_parameters():
         _check_parameter(name, parameter, moves_frozen)
     for name, buffer in model.named_buffers():
-        _check_memory(name, buffer)
+        if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+            raise ValueError(
+                f"{name}: this buffer of shape {tuple(buffer.shape)} is expanded, several elements being one in memory,"
+                " so that no rank can receive it; register buffer.contiguous()"
+            )
 
 
 def check_gradients(model: nn.Module) -> None:
@@ -86,14 +90,6 @@ def _check_parameter(name: str, parameter: nn.Parameter, moves_frozen: bool) -> 
         raise ValueError(
             f"{name}: it is under an engine already ({other}), and a parameter has one engine; put modules that share"
             " parameters into one module and call initialize() for that, or give each its own by copy.deepcopy() before"
-        )
-
-
-def _check_memory(name: str, buffer: torch.Tensor) -> None:
-    if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
-        raise ValueError(
-            f"{name}: this buffer of shape {tuple(buffer.shape)} is expanded, several elements being one in memory, so"
-            " that no rank can receive it; register buffer.contiguous()"
         )
 
 

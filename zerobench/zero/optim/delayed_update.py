@@ -225,7 +225,10 @@ class UpdateSchedule:
             return
         self._steps = max(self._steps, self._delayed_after)  # a step that was delayed has been taken
         tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self._update.tiles]
-        options = [_tuples(one) for one in described["options"]]
+        options = [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+            for one in described["options"]
+        ]
         self.pending = self._new_pending(tiles, described["coefficient"], options)
 
     def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
@@ -246,7 +249,3 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
-
-
-def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

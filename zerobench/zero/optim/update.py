@@ -144,8 +144,18 @@ class Update:
     def prepare(self) -> None:
         """Prepares an update, immediate or pending. Raises an error if the optimizer's parameters were changed."""
         self.agree()
-        self._check_held()
-        self._check_groups()
+        missing = [self.names[i] for i in sorted(self._unheld & self.used)]
+        if missing:
+            raise ValueError(
+                f"optimizer: it does not hold {missing[0]}, which is trainable and has a gradient; freeze it, or add it"
+                " with add_param_group before the first step"
+            )
+        if self._held_now() != self._held:
+            raise RuntimeError(
+                "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
+                " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
+                " requires_grad_(False), and add groups with add_param_group before the first step"
+            )
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -196,14 +206,6 @@ class Update:
             total = torch.maximum(total, part) if norm_type == math.inf else total + part
         return norm_over_ranks(total, norm_type, self.comm.sum, self.comm.maximum)
 
-    def _check_held(self) -> None:
-        missing = [self.names[i] for i in sorted(self._unheld & self.used)]
-        if missing:
-            raise ValueError(
-                f"optimizer: it does not hold {missing[0]}, which is trainable and has a gradient; freeze it, or add it"
-                " with add_param_group before the first step"
-            )
-
     def _check_step(self, *_: Any) -> None:
         if not self.is_running:
             raise RuntimeError(STEP)
@@ -225,14 +227,6 @@ class Update:
 
     def _held_now(self) -> list[int]:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
-
-    def _check_groups(self) -> None:
-        if self._held_now() != self._held:
-            raise RuntimeError(
-                "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
-                " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
-                " requires_grad_(False), and add groups with add_param_group before the first step"
-            )
 
 
 def _segments_of(one: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:

@@ -64,7 +64,9 @@ class Hiding:
         """Intercepts operations on `parameter` although it has its values."""
         kind = type(parameter)
         if kind not in self._classes:
-            self._classes[kind] = _subclass(kind, self)
+            self._classes[kind] = type(
+                kind.__name__, (_Hidden, kind), {"kind": kind, "hiding": self, "__module__": kind.__module__}
+            )
         parameter.__class__ = self._classes[kind]
 
     def show(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
@@ -158,10 +160,6 @@ class _Hidden:
         self.hiding.ask(self)  # type: ignore[arg-type]
         with as_they_are():
             return kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg, arg-type]
-
-
-def _subclass(kind: type, hiding: Hiding) -> type:
-    return type(kind.__name__, (_Hidden, kind), {"kind": kind, "hiding": hiding, "__module__": kind.__module__})
 
 
 def placeholder(parameter: nn.Parameter) -> torch.Tensor:

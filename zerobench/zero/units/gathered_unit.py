@@ -86,7 +86,11 @@ class GatheredUnit(Unit):
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
-        self._views = self._make_views()
+        # permanent: the storage of the full buffer is resized, but never replaced
+        self._views = [
+            order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
+            for piece, order in zip(self.layout.pieces, self._orders, strict=True)
+        ]
         self._holes = [placeholder(parameter) for parameter in parameters]
         for parameter, view in zip(parameters, self._views, strict=True):
             view.copy_(parameter.detach())
@@ -96,13 +100,6 @@ class GatheredUnit(Unit):
         if not self.stays:
             self.parameter_shard = placement.keep_parameters(self, self.parameter_shard)
         self.reshard(keeps=False)
-
-    def _make_views(self) -> list[torch.Tensor]:
-        """Returns each parameter's permanent view of the full buffer, whose storage is resized but never replaced."""
-        return [
-            order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
-            for piece, order in zip(self.layout.pieces, self._orders, strict=True)
-        ]
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         return zip(self.parameters, self._views, strict=True)
