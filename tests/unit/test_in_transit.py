@@ -17,7 +17,7 @@ from zerobench.models.tensor_parallel import TensorAxis
 from zerobench.probes import AccountedPass, in_transit, make_pass
 from zerobench.probes.in_transit import LOOK_S, LOOKS, PATIENCE_S, InTransit, threads_without_frame
 from zerobench.probes.ledger import Ledger
-from zerobench.zero.activations.partition import ActivationPartition
+from zerobench.zero.activations.offload import ActivationPartition
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def dispatch_buffers() -> None:
     bound._reinterpret_tensor = partial(_reinterpret, bound._reinterpret_tensor)
     for device in ("cpu", "cuda"):
         setattr(bound, f"_empty_strided_{device}", partial(_allocate, torch.device(device)))
-    for kind in _kinds_below(GraphMode):
+    for kind in kinds_below(GraphMode):
         rng_prims.run_and_save_rng_state.py_impl(kind)(_run_and_save_state)
         rng_prims.run_with_rng_state.py_impl(kind)(_run_with_state)
     AsyncCompile.cpp_pybinding = _compiled_when_run(AsyncCompile.cpp_pybinding)
@@ -64,11 +64,12 @@ def _reinterpret(
     return whole.as_strided(size, stride, whole.storage_offset() + offset)
 
 
-def _kinds_below(kind: type) -> Iterator[type]:
+def kinds_below(kind: type) -> Iterator[type]:
+    """Yields all subclasses of a class that exist so far."""
     below: type
     for below in kind.__subclasses__():
         yield below
-        yield from _kinds_below(below)
+        yield from kinds_below(below)
 
 
 def _run_and_save_state(mode: GraphMode, operator: Any, *inputs: Any, **named: Any) -> tuple[torch.Tensor, Any]:

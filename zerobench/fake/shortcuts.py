@@ -20,6 +20,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .graphs import kinds_below
+
 _ATEN = torch.ops.aten
 
 _DEVICE = torch.ops.prim.device.default
@@ -50,7 +52,7 @@ SETS = {_ATEN.set_.source_Storage, _ATEN.set_.source_Storage_storage_offset}
 def modes_called_directly() -> Iterator[None]:
     """Calls every mode defined so far without torch's guard, and answers device queries directly."""
     with ExitStack() as stack:
-        for kind in _modes(TorchDispatchMode):
+        for kind in kinds_below(TorchDispatchMode):
             guarded: Any = vars(kind).get("__torch_dispatch__")
             if hasattr(guarded, "__wrapped__"):
                 stack.enter_context(mock.patch.object(kind, "__torch_dispatch__", _direct(guarded.__wrapped__)))
@@ -227,13 +229,6 @@ def _layout_of(out: Any, args: Any) -> Layout | None:
     if storage.nbytes() != (last + 1 if out.numel() else 0) * out.element_size():
         return None
     return Layout(out.shape, out.stride(), out.dtype, out.fake_device)
-
-
-def _modes(kind: type) -> Iterator[type]:
-    below: type
-    for below in kind.__subclasses__():
-        yield below
-        yield from _modes(below)
 
 
 def _direct(dispatch: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,10 +93,9 @@ class FakeWorld(RealWorld):
         self._values.of_model = False
 
     def take(self, batch: Any) -> Any:
-        return tree_map_only(torch.Tensor, self._faked, batch)
-
-    def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
+        return tree_map_only(
+            torch.Tensor, lambda t: t if isinstance(t, FakeTensor) else self._fake.from_tensor(t), batch
+        )
 
 
 @contextmanager

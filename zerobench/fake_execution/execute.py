@@ -27,7 +27,7 @@ from ..config.schema import Measure
 from ..config.schema_memory import CpuOffload
 from ..config.schema_training import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
-from ..fake.as_gpu.fused_norms import fused_rms_norms
+from ..fake.as_gpu.kernels import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED
 from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_ranks

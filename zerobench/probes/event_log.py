@@ -176,7 +176,10 @@ class EventLog(labels.Observer):
         if kind in LINK_ENDS:
             self.note(MOVE, source, name=operation.unit, collective=kind, tier=LINK_ENDS[kind], **facts)
             return
-        self._launched = labels.current_operation() if operation.collective else self._next_unlabeled()
+        if operation.collective:
+            self._launched = labels.current_operation()
+        else:
+            self._launched = self._unlabeled = self._unlabeled - 1
         unit = self._marks.unit or ("" if operation.unit.startswith(THREAD) else operation.unit)
         self._unit_of[self._launched] = unit
         self.note(
@@ -189,10 +192,6 @@ class EventLog(labels.Observer):
     def launched(self) -> int | None:
         """Returns the number of the operation launched last, in any thread; None before the first."""
         return self._launched
-
-    def _next_unlabeled(self) -> int:
-        self._unlabeled -= 1
-        return self._unlabeled
 
     def marked(self, operator: str, args: Sequence[object]) -> None:
         """Processes a mark for torch's profiler, which FSDP2 makes for its units."""

@@ -256,7 +256,11 @@ class IntervalSums:
             before = best.states
             best_at = number if best.see(on_device) else best_at
             states_at = number if best.states > before else states_at
-            instants.append(self._instant(number, event, interval.began, replay, whole))
+            others = {tier: replay.totals[tier].total() for tier in TIERS[1:]}
+            together = on_device.total() + others[labels.HOST]
+            for name in (event.phase, whole):
+                self.in_memory[name] = max(self.in_memory[name], together)
+            instants.append(Instant(number, event.at - interval.began, event.phase, on_device.copy(), others))
         if whole == "step":
             self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)
         best.see_births(births.end())
@@ -266,15 +270,6 @@ class IntervalSums:
             best.alive_states = [one for one in alive_after(interval, states_at) if one[2] in STATES]
         self.timeline = thin_out(instants, INSTANTS)
         return max((instant.totals.total() for instant in instants), default=-1)
-
-    def _instant(self, number: int, event: Event, began: float, replay: IntervalReplay, whole: str) -> Instant:
-        """Returns the instant after an event, and updates the peak of device and host memory together."""
-        on_device = replay.totals[labels.DEVICE]
-        others = {tier: replay.totals[tier].total() for tier in TIERS[1:]}
-        together = on_device.total() + others[labels.HOST]
-        for name in (event.phase, whole):
-            self.in_memory[name] = max(self.in_memory[name], together)
-        return Instant(number, event.at - began, event.phase, on_device.copy(), others)
 
     def _see_elsewhere(self, replay: IntervalReplay, *names: str) -> None:
         for tier in TIERS[1:]:

@@ -88,14 +88,6 @@ class ModelListener:
         self._arrivals.append(number)
         labels.label(gradient, labels.GRADIENTS, name)
 
-    def _label_parameters(self, module: nn.Module) -> None:
-        for own, parameter in module.named_parameters(recurse=False):
-            if (module, own) in self._places and not contains_others(parameter):
-                number, name = self._places[module, own]
-                labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
-                if torch.is_grad_enabled():
-                    self._listen_to(parameter, number, name)
-
     def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
         if parameter.requires_grad and parameter not in self._hooked:
             self._hooked[parameter] = name
@@ -121,7 +113,12 @@ class ModelListener:
             return
         is_graph = getattr(module.forward, "is_one_graph", False)
         for one in module.modules() if is_graph else (module,):
-            self._label_parameters(one)
+            for own, parameter in one.named_parameters(recurse=False):
+                if (one, own) in self._places and not contains_others(parameter):
+                    number, full_name = self._places[one, own]
+                    labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else full_name)
+                    if torch.is_grad_enabled():
+                        self._listen_to(parameter, number, full_name)
         name, place = self._running.pop()
         self._ledger.module = self._running[-1][0] if self._running else ""
         # Reentrant recomputation runs the module without gradients, and backward returns to it too.

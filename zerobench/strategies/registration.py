@@ -128,7 +128,8 @@ def _schema_of(name: str, build: Build, options: type | None) -> type:
     if issubclass(options, StrategyOptions):
         return options
     check_leading(FUNCTION, name, build, 2)
-    hints = get_type_hints(options)
+    hints, parameters = get_type_hints(options), inspect.signature(build).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     kept: list[Any] = [("name", str, field(default=name))]
     for one in fields(options):
         kind = hints[one.name]
@@ -138,13 +139,8 @@ def _schema_of(name: str, build: Build, options: type | None) -> type:
                 " of these | None)"
             )
         kept.append((one.name, hints[one.name], field(default=one.default)))
-        _check_taken(name, build, one.name)
+        if one.name not in parameters and not takes_any:
+            raise ValueError(f"{FUNCTION}: {name}'s builder takes no parameter {one.name}, which is one of its options")
     schema = make_dataclass(f"{name}_options", kept, bases=(StrategyOptions,))
     schema.__doc__ = inspect.getdoc(options)
     return schema
-
-
-def _check_taken(name: str, build: Build, option: str) -> None:
-    parameters = inspect.signature(build).parameters
-    if option not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        raise ValueError(f"{FUNCTION}: {name}'s builder takes no parameter {option}, which is one of its options")

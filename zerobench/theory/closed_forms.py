@@ -146,22 +146,18 @@ def states_of(
     reduced = n if theory.gradients or tiers.gradients else None
     updated = n if theory.optimizer else None
     kept = 1 - tiers.fraction * tiers.optimizer
+    numels: Counter[tuple[OptimizerShape, int]] = Counter()
+    for shape in trained:
+        numels[optimizer_of(optimizer, shape), updated_bytes(shape)] += shape.numel
+    made = sum(shape.states_bytes(numel, size) for (shape, size), numel in numels.items())  # scales for whole blocks
     return (
         State("parameters", "P", parameters, n if theory.parameters else None, 1.0 - tiers.parameters, frozen),
         State("gradients", "G", gradients, reduced, 1 - tiers.fraction * tiers.gradients),
         State("master", "O", masters, updated, kept),
-        State("optimizer", "O", _states_bytes(optimizer, trained), updated, kept),
+        State("optimizer", "O", made, updated, kept),
         # cast to fp32 all at once, not tile by tile
         State("gradients", "O", cast if precision.tile_bytes is None else 0, updated),
     )
-
-
-def _states_bytes(optimizer: OptimizerShape, trained: Sequence[ParameterShape]) -> int:
-    """Bytes of all states, with scales for whole blocks."""
-    sizes: Counter[tuple[OptimizerShape, int]] = Counter()
-    for shape in trained:
-        sizes[optimizer_of(optimizer, shape), updated_bytes(shape)] += shape.numel
-    return sum(kept.states_bytes(numel, size) for (kept, size), numel in sizes.items())
 
 
 def state_formulas(

@@ -47,7 +47,7 @@ ROUNDS = 8
 
 
 class NotMeasuredError(Exception):
-    """A rank, or a disk, failed; the message says why."""
+    """A rank failed; the message says why."""
 
 
 def reference_cell(ranks: int, strategy: str = ALONE) -> CellConfig:

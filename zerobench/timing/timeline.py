@@ -251,7 +251,13 @@ class _Layout:
 
     def _enter(self, event: EventRow) -> None:
         if self._phase == "backward":
-            self._reduce_late()
+            late, self._late = self._late, []
+            for deferred in late:  # reductions that an engine launches when its backward is over
+                self._streams[deferred.stream] = max(self._streams[deferred.stream], self._streams[0])
+                self._start(deferred)
+            for deferred in late:
+                if deferred.operation is not None:
+                    self._await_operation(0, deferred.operation)
             # waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does
             for operation in sorted(self._unwaited):
                 self._await_operation(0, operation)
@@ -265,16 +271,6 @@ class _Layout:
     def _leave(self) -> None:
         if self._phase:
             self._here.total_s += self._now() - self._entered
-
-    def _reduce_late(self) -> None:
-        """Launches the reductions that an engine defers until its backward is over, and waits for them."""
-        late, self._late = self._late, []
-        for event in late:
-            self._streams[event.stream] = max(self._streams[event.stream], self._streams[0])
-            self._start(event)
-        for event in late:
-            if event.operation is not None:
-                self._await_operation(0, event.operation)
 
     def _now(self) -> float:
         return max(self._streams[0], self._host if self._costs.blocking else 0.0)

@@ -185,18 +185,14 @@ def buckets(
             runs.append([one_unit(waiting, world_size, align, owners=owners)])
             waiting = []
         if numel > bucket_numel and owners is None:
-            runs.append(list(_cut(parameter, numel, bucket_numel, world_size, align)))
+            step = _round_up(-(-numel // -(-numel // bucket_numel)), world_size * align)
+            pieces = (Piece(parameter, start, min(numel, start + step), 0) for start in range(0, numel, step))
+            runs.append([Layout((piece,), world_size, align) for piece in pieces])
         elif numel:
             waiting.append((parameter, numel))
     if waiting:
         runs.append([one_unit(waiting, world_size, align, owners=owners)])
     return runs
-
-
-def _cut(parameter: int, numel: int, most: int, world_size: int, align: int) -> Iterator[Layout]:
-    step = _round_up(-(-numel // -(-numel // most)), world_size * align)
-    for start in range(0, numel, step):
-        yield Layout((Piece(parameter, start, min(numel, start + step), 0),), world_size, align)
 
 
 def _round_up(numel: int, multiple: int) -> int:

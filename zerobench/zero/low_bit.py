@@ -208,12 +208,8 @@ def _levels(first: int, bits: int) -> list[float]:
     return [*found, 1.0]
 
 
-def _signed_levels() -> list[float]:
-    positive = _levels(1, 7)
-    return [*(-one for one in positive[-2::-1]), 0.0, *positive]
-
-
-LEVELS = {"exp_avg": _signed_levels(), "exp_avg_sq": [0.0, *_levels(2, 8)]}
+_POSITIVE = _levels(1, 7)
+LEVELS = {"exp_avg": [*(-level for level in _POSITIVE[-2::-1]), 0.0, *_POSITIVE], "exp_avg_sq": [0.0, *_levels(2, 8)]}
 """256 levels each: -0.993 to 1 for the first moment, 0 to 1 for the second."""
 
 

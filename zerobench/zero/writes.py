@@ -148,23 +148,19 @@ class Writes:
             self._look_at_module()
         with as_they_are():
             places = [parameter.data_ptr() for parameter in self.homes]
-        if places != self._known_places:
-            self._check_each_place()
-            self._known_places = places
-
-    def _check_each_place(self) -> None:
+        if places == self._known_places:
+            return
         for parameter, home in self.homes.items():
             with as_they_are():
                 is_home = parameter.data_ptr() == home.data_ptr()
-            if not is_home and not is_placeholder(parameter):
-                raise RuntimeError(f"{self._names[parameter]}: {self._displaced(parameter, home)}")
-
-    @staticmethod
-    def _displaced(parameter: nn.Parameter, home: torch.Tensor) -> str:
-        if (parameter.dtype, parameter.device) != (home.dtype, home.device):
-            was, is_now = f"{home.dtype} on {home.device}", f"{parameter.dtype} on {parameter.device}"
-            return f"it was {was} when initialize() was called and is {is_now} now; convert the model before that"
-        return f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
+            if is_home or is_placeholder(parameter):
+                continue
+            why = f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
+            if (parameter.dtype, parameter.device) != (home.dtype, home.device):
+                was, is_now = f"{home.dtype} on {home.device}", f"{parameter.dtype} on {parameter.device}"
+                why = f"it was {was} when initialize() was called and is {is_now} now; convert the model before that"
+            raise RuntimeError(f"{self._names[parameter]}: {why}")
+        self._known_places = places
 
     def _look_at_module(self) -> None:
         """Checks a module whose parts have changed. Raises RuntimeError unless its parameters are still present and no

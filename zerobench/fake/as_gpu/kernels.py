@@ -19,10 +19,13 @@ both. Shapes: query (B, H, L, D), key and value (B, H_kv, S, D).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional as F
@@ -272,3 +275,24 @@ def rms_norm(
     if torch.compiler.is_compiling() or (weight is not None and weight.dtype != input.dtype):
         return _rms_norm(input, list(normalized_shape), weight, eps)
     return _Norm.apply(input.contiguous(), weight, None, len(normalized_shape), 1)
+
+
+# -- norms of transformers --------------------------------------------------------------------------
+
+
+NORMS = {"llama": "LlamaRMSNorm", "mistral": "MistralRMSNorm", "qwen2": "Qwen2RMSNorm", "qwen3": "Qwen3RMSNorm"}
+"""Architecture of transformers -> its RMS norm, which runs plain operators; training codes often have a fused one."""
+
+
+@contextmanager
+def fused_rms_norms() -> Iterator[None]:
+    """Replaces every norm in NORMS by torch's rms_norm, which is one kernel on a GPU."""
+    with ExitStack() as stack:
+        for architecture, name in NORMS.items():
+            module = import_module(f"transformers.models.{architecture}.modeling_{architecture}")
+            stack.enter_context(mock.patch.object(getattr(module, name), "forward", _fused))
+        yield
+
+
+def _fused(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)

@@ -1,4 +1,4 @@
-"""Offloading of activations to host memory, and their prefetch in backward.
+"""Offloading of activations to host memory, with their prefetch in backward, and their partition over ranks (P_a).
 
 [Note: the life of an offloaded storage]
 The tensors that autograd saves for a unit are views of a parameter, or of memory that the unit's forward allocated.
@@ -21,6 +21,15 @@ becomes away, and when backward reads a tensor that was kept.
 [Note: slots]
 Inputs of recomputed units are stored in slots (arena.py): tensors that autograd saves are copied there, without
 allocations.
+
+[Note: parts]
+P_a (ZeRO, arXiv 1910.02054, section 6.1): ranks that share a model have equal activations between its units. Each rank
+keeps such a saved tensor as ::
+
+    part     1/n of its elements, flat, in its own memory: on the device, or offloaded
+    whole    gathered when backward reaches the unit, before the unit is recomputed
+
+Small, uneven or strided tensors stay whole. Parts and wholes have the same bits: nothing is rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +40,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import call
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,7 +50,12 @@ from .. import labels
 from ..arena import Slots
 from ..comm.streams import CommStream, Handle, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
-from .partition import ActivationPartition, Saved
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Saved = Callable[[], torch.Tensor]
+"""The object that autograd keeps instead of a tensor; called in backward, it rebuilds the tensor."""
 
 PLAIN = {torch.Tensor, nn.Parameter}
 """Types of tensors that consist of their storage alone."""
@@ -187,10 +201,39 @@ class UnitForward:
             moved.fetch()
 
 
+class ActivationPartition:
+    """Divides tensors over `mesh`, which has one axis, or is None for a model that does not run."""
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        self._mesh = mesh
+
+    def divides(self, tensor: torch.Tensor) -> bool:
+        """Returns True if all ranks can keep an equal part."""
+        return self._mesh is not None and tensor.is_contiguous() and tensor.numel() % self._mesh.size() == 0
+
+    def pack(self, tensor: torch.Tensor, name: str, keep: Callable[[torch.Tensor], Saved]) -> Saved:
+        """Returns the object that rebuilds `tensor` from the ranks' parts; `keep` stores this rank's part."""
+        from torch.distributed.tensor import DTensor, Replicate, Shard  # most of a second, for those who use it
+
+        assert self._mesh is not None
+        mesh, shape = self._mesh, tensor.shape
+        everywhere = DTensor.from_local(tensor.detach().view(-1), mesh, [Replicate()], run_check=False)
+        part = everywhere.redistribute(placements=[Shard(0)]).to_local()
+        kept = keep(labels.label(part, labels.ACTIVATIONS, name))
+
+        def whole() -> torch.Tensor:
+            with torch.no_grad():
+                flat = DTensor.from_local(kept(), mesh, [Shard(0)], run_check=False).full_tensor()
+            return labels.label(flat, labels.ACTIVATIONS, name).view(shape)
+
+        return whole
+
+
 class Offloader:
     """Offloads the tensors that autograd saves for units to the host, in storages of at least `least_bytes`.
 
-    `streams`: by device type, created on first use. `partition`: offloads only this rank's part of a tensor.
+    `streams`: by device type, created on first use. `partition`: keeps only this rank's part of a tensor. `moves`:
+    False if the parts stay on the device.
     """
 
     def __init__(
@@ -198,8 +241,9 @@ class Offloader:
         least_bytes: int,
         streams: dict[str, StreamPair] | None = None,
         partition: ActivationPartition | None = None,
+        moves: bool = True,
     ) -> None:
-        self._least, self._partition = least_bytes, partition
+        self._least, self._partition, self._moves = least_bytes, partition, moves
         self._streams = streams or {}
         self._last: UnitForward | None = None
         self._leaving: weakref.WeakValueDictionary[int, OffloadedStorage] = weakref.WeakValueDictionary()  # by address
@@ -207,7 +251,7 @@ class Offloader:
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
         """Runs the forward of a unit and returns its result. The last unit's tensors stay: they are read first."""
         before, run = self._last, UnitForward(self._last)
-        keep = kept if is_last else partial(self._move, run, name)
+        keep = kept if is_last or not self._moves else partial(self._move, run, name)
         stays = is_last and self._partition is None
         with nullcontext() if stays else saved_tensors_hooks(partial(self._pack, keep, unit, name), call):
             output = forward()
@@ -215,7 +259,7 @@ class Offloader:
             moved.go()
         self._last = run
         tensors = list(tensors_that_require_grad(output))
-        if tensors:
+        if tensors and self._moves:
             register_multi_grad_hook(tensors, run.fetch_before, mode="any")  # keeps the run alive with the graph
         return output
 
@@ -288,20 +332,3 @@ class SlotSwapper:
         if stays_put(unit, tensor, self._least):
             return kept(tensor)
         return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name).here)
-
-
-class Partitioner:
-    """Stores tensors of at least `least_bytes` that autograd saves for units in parts on the device."""
-
-    def __init__(self, least_bytes: int, partition: ActivationPartition) -> None:
-        self._least, self._partition = least_bytes, partition
-
-    def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
-        """Runs the forward of a unit and returns its result."""
-        with saved_tensors_hooks(partial(self._pack, unit, name), call):
-            return forward()
-
-    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
-        if stays_put(unit, tensor, self._least) or not self._partition.divides(tensor):
-            return kept(tensor)
-        return self._partition.pack(tensor, name, kept)

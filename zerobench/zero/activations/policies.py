@@ -13,7 +13,7 @@ For each *unit* (modules.blocks: a transformer's blocks), except small tensors::
     partition_offload    1/n of the last unit's inputs            1/n of others     all of these
 
 (ZeRO, arXiv 1910.02054, section 6.1; the last two are P_a and P_a+cpu, over the n ranks that share a model, as in
-partition.py; checkpointing: Chen et al., arXiv 1604.06174; `selective`: by operators, as in torchtitan.) The last
+offload.py; checkpointing: Chen et al., arXiv 1604.06174; `selective`: by operators, as in torchtitan.) The last
 unit's tensors stay on the device: backward reads them first, and would have to wait for them.
 
 A policy wraps the units' `forward`, so hooks on the units run outside of it: a strategy that is applied later gathers a
@@ -43,8 +43,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ..modules.wrapping import blocks, inside_backward, saved_by_others
-from .offload import Offloader, Partitioner, SlotSwapper
-from .partition import ActivationPartition
+from .offload import ActivationPartition, Offloader, SlotSwapper
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -140,17 +139,16 @@ class Wrapped:
 
 
 class Recomputed(Wrapped):
-    """A forward that is recomputed in backward, with the same random numbers."""
+    """A forward that is recomputed in backward, with the same random numbers; if `selective`, except for operators
+    whose outputs are kept.
+    """
+
+    def __init__(self, forward: Forward, selective: bool) -> None:
+        super().__init__(forward)
+        self._how: dict[str, Any] = {"context_fn": contexts} if selective else {}
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        return checkpoint(self.forward, *inputs, use_reentrant=False, **named_inputs)
-
-
-class SelectivelyRecomputed(Wrapped):
-    """A recomputed forward, except for operators whose outputs are kept."""
-
-    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        return checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=contexts, **named_inputs)
+        return checkpoint(self.forward, *inputs, use_reentrant=False, **self._how, **named_inputs)
 
 
 class OffloadedForward(Wrapped):
@@ -174,9 +172,9 @@ def _plain(forward: Forward) -> Forward:
     return forward
 
 
-def recompute(unit: nn.Module) -> None:
-    """Makes `unit` keep only its inputs for the backward."""
-    unit.forward = Recomputed(unit.forward)
+def recompute(unit: nn.Module, selective: bool = False) -> None:
+    """Makes `unit` keep only its inputs for the backward, and if `selective` the outputs of KEPT and PRODUCTS."""
+    unit.forward = Recomputed(unit.forward, selective)
 
 
 def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = None) -> None:
@@ -192,20 +190,11 @@ def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = 
             f"activation: {type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an"
             " nn.Sequential, or use activation=none"
         )
-    keeper = _keeper(policy, mesh)
-    for number, (name, unit) in enumerate(units):
-        if policy.selective:
-            unit.forward = SelectivelyRecomputed(unit.forward)
-        elif policy.recompute:
-            recompute(unit)
-        if keeper is not None:
-            kept = OffloadedForward(unit.forward, keeper, unit, name, is_last=number == len(units) - 1)
-            unit.forward = kept
-
-
-def _keeper(policy: ActivationPolicy, mesh: DeviceMesh | None) -> Keeper | None:
+    keeper = KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None
     if policy.partition:
-        partition = ActivationPartition(mesh)
-        on_host = policy.keep == "host"
-        return (Offloader if on_host else Partitioner)(policy.least_bytes, partition=partition)
-    return KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None
+        keeper = Offloader(policy.least_bytes, partition=ActivationPartition(mesh), moves=policy.keep == "host")
+    for number, (name, unit) in enumerate(units):
+        if policy.recompute or policy.selective:
+            recompute(unit, policy.selective)
+        if keeper is not None:
+            unit.forward = OffloadedForward(unit.forward, keeper, unit, name, is_last=number == len(units) - 1)

@@ -166,7 +166,12 @@ def _tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> 
     for file, size in files.items():
         if Path(file).name != file:
             raise ValueError(f"{path / INDEX}: it names {file!r:.80}, which is not a file of its folder")
-        for full_name, stored in _header(path / file, size).items():
+        if not (path / file).is_file():
+            raise ValueError(f"{path / file}: it is missing")
+        _check_within(path, file)
+        if (there := (path / file).stat().st_size) != size:
+            raise ValueError(f"{path / file}: it has {there} bytes, but the index says {size}")
+        for full_name, stored in read_header(path / file).items():
             parts = CHUNK.fullmatch(full_name)
             if parts is None or parts[1] not in known:
                 raise ValueError(f"{path / file}: it has {full_name!r:.60}, which the index does not describe")
@@ -186,15 +191,6 @@ def _tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> 
             raise ValueError(f"{path}: the chunks of {name} end at element {end} of {prod(order.shape)}, in {kinds}")
         tensors[name] = StoredTensor(order, kinds.pop(), tuple(own))
     return tensors
-
-
-def _header(path: Path, size: int) -> dict[str, StoredTensor]:
-    if not path.is_file():
-        raise ValueError(f"{path}: it is missing")
-    _check_within(path.parent, path.name)
-    if path.stat().st_size != size:
-        raise ValueError(f"{path}: it has {path.stat().st_size} bytes, but the index says {size}")
-    return read_header(path)
 
 
 def _check_within(folder: Path, name: str) -> None:

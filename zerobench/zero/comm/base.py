@@ -94,7 +94,7 @@ class Comm:
 
     def new_source(self, sizes: Sizes = None) -> Source:
         """Returns the source from which a unit of stage 3, with slices of these `sizes`, fills its full parameters."""
-        return ShardAllGather(self, sizes)
+        return Source(self, sizes)
 
     def serves(self, engine: ServedEngine) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
@@ -178,43 +178,24 @@ class WrappedComm(Comm):
         self._below.sum(values)
 
 
-class Source(Protocol):
-    """The source of one unit's full parameters: the shards of all ranks, or a nearer copy (hpZ's secondary shards).
-
-    launch     starts filling the unit's full parameters
-    released   the parameters are about to be freed: a source that keeps a copy takes it now
-    updated    an update has changed the parameters
-    stale      the parameters have changed in another way: a kept copy is invalid
+class Source:
+    """The source of one unit's full parameters: here the shards of all ranks, gathered at each launch, with nothing
+    kept in between. A subclass has a nearer copy (hpZ's secondary shards).
     """
-
-    def launch(self, full: torch.Tensor, unit: str) -> Handle:
-        """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
-
-    def released(self, full: torch.Tensor, unit: str) -> None:
-        """`full` is about to lose its memory."""
-
-    def updated(self) -> None:
-        """Some rank's shard has been updated."""
-
-    def stale(self) -> None:
-        """Some rank's shard has changed."""
-
-
-class ShardAllGather:
-    """An all-gather of all ranks' shards at each launch; nothing is kept in between."""
 
     def __init__(self, comm: Comm, sizes: Sizes = None) -> None:
         self._comm, self._sizes = comm, sizes
 
     def launch(self, full: torch.Tensor, unit: str) -> Handle:
-        """Launches an all-gather over the shard group."""
+        """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
         return self._comm.all_gather(full, unit, self._sizes)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
-        """Keeps nothing."""
+        """`full` is about to lose its memory: a source that keeps a copy takes it now."""
 
     def updated(self) -> None:
-        """Has nothing to drop."""
+        """Some rank's shard has been updated."""
+        self.stale()
 
     def stale(self) -> None:
-        """Has nothing to drop."""
+        """Some rank's shard has changed: a kept copy is invalid."""

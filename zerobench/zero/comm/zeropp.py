@@ -42,7 +42,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, ShardAllGather, Sizes, Source, WrappedComm
+from .base import Comm, Sizes, Source, WrappedComm
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, LEVELS, Codec
 from .streams import Handle
@@ -98,7 +98,7 @@ class ZeroppComm(WrappedComm):
         if self._policy.differences:
             self._kept.append(DifferenceShard(self.exact, self._nodes, self._hops, Codec(4, self._policy.weight_block)))
             return self._kept[-1]
-        return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
+        return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else Source(self)
 
     def forget(self) -> None:
         for source in self._kept:
@@ -174,16 +174,13 @@ class QuantizedReduction:
         drop(self._here)
 
 
-class SecondaryShard:
+class SecondaryShard(Source):
     """hpZ for one unit: 1/L of its full parameters, (numel / L,) in their dtype, kept from the first release on."""
 
     def __init__(self, comm: Comm, within: Comm) -> None:
-        self._comm, self._within = comm, within
+        super().__init__(comm)
+        self._within = within
         self._shard: torch.Tensor | None = None
-
-    def updated(self) -> None:
-        """Drops the copy, as after any other change."""
-        self.stale()
 
     def launch(self, full: torch.Tensor, unit: str) -> Handle:
         """Gathers from the node's secondary shards if they exist, otherwise from all ranks."""

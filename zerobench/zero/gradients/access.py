@@ -36,8 +36,12 @@ def reduced_gradients(engine: GradientFace) -> Iterator[torch.Tensor]:
     """
     for bucket in engine.gradients.buckets:
         bucket.settle()
+    with_gradients = engine.update.used
     for tile in filter(None, engine.update.tiles):
-        there = [segment for segment in tile if _has_come(engine, segment)]
+        # reduced, or on a single rank, which sends nothing, written
+        there = [
+            s for s in tile if (s.segment.parameter in with_gradients if s.bucket.is_alone else s.bucket.is_reduced)
+        ]
         before = [segment.used for segment in there]
         for segment in there:  # ranks agree on what was used in `step`; of a unit that was reduced all of it is there
             segment.used = True
@@ -50,13 +54,6 @@ def reduced_gradients(engine: GradientFace) -> Iterator[torch.Tensor]:
         finally:
             for segment, used in zip(there, before, strict=True):
                 segment.used = used
-
-
-def _has_come(engine: GradientFace, segment: OptimizerSegment) -> bool:
-    """Returns True if the gradient is reduced or, on a single rank, which sends nothing, written."""
-    if segment.bucket.is_alone:
-        return segment.segment.parameter in engine.update.used
-    return segment.bucket.is_reduced
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,16 @@ class GradientFace(ShardedEngine):
         """
         _begin(self, "gradient_norms", f"norm_type {float(norm_type)}")
         with torch.no_grad():
-            return _norms(self, float(norm_type))
+            device = self.trainable[0].device if self.trainable else torch.device("cpu")
+            totals = torch.zeros(len(self.trainable), dtype=torch.float64, device=device)
+            for one in self.update.visited(lambda one: one.used):
+                gradient, total = one.gradient(), totals[one.segment.parameter]
+                assert gradient is not None
+                part = sum_of_powers([gradient], float(norm_type), gradient.device).to(device)
+                total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
+            norms = norm_over_ranks(totals, float(norm_type), self.comm.sum, self.comm.maximum)
+            norms = norms * self.update.scaling.pending
+            return {self.names[i]: norms[i] for i in sorted(self.update.used)}
 
 
 def _begin(engine: GradientFace, what: str, sums: str = "") -> None:
@@ -207,16 +213,3 @@ def _segment(engine: GradientFace, one: OptimizerSegment, scale: torch.Tensor | 
     name, order = engine.names[where.parameter], engine.orders[parameter]
     scale = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
     return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)
-
-
-def _norms(engine: GradientFace, norm_type: float) -> dict[str, torch.Tensor]:
-    update = engine.update
-    device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
-    totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)
-    for one in engine.update.visited(lambda one: one.used):
-        gradient, total = one.gradient(), totals[one.segment.parameter]
-        assert gradient is not None
-        part = sum_of_powers([gradient], norm_type, gradient.device).to(device)
-        total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
-    norms = norm_over_ranks(totals, norm_type, engine.comm.sum, engine.comm.maximum) * update.scaling.pending
-    return {engine.names[i]: norms[i] for i in sorted(update.used)}

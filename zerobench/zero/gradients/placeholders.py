@@ -128,10 +128,8 @@ class StandIns:
         with as_they_are():
             untouched = complete and not self._zeroed and all(p.grad is stand_in for p, stand_in in self._pairs)
             untouched = untouched and (bool(self._pairs) or all(p.grad is None for p in parameters))
-        if not untouched:
-            self._heed_each()
-
-    def _heed_each(self) -> None:
+        if untouched:
+            return
         dropped: set[int] = set()
         for i, parameter in enumerate(self._engine.trainable):
             grad, name = parameter.grad, self._engine.names[i]

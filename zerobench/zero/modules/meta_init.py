@@ -97,7 +97,11 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
     state = state.cpu()
     _set_generator_state(state, device)
     stored: set[nn.Parameter] = set()
-    places = _first_places(model)
+    places: dict[nn.Parameter, tuple[nn.Module, str]] = {}  # the first place of each
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, (module, name))
     for module, initialize in _steps(model):
         for parameter, values in _run(module, initialize, places, dtype=dtype, device=device):
             store(parameter, values)
@@ -112,15 +116,6 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
             f"{lost[0]}: nothing has restored its values, lost on the meta device; restore it in its module's"
             " reset_parameters() or in the model's initializers(), or build the model on a real device"
         )
-
-
-def _first_places(model: nn.Module) -> dict[nn.Parameter, tuple[nn.Module, str]]:
-    places: dict[nn.Parameter, tuple[nn.Module, str]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                places.setdefault(parameter, (module, name))
-    return places
 
 
 def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:

@@ -117,13 +117,11 @@ class Channel:
         whole = 0 if address_of(piece) % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
         loose = len(piece) - whole
         parts = [piece[:whole]] if whole else []
-        return ([*parts, self._bounce()[: aligned(loose)]] if loose else parts), loose
-
-    def _bounce(self) -> memoryview:
-        if not hasattr(self._own, "bounce"):
-            self._own.bounce = memoryview(mmap.mmap(-1, self._piece_bytes))
-        bounce: memoryview = self._own.bounce
-        return bounce
+        if loose:
+            if not hasattr(self._own, "bounce"):
+                self._own.bounce = memoryview(mmap.mmap(-1, self._piece_bytes))
+            parts.append(self._own.bounce[: aligned(loose)])
+        return parts, loose
 
     def _move(self, kind: str, parts: Sequence[memoryview], offset: int, nbytes: int, name: str) -> None:
         """Repeats the call after a short transfer, until all bytes are transferred or no more are."""
