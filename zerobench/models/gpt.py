@@ -106,7 +106,8 @@ class GPT(nn.Module):
         """Yields the constructor's initialization steps, in order; a model built on meta runs them later."""
         for module in self.modules():
             yield module, _initialize
-        smaller = partial(_initialize_projection, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+        smaller_normal = partial(nn.init.normal_, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+        smaller = partial(tiled_linear.draw_weight, draw=smaller_normal)
         for block in self.blocks:  # GPT-2: the deeper the model, the smaller its residual projections start
             assert isinstance(block, Block)
             yield adapters.base_of(block.attention_out), smaller
@@ -139,7 +140,3 @@ def _initialize(module: nn.Module) -> None:
         tiled_linear.draw_weight(module, partial(nn.init.normal_, std=0.02))
     if isinstance(module, nn.Linear | tiled_linear.Tile) and module.bias is not None:
         nn.init.zeros_(module.bias)
-
-
-def _initialize_projection(module: nn.Module, std: float) -> None:
-    tiled_linear.draw_weight(module, partial(nn.init.normal_, std=std))

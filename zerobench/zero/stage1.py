@@ -97,7 +97,10 @@ class Stage1(Strategy):
             if parameter.stride() != order.strides:  # a placeholder gets memory
                 parameter.data = order.view(order.flatten(parameter.data).clone())
             self.share(order.flatten(parameter.data))
-        runs = [(layouts, indices[0]) for indices in self._indices_by_kind() for layouts in self._runs(indices)]
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for i, p in reversed(list(enumerate(self.trainable))):  # in the order in which gradients come
+            kinds.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
+        runs = [(layouts, indices[0]) for indices in kinds.values() for layouts in self._runs(indices)]
         # buckets are sent in this order, and one is full when the gradient of its first parameter has come
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
@@ -112,13 +115,6 @@ class Stage1(Strategy):
         numels = [(i, self.trainable[i].numel()) for i in indices]
         owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
         return buckets(numels, bucket_numel, self.comm.size, align, owners)
-
-    def _indices_by_kind(self) -> list[list[int]]:
-        """Returns parameter numbers by (dtype, device, owned?), in the order in which gradients come: reversed."""
-        found: dict[tuple[object, ...], list[int]] = {}
-        for i, p in reversed(list(enumerate(self.trainable))):
-            found.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
-        return list(found.values())
 
     def _adopt_buffer(self, layouts: list[Layout], like: torch.Tensor) -> None:
         """Makes the units of one buffer and moves their parameters there."""

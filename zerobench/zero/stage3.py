@@ -283,9 +283,8 @@ class Stage3(Stage2):
             if unit.trainable and unit not in self._done:
                 yield unit
         for late in self.units:
-            if (
-                late.gradients.filled and not late.gradients.is_in_flight
-            ):  # gradients that came late, or from under no_sync
+            # gradients that came late, or from under no_sync
+            if late.gradients.filled and not late.gradients.is_in_flight:
                 yield late
 
     def after_backward(self) -> None:

@@ -51,8 +51,13 @@ class Shards:
         kept = self._host_bytes(self._host_rank(replay.host, used), used)
         if self.tiers.place == "nvme":
             replay.host.hold("communication", "pool", self.tiers.pool_bytes)
-            replay.host.hold("optimizer", "counts", kept + self._absent_bytes())
-            replay.files += masters[True] + self._away_bytes() + self._gradient_bytes()
+            # one scalar per dtype stands for the tensors in files
+            dtypes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
+            dtypes |= {b.element_bytes for b in self.buffers} if self.tiers.parameters else set()
+            replay.host.hold("optimizer", "counts", kept + sum(dtypes))
+            sizes = [(numel, b.master_bytes) for b in self.buffers for numel in self._units(b, True)]
+            states = sum(self.optimizer.states_bytes(*size) for size in sizes)
+            replay.files += masters[True] + states + self._gradient_bytes()
         else:
             replay.host.hold("master", "all", masters[True])
             replay.host.hold("optimizer", "all", kept)
@@ -119,11 +124,6 @@ class Shards:
         beside = buffer.is_half or away or self.tiers.parameters
         return sum(self._units(buffer, away)) * buffer.master_bytes if beside else 0
 
-    def _away_bytes(self) -> int:
-        """Bytes of the optimizer states of all elements that are updated on the host."""
-        sizes = ((numel, b.master_bytes) for b in self.buffers for numel in self._units(b, True))
-        return sum(self.optimizer.states_bytes(*size) for size in sizes)
-
     def _gradient_bytes(self) -> int:
         return sum(
             self.tiers.gradients_away(
@@ -133,11 +133,6 @@ class Shards:
             for buffer in self.buffers
             for _, numel in buffer.units
         )
-
-    def _absent_bytes(self) -> int:
-        """Bytes of the scalars that represent tensors in files, one per dtype."""
-        sizes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
-        return sum(sizes | ({b.element_bytes for b in self.buffers} if self.tiers.parameters else set()))
 
     def kept_bytes(self, rank: int, away: bool) -> int:
         """Returns the bytes of the states of all segments that are updated on the host (`away`) or on the device."""

@@ -5,7 +5,7 @@ gloo on the CPU: comm/gloo.py. Streams on a GPU: comm/streams.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,12 +86,17 @@ def slice_of(full: torch.Tensor, rank: int, ranks: int, sizes: Sizes) -> torch.T
 
 
 class OwnersWork:
-    """One collective per owner, in flight together. `place`: the destination of the sum in `own`."""
+    """One collective per owner, in flight together, or complete if they are not asynchronous. `place`: the destination
+    of the sum in `own`.
+    """
 
     def __init__(
-        self, works: list[Waitable], own: torch.Tensor | None = None, place: torch.Tensor | None = None
-    ) -> None:
-        self._works, self._own, self._place = works, own, place
+        self, works: Iterable[Waitable | None], async_op: bool, own: torch.Tensor | None = None,
+        place: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self._works, self._own, self._place = [work for work in works if work is not None], own, place
+        if not async_op:
+            self.wait()
 
     def wait(self) -> None:
         """Waits for all collectives."""
@@ -106,31 +111,18 @@ def reduce_to_owners(
 ) -> OwnersWork:
     """Sums each slice of `full` on its owner, this rank's into `place`: one reduction per owner, of unequal size."""
     parts = full.split([*sizes])
-    works = [
-        dist.reduce(part, group=group, group_dst=owner, async_op=async_op)
-        for owner, part in enumerate(parts)
-        if part.numel()
-    ]
-    return _together(OwnersWork([work for work in works if work is not None], parts[rank], place), async_op)
+    reduce = partial(dist.reduce, group=group, async_op=async_op)
+    works = [reduce(part, group_dst=owner) for owner, part in enumerate(parts) if part.numel()]
+    return OwnersWork(works, async_op, parts[rank], place)
 
 
 def broadcast_from_owners(
     full: torch.Tensor, sizes: Sequence[int], group: dist.ProcessGroup, async_op: bool
 ) -> OwnersWork:
     """Fills each slice of `full` from its owner: one broadcast per owner, of unequal size."""
-    works = [
-        dist.broadcast(part, group=group, group_src=owner, async_op=async_op)
-        for owner, part in enumerate(full.split([*sizes]))
-        if part.numel()
-    ]
-    return _together(OwnersWork([work for work in works if work is not None]), async_op)
-
-
-def _together(work: OwnersWork, async_op: bool) -> OwnersWork:
-    """Returns `work`; if it is not asynchronous, completes it first, on its stream."""
-    if not async_op:
-        work.wait()
-    return work
+    broadcast = partial(dist.broadcast, group=group, async_op=async_op)
+    parts = enumerate(full.split([*sizes]))
+    return OwnersWork([broadcast(part, group_src=owner) for owner, part in parts if part.numel()], async_op)
 
 
 class StagedComm(GroupComm):

@@ -186,14 +186,14 @@ class HangWatch:
             return call()
         except RuntimeError as error:
             message = self.settled or self._message()
-            raise RuntimeError(self._settle_and_break(message or self._say_broken(here(), error))) from error
+            raise RuntimeError(self._settle(message or self._say_broken(here(), error))) from error
         finally:
             self._wait = None
 
     def differ(self, what: str, launched: dict[str, int]) -> RuntimeError:
         """Returns the error for ranks whose checksums differ; it names each rank's position."""
         mine = Position(self.rank, f"calling {what}(){self.step()}", launched)
-        return RuntimeError(self._settle_and_break(out_of_step(self._exchange("differs", mine))))
+        return RuntimeError(self._settle(out_of_step(self._exchange("differs", mine))))
 
     def step(self) -> str:
         """Names the engine's step; empty if there are several engines."""
@@ -214,11 +214,11 @@ class HangWatch:
         if wait is not self._published:
             self._published = wait
             self._publish("waits", wait[1]())
-            ring = circle(self._read("waits"))
-            self.settled = self._settle(out_of_step(ring)) if ring else None
-        self.settled = self.settled or self._message()
-        if self.settled is not None:
-            self._break()
+            if ring := circle(self._read("waits")):
+                self._settle(out_of_step(ring))
+                return
+        if (message := self._message()) is not None:
+            self._settle(message)
 
     # -- positions and the message, in the store ------------------------------------------------------------------
 
@@ -254,18 +254,13 @@ class HangWatch:
         return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
 
     def _settle(self, message: str) -> str:
-        """Returns the message of the first rank that called this method: all ranks raise that message."""
-        return self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
-
-    def _settle_and_break(self, message: str) -> str:
-        self.settled = self._settle(message)
-        self._break()
-        return self.settled
-
-    def _break(self) -> None:
-        """Ends all waits of this rank and for this rank; the groups are unusable afterwards."""
+        """Returns the message of the first rank that called this method, which all ranks raise. Ends all waits of this
+        rank and for this rank; the groups are unusable afterwards.
+        """
+        self.settled = self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
         for group in list(self.groups):
             break_connections(group)
+        return self.settled
 
     def _ask(self, request: Callable[[dist.Store], T]) -> T | None:
         try:

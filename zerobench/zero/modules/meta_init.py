@@ -16,6 +16,7 @@ A tied parameter takes the values of its first place; values drawn for other pla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
 def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:
     for module in _children_first(model, set()):
         if hasattr(module, "reset_parameters"):
-            yield module, _reset
+            yield module, methodcaller("reset_parameters")
     own = _own_initializers(model)
     if own is not None:
         yield from own()
@@ -130,10 +131,6 @@ def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:
 def _own_initializers(model: nn.Module) -> Callable[[], Iterable[tuple[nn.Module, Initializer]]] | None:
     # Models for older releases use the British spelling; missing it would silently change their initial values.
     return getattr(model, "initializers", None) or getattr(model, "initialisers", None)
-
-
-def _reset(module: Any) -> None:
-    module.reset_parameters()
 
 
 def _children_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:

@@ -171,19 +171,17 @@ class Upload:
         if place.dtype == master.dtype:
             return self._streams.up(place, master)
         for start in range(0, place.numel(), self._most):
-            self._send_part(place[start : start + self._most], master[start : start + self._most])
+            piece = slice(start, min(start + self._most, place.numel()))
+            key = (place.dtype, self._next % self.PLACES)
+            self._next += 1
+            rounded, end = self._pinned.get(key, (None, None))
+            if rounded is None:
+                rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, "on their way up")
+            wait_for(end)
+            part = rounded.narrow(0, 0, piece.stop - piece.start)
+            part.copy_(master[piece])
+            self._pinned[key] = rounded, self._streams.up(place[piece], part)
         return None
-
-    def _send_part(self, place: torch.Tensor, master: torch.Tensor) -> None:
-        key = (place.dtype, self._next % self.PLACES)
-        self._next += 1
-        rounded, end = self._pinned.get(key, (None, None))
-        if rounded is None:
-            rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, "on their way up")
-        wait_for(end)
-        part = rounded.narrow(0, 0, place.numel())
-        part.copy_(master)
-        self._pinned[key] = rounded, self._streams.up(place, part)
 
 
 class NoUpload:
