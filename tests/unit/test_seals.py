@@ -11,7 +11,7 @@ import torch
 
 from zerobench.zero.comm.base import Comm
 from zerobench.zero.comm.gloo import tag_of
-from zerobench.zero.comm.out_of_step import CountedComm, LaunchLog
+from zerobench.zero.comm.out_of_step import ComparedLaunches
 
 FLAGS = [1, 0, 0, 1, 0]
 GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
@@ -20,19 +20,19 @@ GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
 class Together(Comm):
     """Takes the maximum with all flags that were sent before."""
 
-    def __init__(self, sent: list[torch.Tensor], pairs_by_unit: bool) -> None:
-        self.sent, self.pairs_by_unit = sent, pairs_by_unit
+    def __init__(self, sent: list[torch.Tensor]) -> None:
+        self.sent = sent
 
     def maximum(self, flags: torch.Tensor) -> None:
         self.sent.append(flags.clone())
         flags.copy_(torch.stack(self.sent).amax(0))
 
 
-def log_of(launched: tuple[tuple[str, str], ...]) -> LaunchLog:
-    log = LaunchLog()
+def launches_of(launched: tuple[tuple[str, str], ...], watch: Any, by_unit: bool) -> ComparedLaunches:
+    launches = ComparedLaunches(watch, by_unit)
     for kind, unit in launched:
-        log.add(kind, unit)
-    return log
+        launches.add(kind, unit)
+    return launches
 
 
 def agree(
@@ -44,8 +44,8 @@ def agree(
 
     def agreed() -> list[list[int]]:
         return [
-            CountedComm(Together(sent, by_unit), watch, log_of(launched)).agree(
-                torch.tensor(FLAGS, dtype=torch.int32), torch.zeros(len(FLAGS), dtype=torch.int32), what
+            launches_of(launched, watch, by_unit).agree(
+                Together(sent), torch.tensor(FLAGS, dtype=torch.int32), torch.zeros(len(FLAGS), dtype=torch.int32), what
             )
             for launched, what in zip(ranks, asks, strict=True)
         ]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from . import megatron
-from .comm.out_of_step import counted
+from .comm.out_of_step import launches_of
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
 from .modules import meta_init
@@ -99,11 +99,12 @@ def initialize(
     """
     moves_frozen = strategy == "zero3"
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
-    comm = counted(connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp))
+    comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
+    comm.launches = launches_of(comm)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
-    comm.serves(engine)
+    comm.launches.serves(engine)
     mark(model, strategy, moves_frozen)
     return engine
 

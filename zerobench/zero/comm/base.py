@@ -39,6 +39,28 @@ class ServedEngine(Protocol):
         """Names the parameters of a unit."""
 
 
+class Launches:
+    """The collectives that an engine's stages launch, and the agreement before an update. Here no rank can launch other
+    ones: in a world of one rank, and in a simulated world.
+    """
+
+    def serves(self, engine: ServedEngine) -> None:
+        """Registers the engine, so that error messages can name its units and steps."""
+
+    def add(self, kind: str, unit: str) -> None:
+        """Counts a collective of a unit, a "gather" or a "reduction"; the hops that it takes are not counted."""
+
+    def agree(self, comm: Comm, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
+        """Returns the maximum over the ranks of `flags`, (n,) int32 of 0 and 1 on the host, before an update.
+
+        `sent`: a tensor like it, from which they are sent. `what`: the operation, which must be equal on all ranks.
+        Raises RuntimeError if it is not, or if the ranks launched different collectives before it.
+        """
+        sent.copy_(flags)
+        comm.maximum(sent)
+        return sent.tolist()
+
+
 class Comm:
     """Collectives of a world of one rank, which send nothing; the base class of the backends.
 
@@ -58,6 +80,7 @@ class Comm:
     """Device for flags that the host reads, chosen so that no GPU is synchronized; None: the model's device."""
     pairs_by_unit = False
     """True if slices of different units never pair; otherwise collectives pair in the order in which they start."""
+    launches = Launches()
     on_streams = False
     """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/streams.py."""
 
@@ -95,19 +118,6 @@ class Comm:
     def new_source(self, sizes: Sizes = None) -> Source:
         """Returns the source from which a unit of stage 3, with slices of these `sizes`, fills its full parameters."""
         return Source(self, sizes)
-
-    def serves(self, engine: ServedEngine) -> None:
-        """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
-
-    def agree(self, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
-        """Returns the maximum over the ranks of `flags`, (n,) int32 of 0 and 1 on the host, before an update.
-
-        `sent`: a tensor like it, from which they are sent. `what`: the operation, which must be equal on all ranks.
-        Raises RuntimeError if it is not, or if the ranks launched different collectives before it.
-        """
-        sent.copy_(flags)
-        self.maximum(sent)
-        return sent.tolist()
 
     def forget(self) -> None:
         """Drops the state of earlier exchanges, because other weights are loaded."""

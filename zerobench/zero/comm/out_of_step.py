@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import FAKE
-from .base import Comm, ServedEngine, Sizes, Source, WrappedComm
+from .base import Comm, Launches, ServedEngine, WrappedComm
 from .streams import Handle
 
 RULE = (
@@ -389,81 +389,49 @@ MASK = 2**29 - 1
 """The bits of a checksum in an int32 flag, besides the flag's own."""
 
 
-class LaunchLog:
-    """The collectives that the stages launched since the last agreement; the hops of a collective are not counted.
-
-    `counts`  "kind of unit" -> number launched
-    `orders`  kind -> checksum of its units in launch order
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        self.orders: dict[str, int] = {}
-
-    def add(self, kind: str, unit: str) -> None:
-        """Counts a launch."""
-        key = f"{kind} of {unit}"
-        self.counts[key] = self.counts.get(key, 0) + 1
-        self.orders[kind] = zlib.crc32(f"{unit};".encode(), self.orders.get(kind, 0))
-
-
-class CountedComm(WrappedComm):
-    """Compares, in each agreement, the collectives that the ranks launched before it.
+class ComparedLaunches(Launches):
+    """Compares, in each agreement, the collectives that the ranks launched since the last one.
 
     So collectives of equal size that belong to different units on different ranks never lead to an update, on any
     backend; and a rank that clips while another one steps gets an error immediately.
+
+    `by_unit`  True if slices of different units never pair. Then ranks may launch in different orders, since the graphs
+               of their forwards may differ
+    `counts`   "kind of unit" -> number launched
+    `orders`   kind -> checksum of its units in launch order
     """
 
-    def __init__(self, below: Comm, watch: HangWatch, log: LaunchLog) -> None:
-        super().__init__(below)
-        self._watch, self._log = watch, log
-
-    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        self._log.add(kind, unit)
-        return launch()
-
-    @property
-    def exact(self) -> Comm:
-        return self if self._below.exact is self._below else CountedComm(self._below.exact, self._watch, self._log)
-
-    def new_source(self, sizes: Sizes = None) -> Source:
-        source = self._below.new_source(sizes)
-        if type(source) is Source:
-            return Source(self, sizes)
-        launch = source.launch
-
-        def counted(full: torch.Tensor, unit: str) -> Handle:
-            self._log.add("gather", unit)
-            return launch(full, unit)
-
-        source.launch = counted  # type: ignore[method-assign]
-        return source
+    def __init__(self, watch: HangWatch, by_unit: bool) -> None:
+        self._watch, self._by_unit = watch, by_unit
+        self.counts: dict[str, int] = {}
+        self.orders: dict[str, int] = {}
 
     def serves(self, engine: ServedEngine) -> None:
         self._watch.engines.add(engine)
 
-    def agree(self, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
-        # a backend that pairs by unit needs no order, and lets ranks of different graphs gather in different ones
-        log, by_unit = self._log, self.pairs_by_unit
+    def add(self, kind: str, unit: str) -> None:
+        key = f"{kind} of {unit}"
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.orders[kind] = zlib.crc32(f"{unit};".encode(), self.orders.get(kind, 0))
+
+    def agree(self, comm: Comm, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
         if len(flags) > 1:
             # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
             # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.
-            launches = sorted((log.counts if by_unit else log.orders).items())
+            launches = sorted((self.counts if self._by_unit else self.orders).items())
             code = zlib.crc32(f"{what} after {launches}".encode()) & MASK
             flags[0] += code << 1
             flags[-1] += (code ^ MASK) << 1
-        agreed = super().agree(flags, sent, what)
+        agreed = super().agree(comm, flags, sent, what)
         self._watch.before = dict(self._watch.launched)  # a new step: messages count collectives from 1 again
-        counts = dict(log.counts)
-        log.counts.clear()
-        log.orders.clear()
+        counts, self.counts, self.orders = self.counts, {}, {}
         if len(agreed) > 1 and agreed[0] >> 1 != (agreed[-1] >> 1) ^ MASK:  # max(code) and min(code)
             raise self._watch.differ(what, counts)
         return [flag & 1 for flag in agreed]
 
 
-def counted(comm: Comm) -> Comm:
-    """Returns `comm` with checksums; `comm` itself in a world of one rank and in a simulated world."""
+def launches_of(comm: Comm) -> Launches:
+    """Returns the launches of an engine over `comm`."""
     if comm.group is None or str(dist.get_backend(comm.group)) == FAKE:
-        return comm
-    return CountedComm(comm, watch_of(comm.group), LaunchLog())
+        return Launches()
+    return ComparedLaunches(watch_of(comm.group), comm.pairs_by_unit)

@@ -136,6 +136,7 @@ class GradientFlow:
         bucket.wire = bucket.cast()
         # 3 straight into the shard if the collective can write there, which saves a copy
         target = bucket.target()
+        comm.launches.add("reduction", unit.name)
         if bucket.all_reduces:  # as other systems do: every slice is summed, at twice the volume
             handle = comm.all_reduce(bucket.wire, unit.name)
         else:

@@ -109,7 +109,7 @@ class Update:
             # flags are made on the host, and agreed upon there if the process group can: no wait for a device
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1
-            flags = self.comm.agree(mine, self._used_flags, what)
+            flags = self.comm.launches.agree(self.comm, mine, self._used_flags, what)
             self.used = {i for i, flag in enumerate(flags) if flag}
         for segment in self.segments:
             segment.used = segment.segment.parameter in self.used

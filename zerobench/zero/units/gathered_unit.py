@@ -132,6 +132,7 @@ class GatheredUnit(Unit):
                 if CAPTURED in str(error):
                     raise RuntimeError(f"{self.name}: {TRANSFORMED}") from error
                 raise
+            self.comm.launches.add("gather", self.name)
             self.gather = self.source.launch(full, self.name)
             self.is_from_source = True
 
@@ -145,6 +146,7 @@ class GatheredUnit(Unit):
             full = self.full_parameters
             full.untyped_storage().resize_(full.numel() * full.element_size())
             self.placement.fetch(self, self.own_slice(full))
+            self.comm.launches.add("gather", self.name)
             self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
             self.unshard()
 
@@ -227,6 +229,7 @@ class GatheredUnit(Unit):
         """Called after the parameters changed. A unit that stays gathers them unquantized: they contain its shard."""
         self.source.updated()
         if self.stays:
+            self.comm.launches.add("gather", self.name)
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()
 
 

@@ -72,6 +72,7 @@ class OverlappedParamGathers:
     def launch(self, unit: Unit) -> None:
         """Starts sending this rank's slice of the unit's parameters to all ranks."""
         self.wait(unit)
+        self._comm.launches.add("gather", unit.name)
         self._handles[unit] = self._comm.all_gather(unit.full_parameters, unit.name, unit.layout.sizes)
         if self._overlap and self._comm.size > 1:
             for parameter in self._parameters[unit]:
