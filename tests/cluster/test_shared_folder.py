@@ -182,7 +182,7 @@ def test_a_scratch_folder_without_locks_goes_with_its_process_and_stays_on_other
     assert [path.name for path in sweep(shared.a)] == [dead.path.name]
     assert {path.name for path in shared.disk.iterdir()} == {mine.path.name, theirs.path.name}
     for one in (mine, dead, theirs):
-        one.close()
+        one._end()
     assert list(shared.disk.iterdir()) == []
 
 

@@ -30,6 +30,18 @@ def mounted(home: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", home], check=True)
 
 
+@contextmanager
+def opened(folder: Path, *settings: Any, **named: Any) -> Iterator[FileStore]:
+    """A store whose requests are over, and whose file is gone, afterwards."""
+    store = FileStore(folder, *settings, **named)
+    try:
+        yield store
+    finally:
+        for handle in store._under_way:
+            handle.settle()
+        store._end()
+
+
 @dataclass(frozen=True)
 class DiskJob:
     """`scratch`: where the launcher sweeps."""
@@ -55,5 +67,6 @@ def is_killed_while_writing(job: DiskJob, tell: Any) -> None:
 def leaves_files(job: DiskJob, tell: Any) -> list[str]:
     """Neither closes anything nor ends its interpreter."""
     folder = Scratch(job.scratch)
-    FileStore(folder.path).allocate(2**20)
+    store = FileStore(folder.path)
+    store.allocate(2**20)
     return [str(path) for path in folder.path.iterdir()]

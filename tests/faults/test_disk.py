@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.faults import disk
+from tests.faults.disk import opened
 from zerobench.launch.start_ranks import launch
 from zerobench.zero.offload.disk import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
 
@@ -34,7 +35,7 @@ def files_in(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_damaged_block_is_named(tmp_path: Path, direct: bool) -> None:
-    with FileStore(tmp_path, BLOCK, direct=direct) as store:
+    with opened(tmp_path, BLOCK, direct=direct) as store:
         store.allocate(100)
         region = store.allocate(3 * BLOCK + 100)
         region.write(zeros(region.nbytes)).wait()
@@ -51,7 +52,7 @@ def test_a_damaged_block_is_named(tmp_path: Path, direct: bool) -> None:
             handle.wait()
         region.write(zeros(region.nbytes)).wait()
         region.read(zeros(region.nbytes)).wait()
-    with FileStore(tmp_path, BLOCK, checksums=False) as store:
+    with opened(tmp_path, BLOCK, checksums=False) as store:
         region = store.allocate(BLOCK)
         region.write(zeros(BLOCK)).wait()
         files_in(tmp_path)[0].write_bytes(b"\1" * BLOCK)
@@ -62,7 +63,7 @@ def test_a_damaged_block_is_named(tmp_path: Path, direct: bool) -> None:
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_file_cut_short_is_named(tmp_path: Path, direct: bool) -> None:
-    with FileStore(tmp_path, BLOCK, direct=direct) as store:
+    with opened(tmp_path, BLOCK, direct=direct) as store:
         region = store.allocate(4 * BLOCK)
         region.write(zeros(4 * BLOCK)).wait()
         (file,) = files_in(tmp_path)
@@ -93,8 +94,8 @@ def test_what_nobody_waited_for_is_raised_in_the_end(tmp_path: Path) -> None:
         store.drain()
     region.read(zeros(BLOCK))
     with pytest.raises(DiskError, match="ended after 0"):
-        store.close()
-    store.close()
+        store.drain()
+    store._end()
     assert files_in(tmp_path) == []
 
 
@@ -108,18 +109,18 @@ def small_files() -> Iterator[int]:
 
 
 def test_a_file_that_may_not_grow_is_a_sentence(tmp_path: Path, small_files: int) -> None:
-    with FileStore(tmp_path, BLOCK) as store:
+    with opened(tmp_path, BLOCK) as store:
         region = store.allocate(8 * BLOCK)
         with pytest.raises(DiskError, match=rf"grow of {4 * BLOCK} bytes at {8 * BLOCK} failed: File too large"):
             store.allocate(4 * BLOCK)
-        assert store.bytes == 8 * BLOCK
+        assert store.channel.bytes == 8 * BLOCK
         region.write(zeros(8 * BLOCK)).wait()
         store.allocate(2 * BLOCK).write(zeros(2 * BLOCK)).wait()
 
 
 def test_a_disk_without_room_says_what_is_needed_and_free(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    with FileStore(tmp_path, BLOCK) as store, pytest.raises(DiskError) as caught:
+    with opened(tmp_path, BLOCK) as store, pytest.raises(DiskError) as caught:
         store.allocate(2 * free)
     needed = -(-2 * free // ALIGN_BYTES) * ALIGN_BYTES
     assert f"grow of {needed} bytes at 0 failed: the disk is full: {needed} bytes are needed" in str(caught.value)
@@ -134,12 +135,12 @@ def test_what_could_not_be_reserved_is_given_back(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, "")
 
     real = os.posix_fallocate
-    with FileStore(tmp_path, BLOCK) as store:
+    with opened(tmp_path, BLOCK) as store:
         store.allocate(BLOCK)
         monkeypatch.setattr(os, "posix_fallocate", half)
         with pytest.raises(DiskError, match="the disk is full: 65536 bytes are needed"):
             store.allocate(4 * BLOCK)
-        assert files_in(tmp_path)[0].stat().st_size == store.bytes == BLOCK
+        assert files_in(tmp_path)[0].stat().st_size == store.channel.bytes == BLOCK
         monkeypatch.setattr(os, "posix_fallocate", None)
         with pytest.raises(DiskError, match="the disk is full"):
             store.allocate(2 * shutil.disk_usage(tmp_path).free)
@@ -154,7 +155,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_fills_up_underneath(tmp_path: Path, tiny_disk: Path) -> None:
     """Space that was reserved stays ours; what a hole swallowed is reported by the write that finds no room."""
-    with FileStore(tiny_disk, BLOCK, direct=False) as store:
+    with opened(tiny_disk, BLOCK, direct=False) as store:
         kept, holed = store.allocate(2**19), store.allocate(2**18)
         os.truncate(files_in(tiny_disk)[0], 2**19)
         (tiny_disk / "other").write_bytes(bytes(2**19 - ALIGN_BYTES))
@@ -176,7 +177,7 @@ def test_a_folder_that_vanishes(tmp_path: Path) -> None:
     home = tmp_path / "disk"
     home.mkdir()
     scratch = Scratch(home)
-    with FileStore(scratch.path, BLOCK) as store:
+    with opened(scratch.path, BLOCK) as store:
         region = store.allocate(BLOCK)
         shutil.rmtree(home)
         region.write(zeros(BLOCK)).wait()
@@ -184,7 +185,7 @@ def test_a_folder_that_vanishes(tmp_path: Path) -> None:
         store.allocate(BLOCK).write(zeros(BLOCK)).wait()
         with pytest.raises(DiskError, match=r"states-\w+.bin cannot be made: No such file or directory"):
             FileStore(scratch.path)
-    scratch.close()
+    scratch._end()
     with pytest.raises(DiskError, match=f"no folder can be made in {home}: No such file or directory"):
         Scratch(home)
 
@@ -207,8 +208,8 @@ def test_no_file_outlives_its_rank(tmp_path: Path) -> None:
         assert outcome.status == status
         assert list(tmp_path.glob("zerobench-*")) == [mine.path]
     assert all(len(files) == 2 for files in outcome.results)
-    mine.close()
-    assert not mine.path.exists()
+    mine._end()
+    assert list(tmp_path.glob("zerobench-*")) == []
 
 
 def test_a_users_folder_that_is_called_like_scratch_stays(tmp_path: Path) -> None:
@@ -228,7 +229,8 @@ def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path) -> None
     assert sweep(tmp_path) == []
     other.send_signal(signal.SIGKILL)
     other.wait()
-    with Scratch(tmp_path) as mine:
-        assert left
-        assert list(tmp_path.glob("zerobench-*")) == [mine.path]
+    mine = Scratch(tmp_path)
+    assert left
+    assert list(tmp_path.glob("zerobench-*")) == [mine.path]
+    mine._end()
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, Pool
+from tests.faults.disk import opened
+from zerobench.zero.offload.disk import ALIGN_BYTES, Pool
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -17,7 +18,7 @@ def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
     size = 2**20
     pool = Pool(size, 3, pinned=True)
     values = torch.arange(size // 4, dtype=torch.int32, device="cuda")
-    with FileStore(tmp_path) as store:
+    with opened(tmp_path) as store:
         region, there, back = store.allocate(size), pool.take(), pool.take()
         assert there.tensor.is_pinned()
         assert there.tensor.data_ptr() % ALIGN_BYTES == 0

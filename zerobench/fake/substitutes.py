@@ -78,9 +78,6 @@ class NoFolder:
     def __init__(self, parent: Path | str) -> None:
         self.path = Path(parent)
 
-    def close(self) -> None:
-        """Leaves nothing."""
-
 
 def _bytes_of(tensor: torch.Tensor) -> range:
     """Represents a tensor's memory: it has a length, and can be sliced."""

@@ -161,11 +161,6 @@ class Swapper:
         self._fetched: list[PagedTensor] = []  # in this step, in order
         self._last_step: list[PagedTensor] = []
 
-    @property
-    def direct(self) -> bool:
-        """True if the file is read and written past the page cache."""
-        return self._store.direct
-
     def keep(self, numel: int, dtype: torch.dtype, category: str, name: str) -> PagedTensor:
         """Returns a new tensor in the file; one of its chunks in fp32 fills a buffer."""
         step = self._block_bytes // max(4, dtype.itemsize)

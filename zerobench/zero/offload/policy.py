@@ -81,5 +81,7 @@ class NvmeOffload(Offload):
             raise ValueError("offload.delayed_after: an update over files is not delayed; use offload=cpu")
         if self.buffers < LEAST_BUFFERS:
             raise ValueError(f"offload.buffers: {self.buffers} are too few; use at least {LEAST_BUFFERS}")
+        if self.depth < 1:
+            raise ValueError(f"offload.depth: {self.depth} cannot be; use at least 1")
         if self.block_bytes < 4096 or self.block_bytes % 4096:
             raise ValueError(f"offload.block_bytes: {self.block_bytes} cannot be; use a multiple of 4096")

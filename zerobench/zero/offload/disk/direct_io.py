@@ -204,13 +204,8 @@ class Buffer:
     tensor: torch.Tensor
 
     def view(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
-        """Returns (numel,) of `dtype`, from byte `offset` on. Raises ValueError if it would not fit the buffer."""
-        end = offset + numel * dtype.itemsize
-        if end > self.tensor.numel() or offset % dtype.itemsize:
-            words = f"{numel} elements of {dtype} at byte {offset}"
-            size = self.tensor.numel()
-            raise ValueError(f"{words}: a buffer has {size} bytes, and elements begin at multiples of their size")
-        return self.tensor[offset:end].view(dtype)
+        """Returns (numel,) of `dtype`, from byte `offset` on."""
+        return self.tensor[offset : offset + numel * dtype.itemsize].view(dtype)
 
 
 def _in_large_pages(address: int, nbytes: int) -> None:
@@ -223,8 +218,6 @@ class Pool:
     """`count` buffers of `buffer_bytes` (rounded up to ALIGN_BYTES). Thread-safe."""
 
     def __init__(self, buffer_bytes: int, count: int, pinned: bool = False) -> None:
-        if buffer_bytes < 1 or count < 1:
-            raise ValueError(f"a pool of {count} buffers of {buffer_bytes} bytes: both must be at least 1")
         self.buffer_bytes, self.count = aligned(buffer_bytes), count
         size = self.buffer_bytes * count
         # Large pinned memory begins at a page boundary, and one byte more than a power of two would double it. CUDA
@@ -237,10 +230,7 @@ class Pool:
         if not pinned:
             _in_large_pages(slab.data_ptr() + begin, size)
         parts = slab[begin : begin + size].split(self.buffer_bytes)
-        self.bytes = slab.numel()
-        """Host memory of the pool in bytes, alignment included, for the pool's whole life."""
-        self._buffers = tuple(Buffer(part) for part in parts)
-        self._free = deque(self._buffers)
+        self._free = deque(Buffer(part) for part in parts)
         self._changed = threading.Condition()
 
     @property
@@ -257,17 +247,10 @@ class Pool:
             return self._free.popleft()
 
     def give(self, buffer: Buffer, after: IoHandle | None = None) -> None:
-        """Gives a buffer back, immediately or when `after`, which reads or writes it, is done.
-
-        Raises ValueError for a buffer of another pool, or one that is already free.
-        """
-        if buffer not in self._buffers:
-            raise ValueError("this buffer is another pool's")
+        """Gives a buffer back, immediately or when `after`, which reads or writes it, is done."""
         if after is not None:
             after.then(lambda: self.give(buffer))
             return
         with self._changed:
-            if buffer in self._free:
-                raise ValueError("this buffer was given back already")
             self._free.append(buffer)
             self._changed.notify()

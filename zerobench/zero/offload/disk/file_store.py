@@ -28,7 +28,6 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -70,16 +69,16 @@ CHECKERS = 2
 class Region:
     """`nbytes` of a store's file, from `offset` on, in blocks of the store's size."""
 
-    def __init__(self, store: FileStore, offset: int, nbytes: int, category: str, name: str) -> None:
-        self.store, self.offset, self.nbytes, self.category, self.name = store, offset, nbytes, category, name
+    def __init__(self, store: FileStore, offset: int, nbytes: int, name: str) -> None:
+        self.store, self.offset, self.nbytes, self.name = store, offset, nbytes, name
         self._sums: list[int | None] = [None] * -(-nbytes // store.block_bytes)
 
     def read(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
         """Launches reading all of `tensor` from byte `at` of the region.
 
-        `tensor`: contiguous, in host memory, any dtype and shape. `at`: the start of a block; the read must end with a
-        block or with the region (else ValueError). The handle raises DiskError, also for a block whose checksum differs
-        from the one made when it was written.
+        `tensor`: contiguous, in host memory, any dtype and shape. It begins with a block, and ends with one or with the
+        region. The handle raises DiskError, also for a block whose checksum differs from the one made when it was
+        written.
         """
         return self._launch(self._read, tensor, at)
 
@@ -88,7 +87,6 @@ class Region:
         return self._launch(self._write, tensor, at)
 
     def _launch(self, carry: Callable[[int, memoryview], None], tensor: torch.Tensor, at: int) -> IoHandle:
-        self._check(tensor, at)
         memory, size = memory_of(tensor), self.store.block_bytes
         handle = IoHandle(-(-len(memory) // size), keep=tensor)
         for begin in range(0, len(memory), size):
@@ -97,18 +95,6 @@ class Region:
             self.store.carriers.submit((self.offset, number), request)
         self.store.watch(handle)
         return handle
-
-    def _check(self, tensor: torch.Tensor, at: int) -> None:
-        nbytes, size = tensor.numel() * tensor.element_size(), self.store.block_bytes
-        words = f"region {self.name or self.offset}: {nbytes} bytes at {at}"
-        if self.store.closed:
-            raise ValueError(f"{words}: the store is closed")
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise ValueError(f"{words}: the tensor must be contiguous and in host memory")
-        end = at + nbytes
-        if at < 0 or end > self.nbytes or at % size or (end % size and end != self.nbytes):
-            ends = f"must begin with a block of {size} bytes and end with one or with the region"
-            raise ValueError(f"{words}: {ends}, which has {self.nbytes} bytes")
 
     def _write(self, number: int, piece: memoryview) -> None:
         self._sums[number] = checksum(piece) if self.store.checksums else 0
@@ -125,47 +111,26 @@ class Region:
 
 
 class FileStore:
-    """A file in `folder`, removed when it is closed, garbage-collected or when the interpreter ends.
+    """A file in `folder`, removed when it is garbage-collected or when the interpreter ends.
 
     Up to `depth` requests of `block_bytes` are at the disk concurrently, past the page cache if `direct` is wanted and
-    possible (see the attribute). `checksums`: 32 bits per block (file_store.py). Raises DiskError if the file cannot be
+    possible. `checksums`: 32 bits per block (file_store.py). Raises DiskError if the file cannot be
     created.
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        block_bytes: int = BLOCK_BYTES,
-        depth: int = DEPTH,
-        direct: bool = True,
+        self, folder: Path | str, block_bytes: int = BLOCK_BYTES, depth: int = DEPTH, direct: bool = True,
         checksums: bool = True,
-        name: str = "states",
-    ) -> None:
-        if block_bytes < 1 or aligned(block_bytes) != block_bytes or depth < 1:
-            words = f"block_bytes={block_bytes}, depth={depth}"
-            raise ValueError(f"{words}: blocks must be multiples of 4096 bytes, and at least 1 be under way")
-        self.block_bytes, self.depth, self.checksums = block_bytes, depth, checksums
-        self.channel = Channel(Path(folder) / f"{name}-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes, depth)
-        self.direct = self.channel.direct
-        self.carriers = Carriers(depth + (CHECKERS if checksums else 0), name)
+    ) -> None:  # fmt: skip
+        self.block_bytes, self.checksums = block_bytes, checksums
+        self.channel = Channel(Path(folder) / f"states-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes, depth)
+        self.carriers = Carriers(depth + (CHECKERS if checksums else 0), "states")
         self._under_way: list[IoHandle] = []
-        self._regions: list[Region] = []
         self._end = at_end(self, _shut, self.carriers, self.channel)
-
-    @property
-    def bytes(self) -> int:
-        """Size of the file: all regions, each padded to a multiple of ALIGN_BYTES."""
-        return self.channel.bytes
-
-    @property
-    def closed(self) -> bool:
-        """True once nothing can be read or written any more."""
-        return not self._end.alive
 
     def allocate(self, nbytes: int, category: str = labels.OPTIMIZER, name: str = "") -> Region:
         """Reserves a region of `nbytes` on the disk. Raises DiskError if the disk is full."""
-        region = Region(self, self.channel.grow(aligned(nbytes)), nbytes, category, name)
-        self._regions.append(region)
+        region = Region(self, self.channel.grow(aligned(nbytes)), nbytes, name)
         labels.file(name, category, nbytes)
         return region
 
@@ -177,31 +142,6 @@ class FileStore:
         for handle in handles:
             if handle.failed:
                 handle.wait()
-
-    def close(self) -> None:
-        """Waits for pending requests and removes the file. Then raises the error of `drain`, if any."""
-        if self.closed:
-            return
-        try:
-            self.drain()
-        finally:
-            self._end()
-            for region in self._regions:
-                labels.file(region.name, region.category, -region.nbytes)
-            self._regions.clear()
-
-    def __enter__(self) -> FileStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except DiskError as also:
-            if error is None:
-                raise
-            error.add_note(str(also))
 
     def watch(self, handle: IoHandle) -> None:
         """Keeps `handle` for `drain`; drops handles that are done, except those with an unraised error."""

@@ -29,7 +29,7 @@ LOCK = "lock"
 
 
 class Scratch:
-    """A new folder in `parent`, removed with its content when it is closed or its process's interpreter ends.
+    """A new folder in `parent`, removed with its content when it is garbage-collected or its interpreter ends.
 
     Leftovers of ended processes in `parent` are removed first. Raises DiskError if no folder can be created there.
     """
@@ -50,16 +50,6 @@ class Scratch:
             words = f"no folder can be made in {home}: {os.strerror(error.errno or 0)}"
             raise DiskError(words, error.errno) from error
         self._end = at_end(self, _remove, self.path, lock)
-
-    def close(self) -> None:
-        """Removes the folder."""
-        self._end()
-
-    def __enter__(self) -> Scratch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def sweep(parent: Path | str) -> list[Path]:
