@@ -64,11 +64,14 @@ def install() -> AllocatorHook | None:
 
 
 def library() -> Path | None:
-    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails.
+    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails. The
+    compiler is the one that `CXX` names, or else the first one found.
 
     Several processes may compile concurrently: each writes a temporary file and renames it.
     """
-    compiler, folder = _compiler(), _cache_folder()
+    named = os.environ.get("CXX")
+    paths = map(shutil.which, [named] if named else COMPILERS)
+    compiler, folder = next(filter(None, paths), None), _cache_folder()
     if compiler is None or folder is None:
         return None
     root = Path(torch.__file__).parent
@@ -98,12 +101,6 @@ def _compile(compiler: str, root: Path, made: Path, path: Path) -> Path | None:
         return None
     made.replace(path)
     return path
-
-
-def _compiler() -> str | None:
-    """Returns the C++ compiler's path: the one that `CXX` names, or else the first one found."""
-    named = os.environ.get("CXX")
-    return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
 
 
 def _cache_folder() -> Path | None:

@@ -90,8 +90,11 @@ class _Device:
 
     def alloc(self, stored: StorageRecord, size: int, category: str, time_us: int) -> None:
         """Writes a storage's block."""
+        if not self._free[size]:
+            self._free[size].append(self._end)
+            self._end += size
         block = {
-            "addr": self._address(size), "size": size, "stream": 0, "category": category,
+            "addr": self._free[size].pop(), "size": size, "stream": 0, "category": category,
             "frames": frames_of(stored, category), "user_metadata": words_of(stored, category),
         }  # fmt: skip
         self._live[stored] = block
@@ -122,12 +125,6 @@ class _Device:
             "segment_pool_id": [0, 0], "is_expandable": False, "frames": [], "blocks": blocks,
         }  # fmt: skip
         return [segment] if blocks else []
-
-    def _address(self, size: int) -> int:
-        if self._free[size]:
-            return self._free[size].pop()
-        self._end += size
-        return self._end - size
 
 
 def _block(block: Entry) -> Entry:

@@ -98,7 +98,10 @@ class MasterDdpEngine(DdpEngine):
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
                 update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
-                self._write_back()
+                with torch.no_grad():
+                    for parameter, master in zip(self._parameters, self._masters, strict=True):
+                        if _has_master(parameter, self._orders[parameter]):
+                            parameter.copy_(self._orders[parameter].view(master))
         self.zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -109,12 +112,6 @@ class MasterDdpEngine(DdpEngine):
     def _norm(self, norm_type: float) -> torch.Tensor:
         gradients = [order.flatten(p.grad) for p, order in self._orders.items() if p.grad is not None]
         return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
-
-    @torch.no_grad()
-    def _write_back(self) -> None:
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if _has_master(parameter, self._orders[parameter]):
-                parameter.copy_(self._orders[parameter].view(master))
 
 
 def _master_of(name: str, parameter: nn.Parameter, order: MemoryOrder) -> torch.Tensor:
