@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,23 +14,28 @@ import pytest
 
 from analysis import largest_model
 from tests.cells import cell
-from zerobench.commands.plan import command, fastest, search
-from zerobench.commands.plan.candidates import Candidate, Capacity, Used, candidates
-from zerobench.commands.plan.command import plan
-from zerobench.commands.plan.fastest import TriedRow, whole_used
-from zerobench.commands.plan.recommend import GOALS, nothing_fits, recommended, sentence
+from zerobench.commands.plan import memory
+from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
+from zerobench.commands.plan.candidates import Candidate, candidates
+from zerobench.commands.plan.command import plan, progress
+from zerobench.commands.plan.fastest import find_fastest, turn_of_gpus
+from zerobench.commands.plan.memory import Capacity, Simulated, whole_of
 from zerobench.commands.plan.search import (
-    ExecutedCell,
+    INTERRUPTED,
+    Plan,
     PlanAxis,
     PlanRow,
+    Search,
     family_axis,
+    fixed_axis,
     gpus_axis,
     layers_axis,
     micro_batch_axis,
-    run_searches,
     shapes,
+    timed_axis,
     walk,
 )
+from zerobench.commands.predict import costs_of
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import Execution, execute
@@ -38,61 +44,55 @@ from zerobench.timing.prediction import Reduced
 MIB = 2**20
 
 SMALL = ("--device", "cpu", "--reserve", "0", "--jobs", "1")
+ANY = cell("zero3", 8)
 TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", "sequence=16")
 
 
-def walked(axis: PlanAxis, load_of: dict[int, float] | object, end: int | None = None) -> tuple[int | None, list[int]]:
-    """Runs a walk against a function of the value; returns the place found, and the places probed."""
-    search, probed, load = walk(axis, len(axis.values) if end is None else end), [], None
+def walked(axis: PlanAxis, load_of: Callable[[int], float]) -> tuple[int | None, list[int]]:
+    """Runs a walk against a function of the value; returns the value found, and the values probed."""
+    probed: list[int] = []
+
+    def load_at(place: int) -> Search[float]:
+        probed.append(axis.values[place])
+        return load_of(axis.values[place])
+        yield  # a generator, as simulations are
+
     try:
-        while True:
-            place = search.send(load) if load is not None else next(search)
-            probed.append(place)
-            load = load_of(axis.values[place])  # type: ignore[operator]
+        next(walk(axis, load_at))
     except StopIteration as stop:
-        return stop.value, probed
+        return None if stop.value is None else axis.values[stop.value], probed
+    raise AssertionError("no cell was to be simulated")
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 3, 7, 85, 300, 512])
 def test_the_last_value_that_fits_is_found_with_few_probes(wanted: int) -> None:
     """The load has a step in it, as buckets and padding have; the answer and its neighbor are both probed."""
-    axis = layers_axis()
 
     def load(layers: int) -> float:
         return (0.1 + layers + (3 if layers > 40 else 0)) / (0.6 + wanted + (3 if wanted > 40 else 0))
 
-    found, probed = walked(axis, load)
-    assert found is not None
-    assert axis.values[found] == wanted
-    assert {found, min(found + 1, len(axis.values) - 1)} <= set(probed)
+    found, probed = walked(layers_axis(ANY), load)
+    assert found == wanted
+    assert {found, min(found + 1, 512)} <= set(probed)
     assert len(probed) <= 9
 
 
 def test_a_search_of_gpus_follows_one_over_n() -> None:
-    found, probed = walked(gpus_axis(1024), lambda ranks: 0.3 + 60.3 / ranks)
-    assert found is not None
-    assert gpus_axis(1024).values[found] == 87
+    found, probed = walked(gpus_axis(cell("zero3", 1024)), lambda ranks: 0.3 + 60.3 / ranks)
+    assert found == 87
     assert len(probed) <= 8
-    assert walked(gpus_axis(8), lambda ranks: 3.0)[0] is None
-
-
-def test_a_coordinate_that_stands_still_gives_way_to_the_places() -> None:
-    axis = replace(layers_axis(), coordinate=lambda layers: 7.0)  # states that are all in files
-    found, probed = walked(axis, lambda layers: (3 + layers) / 123.5)
-    assert axis.values[found or 0] == 120
-    assert len(probed) <= 9
+    assert walked(gpus_axis(cell("zero3", 8)), lambda ranks: 3.0)[0] is None
 
 
 def test_a_strange_load_is_bracketed_all_the_same() -> None:
-    found, _ = walked(micro_batch_axis(), lambda size: 0.5 if size < 1000 else 2.0)
-    assert micro_batch_axis().values[found or 0] == 999
+    assert walked(micro_batch_axis(ANY), lambda size: 0.5 if size < 1000 else 2.0)[0] == 999
 
 
 def test_the_family_of_zero_grows_in_parameters_and_has_the_paper_s_shapes() -> None:
     sizes = [one.numel for one in shapes()]
     assert sizes == sorted(sizes)
     assert {(34, 1920), (72, 3072), (62, 4096), (88, 6144), (125, 8192)} <= {(s.layers, s.hidden) for s in shapes()}
-    changed = family_axis().changed(cell("zero3", 8), 0).config.model
+    changed = family_axis(ANY).changed(ANY, 0).config.model
     assert (changed.layers, changed.hidden, changed.heads) == (1, 1920, 16)  # type: ignore[attr-defined]
 
 
@@ -104,120 +104,116 @@ def test_candidates_are_the_table_or_what_the_user_names() -> None:
     assert [row.name for row in chosen] == ["zero1", "zero1 offload=cpu", "zero1 offload=nvme"]
 
 
-def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0) -> Used:
-    return Used(psi, peak, host, 0, {"parameters": peak // 3, "activations": peak - peak // 3}, None, volume, 0.0)
+def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: int = 1, **more: Any) -> Simulated:
+    at_peak = {"parameters": peak // 3, "activations": peak - peak // 3}
+    of = cell("ddp", 2, micro_batch=value)
+    return Simulated(of, psi, peak, host, 0, at_peak, None, volume * psi, 0.0, **more)
 
 
-def row(name: str, peak: int | None, value: int = 1, offload: str = "none", **more: float) -> PlanRow:
-    candidate = Candidate(name, offload, "none")
+def row(name: str, peak: int | None, offload: str = "none", **more: Any) -> PlanRow:
+    candidate = Candidate(name, offload)
     if peak is None:
         return PlanRow(candidate, problem="states alone", bound_bytes=10**9)
-    of = used(peak, **more)  # type: ignore[arg-type]
-    return PlanRow(candidate, best=ExecutedCell(value, cell("ddp", 2), of))
+    return PlanRow(candidate, best=used(peak, **more))
+
+
+def plan_of(rows: Sequence[PlanRow], goal: str = "least_traffic", capacity: Capacity | None = None) -> Plan:
+    """Returns a finished plan."""
+    of = capacity or Capacity(100, reserve=0.0)
+    return Plan(goal, of, lambda *_, **__: [], rows={row.candidate: row for row in rows})
 
 
 def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
-    goal = GOALS["least_traffic"]
     rows = [
         row("zero1", None),
         row("zero3", 50, volume=3.0),
         row("zero1", 10, offload="cpu"),
         row("fsdp2", 60, volume=3.0),
     ]
-    best = recommended(rows, goal)
-    assert best is rows[1]
-    assert "Take zero3: it sends the least of those that fit (3.00 ψ" in sentence(rows, goal, 100)
-    assert "zero1 partitions less" in sentence(rows, goal, 100)
-    frozen = ExecutedCell(1, cell("ddp", 2), replace(used(50, psi=1000, volume=3.0), frozen=33000))
-    assert goal.words(frozen).endswith("3.00 ψ a step between GPUs, 3,000 elements beside 33,000 frozen parameters")
+    assert recommended(plan_of(rows)) is rows[1]
+    said = sentence(plan_of(rows))
+    assert "Take zero3: it sends the least of those that fit (3.00 ψ" in said
+    assert "zero1 partitions less" in said
+    words = GOALS["least_traffic"].words(used(50, psi=1000, volume=3.0, frozen=33000))
+    assert words.endswith("3.00 ψ a step between GPUs, 3,000 elements beside 33,000 frozen parameters")
     rows[1] = row("zero3", None)
-    assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(rows, goal, 100)
-    assert recommended([row("ddp", None)], goal) is None
+    assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(plan_of(rows))
+    assert recommended(plan_of([row("ddp", None)])) is None
 
 
 def test_a_plan_of_bytes_alone_says_how_to_ask_for_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row("ddp", 90), row("zero1", 50)]
     for goal, said in (("least_traffic", True), ("largest_batch", False)):
-        command._print(rows, Capacity(100), GOALS[goal], [], "cuda", None)
+        print_plan(plan_of(rows, goal))
         assert ("--goal fastest --cluster NAME" in capsys.readouterr().out) is said
 
 
 def test_what_must_fit_is_what_the_allocator_reserves(capsys: pytest.CaptureFixture[str]) -> None:
     """37.5B under ZeRO-3 "fit" 80 GiB by its peak of 73.4 GiB, though the allocator reserves up to 87.4 GiB."""
-    capacity, on_gpu = Capacity(100 * MIB), replace(used(80 * MIB), reserved_bytes=95 * MIB)
-    assert capacity.fits(used(80 * MIB)), "a CPU's peak"
-    assert not capacity.fits(on_gpu)
+    capacity, on_gpu = Capacity(100 * MIB), used(80 * MIB, reserved_bytes=95 * MIB)
+    assert capacity.load(used(80 * MIB).bytes_in) <= 1, "a CPU's peak"
+    assert capacity.load(on_gpu.bytes_in) > 1
     assert capacity.smallest_device(on_gpu) == math.ceil(95 * MIB / 0.92)
-    beyond = PlanRow(Candidate("zero3", "none", "none"), beyond=ExecutedCell(1, cell("zero3", 2), on_gpu))
-    said = nothing_fits([replace(beyond, probes=(beyond.beyond,))], capacity)  # type: ignore[arg-type]
+    beyond = PlanRow(Candidate("zero3"), beyond=on_gpu, probes=(on_gpu,))
+    said = nothing_fits(plan_of([beyond], capacity=capacity))
     assert "the least is zero3 with 95.0 MiB reserved, so the smallest device that would do has 103.3 MiB" in said
-    fits = replace(beyond, best=ExecutedCell(1, cell("zero3", 2), replace(on_gpu, reserved_bytes=90 * MIB)))
-    assert "leaves 2.0 MiB free" in sentence([fits], GOALS["least_traffic"], capacity.usable_bytes)
-    command._print([fits, beyond], capacity, GOALS["least_traffic"], [], "cuda", None)
+    fits = plan_of([replace(beyond, best=replace(on_gpu, reserved_bytes=90 * MIB))], capacity=capacity)
+    assert "leaves 2.0 MiB free" in sentence(fits)
+    print_plan(fits)
     assert "a row fits if what the allocator reserves is at most 92.0 MiB of 100.0 MiB" in capsys.readouterr().out
 
 
 def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() -> None:
-    goal = GOALS["largest_model"]
     rows = [row("ddp", 90, psi=2_000_000_000), row("zero3", 80, psi=9_000_000_000), row("zero2", 80, psi=8_990_000_000)]
-    assert recommended(rows, goal) is rows[2]  # as large as zero3 within 2 %, and it moves less
-    assert "ddp, which costs less, ends at 2.00B parameters" in sentence(rows, goal, 100)
+    found = plan_of(rows, "largest_model")
+    assert recommended(found) is rows[2]  # as large as zero3 within 2 %, and it moves less
+    assert "ddp, which costs less, ends at 2.00B parameters" in sentence(found)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "steps", "said"),
+    ("ranks", "rates", "said"),
     [
-        (8, {32: (1.0, 1.1), 128: (1.0, 1.05)}, "On 32 and 128 GPUs with the same micro-batches zero1 stays ahead."),
-        (8, {32: (1.0, 0.995), 128: (1.0, 0.9)}, "On 128 GPUs with the same micro-batches zero3 is ahead."),
-        (128, {512: (1.0, 1.1)}, "On 512 GPUs with the same micro-batches zero1 stays ahead."),
+        (8, {32: (1.1, 1.0), 128: (1.05, 1.0)}, "On 32 and 128 GPUs with the same micro-batches zero1 stays ahead."),
+        (8, {32: (1.0, 1.005), 128: (1.0, 1.1)}, "On 128 GPUs with the same micro-batches zero3 is ahead."),
+        (128, {512: (1.1, 1.0)}, "On 512 GPUs with the same micro-batches zero1 stays ahead."),
         (512, {}, ""),
     ],
 )
 def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
-    ranks: int, steps: dict[int, tuple[float, ...]], said: str, monkeypatch: pytest.MonkeyPatch
+    ranks: int, rates: dict[int, tuple[float, ...]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class MoreGpus:
-        costs = None
+    def fit(name: str, rate: float, **more: Any) -> Any:
+        return replace(used(1), cell=cell(name, ranks), step=SimpleNamespace(rate=lambda: rate), **more)
 
-        def schedules(self, cells: list[Cell]) -> list[SimpleNamespace]:
-            assert len(cells) == 2, "zero1's second row is no leader"
-            return [SimpleNamespace(problem="", step_s=step) for step in steps[cells[0].config.world_size]]
+    def simulate(_: Plan, cells: list[Cell]) -> list[Simulated]:
+        assert len(cells) == 2, "zero1's second row is no leader"
+        return [fit("ddp", rate) for rate in rates[cells[0].config.world_size]]
 
-    monkeypatch.setattr(fastest, "step_time", lambda schedule, _: schedule)
-    names = ("zero1", "zero1", "zero3")
-    ranked: Any = [
-        fastest.Timed(Candidate(name, "none", "none"), cell(name, ranks), None, None, None, None)  # type: ignore[arg-type]
-        for name in names
-    ]
-    assert fastest.turn_of_gpus(ranked, MoreGpus()) == said  # type: ignore[arg-type]
-    assert fastest.turn_of_gpus(ranked[:2], MoreGpus()) == ""  # type: ignore[arg-type]
+    monkeypatch.setattr(Plan, "simulate", simulate)
+    rows = [PlanRow(Candidate("zero1"), fit("zero1", 3.0)), PlanRow(Candidate("zero1", "cpu"), fit("zero1", 2.0))]
+    assert turn_of_gpus(plan_of([*rows, PlanRow(Candidate("zero3"), fit("zero3", 1.0))])) == said
+    assert turn_of_gpus(plan_of(rows)) == ""
 
 
-@pytest.mark.parametrize("guessed", [(0.0, 0.0), (0.3, 0.02), (0.5, 0.2)])
 @pytest.mark.parametrize("most", [0, 1, 2, 16, 64])
-def test_the_largest_micro_batch_is_found_in_few_executions(most: int, guessed: tuple[float, float]) -> None:
-    """`guessed`: the line of another row, too low, right, or too high; the load bends, as the peak moves to another
-    instant."""
+@pytest.mark.parametrize("batch", [None, 8 * 64 * 3])
+def test_the_largest_micro_batch_is_found_in_few_simulations(most: int, batch: int | None) -> None:
+    """The load bends, as the peak moves to another instant."""
 
     def load(size: int) -> float:
         return 0.3 + 0.69 * size / most + (0.001 * size if size > 4 else 0.0) if most else 1.1 + size
 
-    held, slope = guessed
-    row = TriedRow(
-        Candidate("zero3", "none", "none"), cell("zero3", 8), (1, 2, 4, 8, 16, 32, 64), held=held, slope=slope
-    )
-    while (size := row.wanted()) is not None and size not in row.probes:
-        row.probes[size], row.loads[size] = ExecutedCell(size, row.cell, used(1)), load(size)
-    fitting = [size for size in row.sizes if load(size) <= 1]
-    assert (row.best.value if row.best else None) == max(fitting, default=None)
-    assert len(row.probes) <= 7
-    if guessed == (0.3, 0.02) and most == 16:
-        assert len(row.probes) <= 3
+    axis = timed_axis(ANY, batch)
+    found, probed = walked(axis, load)
+    assert found == max((size for size in axis.values if load(size) <= 1), default=None)
+    assert len(probed) <= (4 if batch is None else 7)
+    config = axis.changed(ANY, 4).config
+    assert batch is None or config.micro_batch * config.accumulation * 8 == config.batch == batch
 
 
 def test_what_few_blocks_use_gives_what_all_use() -> None:
     small = Reduced((cell("zero3", 8).config,) * 2, (4, 8), 32, 1)
-    found = whole_used(small, [used(300, host=4), used(500, host=8)])
+    found = whole_of(small, [used(300, host=4), used(500, host=8)])
     assert (found.peak_bytes, found.host_bytes) == (500 + 6 * 200, 8 + 6 * 4)
     assert sum(found.at_peak.values()) == pytest.approx(found.peak_bytes, abs=8)
 
@@ -229,85 +225,96 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     start = compose_cells([*words, "precision=bf16", "data=synthetic", "micro_batch=1"])[0]
     executed: list[str] = []
 
-    def run(configs: list, tell: Any = lambda *_: None) -> list[Execution]:  # type: ignore[type-arg]
+    def run(configs: list, tell: Any, operators: bool) -> list[Execution]:  # type: ignore[type-arg]
         executed.extend(config.cell_id for config in configs)
         done = [execute(config) for config in configs]
         for number, one in enumerate(done):
             tell(number, one)
         return done
 
-    capacity = Capacity(MIB // 4, reserve=0.0)
-    candidate, twin = (Candidate("zero3", "none", name) for name in ("none", "twin"))
-    found, same = run_searches({candidate: start, twin: start}, layers_axis(), capacity, run)
-    assert found.best is not None
-    assert found.beyond is not None
-    assert found.best.value + 1 == found.beyond.value
-    assert found.best.used.peak_bytes <= capacity.device_bytes < found.beyond.used.peak_bytes
-    assert sum(found.best.used.at_peak.values()) == found.best.used.peak_bytes
-    assert len(executed) == len(set(executed)) == len(found.probes)
-    assert same.best is not None
-    tiny = Capacity(1024, reserve=0.0)
+    capacity, candidate = Capacity(MIB // 4, reserve=0.0), Candidate("zero3")
     told: list[PlanRow | None] = []
-    (least,) = run_searches({candidate: start}, layers_axis(), tiny, run, lambda *news: told.append(news[-1]))
-    assert "states alone" in told[0].problem  # type: ignore[union-attr]
-    assert len(executed) == len(found.probes) + 1, "one was simulated after all: the device that would do is named"
-    assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits([least], tiny)
+    layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row))
+    layers.search({candidate: start}, layers_axis)
+    found = layers.rows[candidate]
+    assert found.beyond is not None
+    assert _layers(found.fit) + 1 == _layers(found.beyond)
+    assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
+    assert sum(found.fit.at_peak.values()) == found.fit.peak_bytes
+    assert len(executed) == len(set(executed)) == len(found.probes) == layers.simulated
+    assert told[-1] is found
+    tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
+    tiny.search({candidate: start}, layers_axis)
+    assert "states alone" in tiny.rows[candidate].problem
+    assert len(executed) == len(found.probes)
+    tiny.name_least({candidate: start}, layers_axis)
+    assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
+    assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
+
+
+def _layers(found: Simulated) -> int:
+    return found.cell.config.model.layers  # type: ignore[attr-defined,no-any-return]
 
 
 def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A pipe reads: lines go to standard error before the round of all candidates is over."""
-    goal, names, capacity = GOALS["least_traffic"], ("ddp", "zero1", "zero3"), Capacity(100 * MIB)
+    names, capacity = ("ddp", "zero1", "zero3"), Capacity(100 * MIB)
     monkeypatch.setattr(
-        search, "used_by", lambda cell, _: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB)
+        memory, "simulated_by", lambda cell, _: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB)
     )
 
-    def run(configs: list, tell: Any) -> list[Execution]:  # type: ignore[type-arg]
+    def run(configs: list, tell: Any, operators: bool) -> list[Execution]:  # type: ignore[type-arg]
         for number, config in enumerate(configs[:2]):
             tell(number, Execution(config, 0, 0.0, None))
         assert "zero1: fits, 2.00 ψ a step between GPUs, 1.0 MiB at its peak; 1 to go" in capfd.readouterr().err
         raise KeyboardInterrupt
 
-    cells = {Candidate(name, "none", "none"): cell(name, 2) for name in names}
-    with command.progress(goal) as tell:
-        rows = run_searches(cells, goal.axis(2), capacity, run, tell)
-    command._print(rows, capacity, goal, [], "cuda", None)
+    found = Plan("least_traffic", capacity, run)
+    with progress(found):
+        found.search({Candidate(name): cell(name, 2) for name in names}, fixed_axis)
+    assert found.interrupted
+    print_plan(found)
     said = capfd.readouterr().out
     assert "not simulated: zero3: the plan was interrupted" in said
-    assert [row.best is not None for row in rows] == [False, True, False]
+    assert [row.best is not None for row in found.rows.values()] == [False, True, False]
     assert not any(line.strip().startswith("zero3") for line in said.splitlines()), "its row would say that it fits not"
     assert "Take" not in said
-    assert recommended(rows, goal) is None
+    assert recommended(found) is None
 
 
-def test_an_interrupted_search_of_the_fastest_keeps_its_complete_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes after the pilots; only the row without another micro-batch to try is complete."""
-    done, still = (TriedRow(Candidate(name, "none", "none"), cell(name, 8), (1,)) for name in ("zero1", "zero3"))
+def test_an_interrupted_plan_of_the_fastest_keeps_its_complete_rows(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C comes while zero3 is open: its second micro-batch was to be simulated."""
 
-    class Search:
-        row = staticmethod(lambda one, _: done if one.strategy == "zero1" else still)
-        timed = staticmethod(lambda row: row.best and SimpleNamespace(tokens_per_s=1.0, row=row))
-
-        def pilots(self, _: object) -> None:
-            done.probes[1], done.loads[1] = ExecutedCell(1, done.cell, used(MIB)), 0.5
+    def simulate(_: Plan, cells: list[Cell], done: Any) -> None:
+        if len(cells) < 2:
             raise KeyboardInterrupt
+        done(0, "its model cannot be built")
+        done(1, used(MIB))
 
-    found = fastest.find({row.candidate: row.cell for row in (done, still)}, Search())  # type: ignore[arg-type]
+    monkeypatch.setattr(Plan, "simulate", simulate)
+    found = replace(plan_of([], "fastest", Capacity(100 * MIB)))
+    with progress(found):
+        find_fastest(found, costs_of("h100-3200", None), {Candidate(n): cell(n, 8) for n in ("ddp", "zero3")}, None, ())
     assert found.interrupted
-    assert [row.problem for row in found.rows] == ["", search.INTERRUPTED]
-    assert [one.row for one in found.timed] == [done]  # type: ignore[attr-defined]
+    assert [row.problem for row in found.rows.values()] == ["its model cannot be built", INTERRUPTED]
+    print_plan(found)
+    assert "none is recommended" in capfd.readouterr().out
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:
-    probe = ExecutedCell(1, cell("zero3", 4), used(92 * MIB))
-    rows = [PlanRow(Candidate("zero3", "none", "none"), beyond=probe, probes=(probe,))]
-    said = nothing_fits(rows, Capacity(50 * MIB, reserve=0.08))
+    probe = used(92 * MIB)
+    rows = [PlanRow(Candidate("zero3"), beyond=probe, probes=(probe,))]
+    said = nothing_fits(plan_of(rows, capacity=Capacity(50 * MIB, reserve=0.08)))
     assert "the smallest device that would do has 100.0 MiB" in said
     assert "activation=checkpoint" in said
-    hosted = ExecutedCell(1, cell("zero3", 4), used(MIB, host=90 * MIB))
-    rows = [PlanRow(Candidate("zero3", "cpu", "none"), beyond=hosted, probes=(hosted,))]
-    assert "raise --host-memory" in nothing_fits(rows, Capacity(50 * MIB, host_bytes=10 * MIB))
+    hosted = used(MIB, host=90 * MIB)
+    rows = [PlanRow(Candidate("zero3", "cpu"), beyond=hosted, probes=(hosted,))]
+    said = nothing_fits(plan_of(rows, capacity=Capacity(50 * MIB, host_bytes=10 * MIB)))
+    assert "raise --host-memory" in said
 
 
 @pytest.mark.slow

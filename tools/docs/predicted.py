@@ -28,7 +28,7 @@ from validation.published_runs.peaks import NEEDED, OUT_OF_MEMORY
 from validation.published_runs.rows import read as read_runs
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
-from zerobench.commands.plan.candidates import RESERVE
+from zerobench.commands.plan.memory import RESERVE
 from zerobench.strategies import spec_of
 from zerobench.timing.costs import ShapeTable, matmul_rows
 from zerobench.timing.hardware import validated as fitted

@@ -19,47 +19,20 @@ from ...config.compose import refuse_senseless
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
-from ...host.terminal import print_on, progress_console, stdout_console
-from ...results.grid import Grid
+from ...host.terminal import print_on, progress_console
 from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
-from ...sizes import parse_bytes, show_count
+from ...sizes import parse_bytes
 from ..predict import costs_of
-from .candidates import QUICKEST, RESERVE, Candidate, Capacity, candidates, compose, words_of
-from .fastest import FastestSearch, batch_of, find
-from .fastest import as_json as fastest_as_json
-from .fastest import sentence as fastest_sentence
-from .fastest import table_of as fastest_table
-from .recommend import (
-    CUT_SHORT,
-    FASTEST,
-    FIRST_TO_GO,
-    GOALS,
-    HEADER,
-    LEAST_TRAFFIC,
-    WORDS,
-    Goal,
-    as_json,
-    commands_of,
-    found_words,
-    is_interrupted,
-    notes_of,
-    nothing_fits,
-    recommended,
-    rule_of,
-    sentence,
-    table_of,
-)
-from .search import Execute, PlanRow, Tell, family_axis, run_searches
+from .answer import FASTEST, GOALS, HEADER, as_json, found_words, print_plan, recommended
+from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, compose, words_of
+from .fastest import find_fastest
+from .memory import RESERVE, Capacity
+from .search import Plan, PlanRow, family_axis
 from .settings import SYSTEMS, settings_of
 
 LIMITS = Limits(seconds=3600.0)
 """Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes minutes."""
-
-BYTES_ALONE = (
-    "Bytes alone were compared, at one micro-batch for all. Which is fastest depends on the cluster, and on the "
-    "micro-batch that each leaves room for: add --goal fastest --cluster NAME (names: zerobench predict --help)"
-)
 
 EPILOG = """\
 Of the strategies that fit 64 GPUs of 80 GiB, the one that sends the fewest bytes:
@@ -89,83 +62,81 @@ The peak covers training steps only: a model that is built whole before it is pa
 def plan(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 something fits, 1 nothing fits, 2 invalid command,
     130 interrupted."""
-    parser = _parser()
-    chosen = parser.parse_intermixed_args(arguments)
-    goal = GOALS[chosen.goal]
+    chosen = _parser().parse_intermixed_args(arguments)
     capacity = _capacity(chosen)
-    overrides, batch = batch_of(chosen.overrides, chosen.gpus) if goal.name == FASTEST else (chosen.overrides, None)
+    overrides, batch = batch_of(chosen.overrides, chosen.gpus) if chosen.goal == FASTEST else (chosen.overrides, None)
     words, axes = words_of(overrides, chosen.gpus)
-    cells = compose(_candidates(axes, goal, capacity), words)
+    cells = compose(_candidates(axes, chosen.goal, capacity), words)
     refuse_senseless(list(cells.values()))
-    _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
-    execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
-    if goal.name == FASTEST:
-        return _fastest(cells, chosen, capacity, batch, partial(execute, operators=True))
-    axis = family_axis() if chosen.family else goal.axis(chosen.gpus)
-    with progress(goal) as tell:
-        rows = run_searches(cells, axis, capacity, execute, tell)
-    best = recommended(rows, goal)
-    found = settings_of(chosen.settings, best.best.cell.config) if chosen.settings and best and best.best else None
+    _check(chosen, list(cells.values()))
+    answer = Plan(
+        chosen.goal,
+        capacity,
+        partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS),
+        device=chosen.device,
+        words=words,
+    )
+    with progress(answer):
+        if chosen.goal == FASTEST:
+            answer.costs = costs_of(chosen.cluster, chosen.node_gbit_s)
+            given = {word.partition("=")[0] for word in chosen.overrides}
+            find_fastest(answer, answer.costs, cells, batch, given)
+        else:
+            axis_of = family_axis if chosen.family else GOALS[chosen.goal].axis
+            answer.search(cells, axis_of)
+            answer.name_least(cells, axis_of)
+    best = recommended(answer)
+    settings = settings_of(chosen.settings, best.fit.cell.config) if chosen.settings and best else None
     if chosen.format == "json":
-        made = {"torch": version("torch"), "source_hash": source_hash("")}
-        told = made | as_json(rows, capacity, goal, words, chosen.device)
-        print(json.dumps(told | ({"settings": asdict(found)} if found else {}), indent=1))
+        told = {"torch": version("torch"), "source_hash": source_hash("")} | as_json(answer)
+        print(json.dumps(told | ({"settings": asdict(settings)} if settings else {}), indent=1))
     else:
-        _print(rows, capacity, goal, words, chosen.device, chosen.columns)
-    if found is not None:
-        # writes the settings of the recommended cell, or prints them; JSON already includes them
-        for name, text in found.files.items():
+        print_plan(answer, chosen.columns)
+    if settings is not None:
+        for name, text in settings.files.items():
             if chosen.out:
                 chosen.out.mkdir(parents=True, exist_ok=True)
                 (chosen.out / name).write_text(text)
                 print_note(f"wrote {chosen.out / name}")
-            elif chosen.format == "table":
+            elif chosen.format == "table":  # JSON already includes them
                 print("\n#", name)
                 print(text, end="")
-        for note in found.notes:
+        for note in settings.notes:
             print_note(f"note: {note}")
-    return 130 if is_interrupted(rows) else int(best is None)
+    return 130 if answer.interrupted else int(best is None)
+
+
+def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
+    """Takes `batch=` out of a command's words. Raises ValueError if GPUs do not divide it."""
+    batches = [word.partition("=")[2] for word in words if word.startswith("batch=")]
+    if not batches:
+        return list(words), None
+    if not batches[-1].isdecimal() or int(batches[-1]) % gpus or not int(batches[-1]):
+        raise ValueError(f"batch={batches[-1]}: samples of a step over all GPUs, a multiple of --gpus {gpus}")
+    return [word for word in words if not word.startswith("batch=")], int(batches[-1])
 
 
 @contextmanager
-def progress(goal: Goal) -> Iterator[Tell]:
-    """Reports a candidate whose search has ended as a line on standard error and, on a terminal, counts the rest."""
-    console = progress_console()
+def progress(plan: Plan) -> Iterator[None]:
+    """Reports a candidate whose search has ended as a line on standard error and, on a terminal, counts the rest. The
+    block ends when the user interrupts it.
+    """
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,
-        disable=not sys.stderr.isatty(),
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=progress_console(),
+        transient=True, disable=not sys.stderr.isatty(),
     ) as bar:  # fmt: skip
         task = bar.add_task("theory's bounds first", total=None)
 
-        def tell(executed: int, open_: int, row: PlanRow | None) -> None:
-            bar.update(task, description=f"{executed} cells simulated, {open_} rows still searched")
+        def tell(plan: Plan, row: PlanRow | None) -> None:
+            bar.update(task, description=f"{plan.simulated} cells simulated, {plan.open} rows still searched")
             if row is not None:
-                print_on(bar.console, f"{row.candidate.name}: {found_words(row, goal)}; {open_} to go")
+                print_on(bar.console, f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {plan.open} to go")
 
-        yield tell
-
-
-def _fastest(
-    cells: dict[Candidate, Cell], chosen: argparse.Namespace, capacity: Capacity, batch: int | None, run: Execute
-) -> int:
-    """Prints the fastest candidate that fits. Returns the exit code."""
-    costs = costs_of(chosen.cluster, chosen.node_gbit_s)
-    given = frozenset(word.partition("=")[0] for word in chosen.overrides)
-    with progress(GOALS[FASTEST]) as tell:
-        found = find(cells, FastestSearch(costs, capacity, batch, given, run, tell))
-    none = CUT_SHORT if found.interrupted else "" if found.timed else nothing_fits(found.rows, capacity)
-    code = 130 if found.interrupted else int(not found.timed)
-    if chosen.format == "json":
-        told = {"torch": version("torch"), "source_hash": source_hash("")} | fastest_as_json(found, costs, none)
-        print(json.dumps(told, indent=1))
-        return code
-    console = stdout_console()
-    if found.timed:
-        console.print(fastest_table(found.timed))
-    for line in (rule_of(capacity, chosen.device), *notes_of(found.rows), *found.notes):
-        print_on(console, line)
-    print_on(console, none or fastest_sentence(found, costs))
-    return code
+        plan.tell = tell
+        try:
+            yield
+        except KeyboardInterrupt:
+            plan.interrupted = True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -179,12 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
         help="part kept for the CUDA context and libraries (default: %(default)s)")  # fmt: skip
     add("--cluster", metavar="NAME", help="goal fastest: a cluster of zerobench predict")
-    add(
-        "--node-gbit-s",
-        type=float,
-        metavar="RATE",
-        help="goal fastest: rate of a node's network, if not the cluster's",
-    )
+    add("--node-gbit-s", type=float, metavar="RATE",
+        help="goal fastest: rate of a node's network, if not the cluster's")  # fmt: skip
     add("--host-memory", metavar="SIZE", help="host memory per GPU; by default offload to it is unlimited")
     add("--disk", metavar="SIZE", help="disk per GPU; by default offload=nvme is unlimited")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="device to simulate (default: %(default)s)")
@@ -217,63 +184,43 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
     return Capacity(device, chosen.reserve, size("host_memory"), size("disk"))
 
 
-def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity) -> list[Candidate]:
+def _candidates(axes: dict[str, tuple[str, ...]], goal: str, capacity: Capacity) -> list[Candidate]:
     """Returns the rows to try. The largest model has no bound in an offload tier without a limit: skips these."""
-    rows = candidates(axes)
-    if goal.name == FASTEST and "strategy" not in axes:
-        rows = [row for row in rows if row.strategy in QUICKEST]
-    if goal.name == FASTEST and "offload" not in axes:
-        return [row for row in rows if not row.offloads]
-    if goal.name != "largest_model" or "offload" in axes:
-        return rows
-    limited = {"none": True, "cpu": capacity.host_bytes is not None, "nvme": capacity.disk_bytes is not None}
-    return [row for row in rows if limited[row.offload]]
+    if goal == FASTEST:
+        return candidates(axes, QUICKEST, ("none",))
+    if goal != "largest_model":
+        return candidates(axes)
+    limits = {"cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
+    return candidates(axes, STRATEGIES, [tier for tier in TIERS if limits.get(tier, 0) is not None])
 
 
-def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrides: list[str]) -> None:
+def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """Raises ValueError if the goal contradicts the rest of the command."""
-    keys = {word.partition("=")[0] for word in overrides}
-    if goal.name == "largest_model" and not all(isinstance(model, Gpt) for model in models):
-        raise ValueError("--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH")
-    if goal.name == "largest_model" and "model.layers" in keys:
-        raise ValueError("model.layers: is what --goal largest_model looks for; leave it out")
-    if goal.name == "largest_batch" and keys & {"micro_batch", "batch"}:
-        raise ValueError("micro_batch, batch: are what --goal largest_batch looks for; leave them out")
-    if goal.name == "fewest_gpus" and "batch" in keys:
-        raise ValueError("batch: changes with the number of GPUs that --goal fewest_gpus looks for; use micro_batch")
-    if (goal.name == FASTEST) != (chosen.cluster is not None):
-        raise ValueError("--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help")
-    if goal.name == FASTEST and "offload" in keys:
-        raise ValueError("offload: no rate of an update on the host is known to --goal fastest; leave it out")
-    if goal.name == FASTEST and "micro_batch" in keys:
-        raise ValueError("micro_batch: is what --goal fastest looks for; leave it out, or give batch=")
-    if goal.name == FASTEST and {"accumulation", "batch"} <= keys:
-        raise ValueError("accumulation: follows from batch= and the micro-batch that fits; leave one of the two out")
-    if goal.name == FASTEST and chosen.settings:
-        raise ValueError("--settings: not with --goal fastest; plan the candidate that it names again")
-    if chosen.family and goal.name != "largest_model":
-        raise ValueError(f"--family {chosen.family}: its shapes are tried by --goal largest_model alone")
-    if chosen.out and not chosen.settings:
-        raise ValueError("--out: is for settings; say which with --settings")
-
-
-def _print(
-    rows: list[PlanRow], capacity: Capacity, goal: Goal, words: list[str], device: str, columns: Sequence[str] | None
-) -> None:
-    console = stdout_console()
-    console.print(Grid(*table_of(rows, capacity, goal), WORDS, FIRST_TO_GO, columns))
-    executed = sum(len(row.probes) for row in rows)
-    lines = [
-        f"{rule_of(capacity, device)}; {show_count(executed, 'cell')} simulated",
-        *notes_of(rows),
-    ]
-    best = recommended(rows, goal)
-    if best is None or best.best is None:
-        lines += [nothing_fits(rows, capacity)]
-    else:
-        lines += ["", sentence(rows, goal, capacity.usable_bytes), "", "To confirm it, one rank of it, then all:"]
-        lines += [f"  {command}" for command in commands_of(best.best, best, words, goal, device)]
-    if goal.name == LEAST_TRAFFIC:
-        lines += ["", BYTES_ALONE]
-    for line in lines:
-        print_on(console, line)
+    goal, keys = chosen.goal, {word.partition("=")[0] for word in chosen.overrides}
+    has_layers = all(isinstance(cell.config.model, Gpt) for cell in cells)
+    wrong = {
+        "--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH":
+            goal == "largest_model" and not has_layers,
+        "model.layers: is what --goal largest_model looks for; leave it out":
+            goal == "largest_model" and "model.layers" in keys,
+        "micro_batch, batch: are what --goal largest_batch looks for; leave them out":
+            goal == "largest_batch" and keys & {"micro_batch", "batch"},
+        "batch: changes with the number of GPUs that --goal fewest_gpus looks for; use micro_batch":
+            goal == "fewest_gpus" and "batch" in keys,
+        "--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help":
+            (goal == FASTEST) != (chosen.cluster is not None),
+        "offload: no rate of an update on the host is known to --goal fastest; leave it out":
+            goal == FASTEST and "offload" in keys,
+        "micro_batch: is what --goal fastest looks for; leave it out, or give batch=":
+            goal == FASTEST and "micro_batch" in keys,
+        "accumulation: follows from batch= and the micro-batch that fits; leave one of the two out":
+            goal == FASTEST and {"accumulation", "batch"} <= keys,
+        "--settings: not with --goal fastest; plan the candidate that it names again":
+            goal == FASTEST and chosen.settings,
+        f"--family {chosen.family}: its shapes are tried by --goal largest_model alone":
+            chosen.family and goal != "largest_model",
+        "--out: is for settings; say which with --settings": chosen.out and not chosen.settings,
+    }  # fmt: skip
+    for message, applies in wrong.items():
+        if applies:
+            raise ValueError(message)

@@ -1,14 +1,13 @@
-"""The search for the largest fit of each row of the table, along one number of a cell: its layers, its micro-batch, or
-the number of GPUs.
+"""The search for the largest fit of each candidate, along one number of a cell: its layers, its micro-batch, or the
+number of GPUs.
 
-axis        its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
-bracket     the last value that fits and the first that does not; the search ends when they are neighbors
-executed    a value whose load is known from a simulated cell
-bound       theory's states: no simulation has less memory at its peak, so a candidate whose states exceed a limit is
-            skipped. Strategies for which theory has no schedule have no bound. Theory replays gloo's exchange; on a
-            GPU the buffers in flight differ a little, so states must exceed the limit by SURE to be skipped
-row         a search is a generator: it yields a cell and is sent what the cell used, or the error message if it failed.
-            So one driver runs many searches side by side, and tests run one without simulating anything
+axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
+bracket    the last value that fits and the first that does not; the search ends when they are neighbors
+bound      theory's states: no simulation has less memory at its peak, so a cell whose states exceed a limit is not
+           simulated. Strategies for which theory has no schedule have no bound. Theory replays gloo's exchange; on a
+           GPU the buffers in flight differ a little, so states must exceed the limit by SURE
+row        a search is a generator: it yields a cell and is sent its simulation, or the error message if it failed.
+           So one loop runs the searches of all candidates in parallel
 
 Bytes are linear in layers, in micro-batch and in 1/N, up to buckets and padding, so the line through the last two
 loads meets 1 close to the answer; the answer's two neighbors are always simulated.
@@ -21,35 +20,48 @@ trillion-parameter model (ZeRO-Infinity, arXiv 2104.07857, table 1).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from ...config.cell import Cell
-from ...config.schema import Gpt
-from ...fake_execution import Execution
-from ...predict.estimate import Estimate, estimate
-from ...timing.prediction import StepSchedule
-from .candidates import Candidate, Capacity, Used, used_of
+from ...predict.estimate import estimate
+from ...timing.costs import GpuCosts
+from .candidates import Candidate
+from .memory import Capacity, Execute, Simulated, simulate
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
 
-DEEPEST, WIDEST_BATCH = 512, 65536
-"""Ends of the axes: a cell of 512 blocks takes minutes to simulate."""
+DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
+"""Ends of the axes: a cell of 512 blocks takes minutes to simulate. WIDEST_TIMED: of goal fastest."""
+
+PILOT = 4
+"""The second micro-batch that goal fastest simulates, after 1: the line through both gives the next."""
+
+
+# -- axes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlanAxis:
-    """`values`: from the emptiest to the fullest device. `coordinate`: of a value, increasing along them."""
+    """`values`: from the emptiest to the fullest device. `changed`: the cell with a value. `coordinate`: of a value,
+    increasing along them. `in_states`: states change along it. `convex`: so is the load, and a line through two values
+    that fit is below it beyond them: a value that the line puts beyond the device is not simulated.
+    """
 
-    name: str
     values: Sequence[int]
     first: tuple[int, ...]
     """Places in `values` of the first probes, in order."""
     changed: Callable[[Cell, int], Cell]
     coordinate: Callable[[int], float] = float
     in_states: bool = False
-    """True if the states change along it, so that theory's states are a better coordinate."""
+    convex: bool = False
+
+    def at(self, place: int) -> float:
+        """Returns the coordinate of a place in `values`."""
+        return self.coordinate(self.values[place])
 
 
 def with_micro_batch(cell: Cell, samples: int) -> Cell:
@@ -58,79 +70,54 @@ def with_micro_batch(cell: Cell, samples: int) -> Cell:
     return cell.changed(micro_batch=samples, batch=samples * config.accumulation * config.data_ranks)
 
 
-def layers_axis() -> PlanAxis:
+def with_model(cell: Cell, **changes: Any) -> Cell:
+    """Returns the cell with a changed model."""
+    return cell.changed(model=replace(cell.config.model, **changes))
+
+
+def layers_axis(_: Cell) -> PlanAxis:
     """Returns the axis of layers, which starts with models that are simulated quickly."""
-
-    def with_layers(cell: Cell, layers: int) -> Cell:
-        assert isinstance(cell.config.model, Gpt)
-        return cell.changed(model=replace(cell.config.model, layers=layers))
-
-    return PlanAxis("layers", range(1, DEEPEST + 1), (1, 3), with_layers, in_states=True)
+    return PlanAxis(range(1, DEEPEST + 1), (1, 3), lambda cell, layers: with_model(cell, layers=layers), in_states=True)
 
 
-def micro_batch_axis() -> PlanAxis:
+def micro_batch_axis(_: Cell) -> PlanAxis:
     """Returns the axis of samples per rank."""
-    return PlanAxis("micro_batch", range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
+    return PlanAxis(range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
 
 
-def gpus_axis(most: int) -> PlanAxis:
-    """Returns the axis of GPUs, each with the same micro-batch, from `most` down to 1."""
+def timed_axis(cell: Cell, batch: int | None = None) -> PlanAxis:
+    """Returns the micro-batches of goal fastest: powers of two or, with a given `batch` over all GPUs, divisors of a
+    rank's part of it, each with as many micro-batches as that takes.
+    """
+    ranks = cell.config.data_ranks
+    if batch is None:
+        sizes = tuple(2**power for power in range(WIDEST_TIMED.bit_length()))
+        return PlanAxis(sizes, (0, bisect_right(sizes, PILOT) - 1), with_micro_batch, convex=True)
+    sizes = tuple(size for size in range(1, WIDEST_TIMED + 1) if batch // ranks % size == 0)
+
+    def changed(cell: Cell, size: int) -> Cell:
+        return cell.changed(micro_batch=size, accumulation=batch // (size * ranks), batch=batch)
+
+    return PlanAxis(sizes, (0, bisect_right(sizes, PILOT) - 1), changed, convex=True)
+
+
+def gpus_axis(cell: Cell) -> PlanAxis:
+    """Returns the axis of GPUs, each with the same micro-batch, from the cell's own down to 1."""
 
     def with_gpus(cell: Cell, ranks: int) -> Cell:
         config = cell.config
-        return cell.changed(
-            world_size=ranks, batch=config.micro_batch * config.accumulation * ranks // config.tensor_parallel
-        )
+        batch = config.micro_batch * config.accumulation * ranks // config.tensor_parallel
+        return cell.changed(world_size=ranks, batch=batch)
 
-    return PlanAxis("gpus", range(most, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
+    return PlanAxis(range(cell.config.world_size, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
 
 
-def fixed_axis() -> PlanAxis:
+def fixed_axis(_: Cell) -> PlanAxis:
     """Returns an axis of one value, for a cell that is taken unchanged."""
-    return PlanAxis("", (0,), (0,), lambda cell, _: cell)
+    return PlanAxis((0,), (0,), lambda cell, _: cell)
 
 
-def walk(axis: PlanAxis, end: int) -> Generator[int, float, int | None]:
-    """Yields the places of the axis whose load is needed; returns the last that fits, None if the first does not.
-
-    `end`: the first place that is known not to fit, or the number of values.
-    """
-    loads: dict[int, float] = {}
-    low, high = -1, min(end, len(axis.values))
-    for place in axis.first:
-        if low < place < high:
-            loads[place] = yield place
-            low, high = (place, high) if loads[place] <= 1 else (low, place)
-    while high - low > 1:
-        place = _guess(axis, loads, low, high)
-        loads[place] = yield place
-        low, high = (place, high) if loads[place] <= 1 else (low, place)
-    return None if low < 0 else low
-
-
-def _guess(axis: PlanAxis, loads: dict[int, float], low: int, high: int) -> int:
-    """Returns a place between low and high, where the line through the two nearest probes meets a load of 1."""
-    if low < 0 or len(loads) - len(axis.first) >= MOST_GUESSES or len(loads) < 2:
-        return (low + high) // 2 if high <= len(axis.values) - 1 or low < 0 else min(2 * low + 1, high - 1)
-    one, other = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
-    # states that are entirely on the host or in files do not change on the device
-    still = axis.coordinate(axis.values[one]) == axis.coordinate(axis.values[other])
-
-    def at(place: int) -> float:
-        return float(place) if still else axis.coordinate(axis.values[place])
-
-    slope = (loads[one] - loads[other]) / (at(one) - at(other))
-    if slope <= 0:
-        return (low + high) // 2
-    wanted = at(one) + (1 - loads[one]) / slope
-    return min(max(bisect_right(range(len(axis.values)), wanted, key=at) - 1, low + 1), high - 1)
-
-
-# -- ZeRO's family ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GptSize:
+class GptSize(NamedTuple):
     """Blocks, their width, and heads."""
 
     layers: int
@@ -155,88 +142,28 @@ def shapes() -> list[GptSize]:
     found: list[GptSize] = []
     for deepest in WIDTHS:
         before = found[-1].numel if found else 0
-        same_width = (replace(deepest, layers=layers) for layers in range(1, deepest.layers + 1))
+        same_width = (deepest._replace(layers=layers) for layers in range(1, deepest.layers + 1))
         found += [shape for shape in same_width if shape.numel > before]
     return found
 
 
-def family_axis() -> PlanAxis:
+def family_axis(_: Cell) -> PlanAxis:
     """Returns the axis of the family: places in `shapes`; the load is roughly linear in the number of parameters."""
     family = shapes()
 
     def changed(cell: Cell, place: int) -> Cell:
-        one, model = family[place], cell.config.model
-        assert isinstance(model, Gpt)
-        return cell.changed(model=replace(model, layers=one.layers, hidden=one.hidden, heads=one.heads))
+        return with_model(cell, **family[place]._asdict())
 
-    return PlanAxis(
-        "shape", range(len(family)), (1, 3), changed, lambda place: float(family[place].numel), in_states=True
-    )
+    return PlanAxis(range(len(family)), (1, 3), changed, lambda place: float(family[place].numel), in_states=True)
 
 
-# -- theory's bound --------------------------------------------------------------------------------
+# -- a row and its search --------------------------------------------------------------------------
 
 
 SURE = 1.02
 """A cell is not simulated if theory's states exceed the limit by this factor."""
 
-_ESTIMATES: dict[str, Estimate | None] = {}
-"""Cell id -> its prediction, since searches return to the same cells."""
-
-
-def states_of(cell: Cell) -> Estimate | None:
-    """Returns theory's prediction for a cell; None if the model cannot be built for it."""
-    if cell.cell_id not in _ESTIMATES:
-        try:
-            _ESTIMATES[cell.cell_id] = estimate(cell.config)
-        except Exception:  # a user's builder may do what a model without memory cannot; its execution will tell
-            _ESTIMATES[cell.cell_id] = None
-    return _ESTIMATES[cell.cell_id]
-
-
-def least_load(cell: Cell, capacity: Capacity) -> float:
-    """Returns a lower bound of the cell's load; 0 if theory has none."""
-    found = states_of(cell)
-    if found is None or found.states_bytes is None:
-        return 0.0
-    tiers = {"device": found.states_bytes, "host": found.host_bytes or 0, "nvme": found.file_bytes or 0}
-    return max(held / capacity.limit_of(tier) for tier, held in tiers.items())
-
-
-def by_states(cell: Cell, axis: PlanAxis, capacity: Capacity) -> PlanAxis:
-    """Returns the axis with theory's states as its coordinate: except for activations, the load is linear in it with
-    slope 1. Returns the axis unchanged if the states do not change along it, or theory has no prediction.
-    """
-    if not axis.in_states or least_load(axis.changed(cell, axis.values[0]), capacity) == 0:
-        return axis
-    return replace(axis, coordinate=lambda value: least_load(axis.changed(cell, value), capacity))
-
-
-def first_too_large(cell: Cell, axis: PlanAxis, capacity: Capacity) -> int:
-    """Returns the first place of the axis whose states alone do not fit; the number of values if all fit."""
-    search, load = walk(axis, len(axis.values)), None
-    try:
-        while True:
-            place = search.send(load) if load is not None else next(search)
-            load = least_load(axis.changed(cell, axis.values[place]), capacity) / SURE
-    except StopIteration as stop:
-        return 0 if stop.value is None else stop.value + 1
-
-
-# -- a row's search --------------------------------------------------------------------------------
-
-
-Search = Generator[Cell, "Used | str", "PlanRow"]
-
-
-@dataclass(frozen=True)
-class ExecutedCell:
-    """A simulated cell: its value on the axis, its memory and traffic, and under goal fastest its schedule."""
-
-    value: int
-    cell: Cell
-    used: Used
-    schedule: StepSchedule | None = None
+INTERRUPTED = "the plan was interrupted"
 
 
 @dataclass(frozen=True)
@@ -244,137 +171,205 @@ class PlanRow:
     """Findings for one candidate. `best`: the furthest simulated cell that fits; None if none fits.
 
     `beyond`: the next value's cell, which does not fit, or the least that was tried. `problem`: why it was not
-    simulated. `at_end`: the axis has no further value.
+    simulated. `bound_bytes`: theory's states, if these alone are too large. `at_end`: the axis has no further value.
     """
 
     candidate: Candidate
-    best: ExecutedCell | None = None
-    beyond: ExecutedCell | None = None
+    best: Simulated | None = None
+    beyond: Simulated | None = None
     problem: str = ""
     bound_bytes: int | None = None
     at_end: bool = False
-    probes: tuple[ExecutedCell, ...] = field(default=(), repr=False)
+    probes: tuple[Simulated, ...] = field(default=(), repr=False)
+
+    @property
+    def fit(self) -> Simulated:
+        """The best cell of a row that fits."""
+        assert self.best is not None
+        return self.best
 
 
-class NotExecutedError(Exception):
+class NotSimulatedError(Exception):
     """A cell could not be simulated; the message says why."""
 
 
-def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity) -> Search:
-    """Searches for the furthest value of the axis that fits. Yields cells, and is sent what they used."""
+Answer = TypeVar("Answer")
+Search = Generator[Cell, Simulated | str, Answer]
+"""Yields cells, and is sent their simulations or why there is none."""
+
+
+def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity) -> Search[PlanRow]:
+    """Searches for the furthest value of the axis that fits."""
     if cell.problems:
         return PlanRow(candidate, problem=cell.problems[0])
-    end = first_too_large(cell, axis, capacity)
-    if end == 0:
-        return _only_states(candidate, axis.changed(cell, axis.values[0]), capacity)
-    probes: dict[int, ExecutedCell] = {}
-    places, load = walk(by_states(cell, axis, capacity), end), None
+    probes: dict[int, Simulated] = {}
+    states = states_of(cell)
+
+    def load_at(place: int) -> Search[float]:
+        nonlocal states
+        changed = axis.changed(cell, axis.values[place])
+        states = states_of(changed) if axis.in_states else states
+        if (bound := capacity.load(states) / SURE) > 1:
+            return bound
+        simulated = yield changed
+        if isinstance(simulated, str):
+            raise NotSimulatedError(simulated)
+        probes[place] = simulated
+        return capacity.load(simulated.bytes_in)
+
     try:
-        while True:
-            place = places.send(load) if load is not None else next(places)
-            changed = axis.changed(cell, axis.values[place])
-            used = yield changed
-            if isinstance(used, str):
-                raise NotExecutedError(used)
-            probes[place] = ExecutedCell(axis.values[place], changed, used)
-            load = capacity.load(used)
-    except StopIteration as stop:
-        found = stop.value
-    except NotExecutedError as error:
+        last = yield from walk(axis, load_at)
+    except NotSimulatedError as error:
         return PlanRow(candidate, problem=str(error), probes=tuple(probes.values()))
-    beyond = [place for place in sorted(probes) if found is None or place > found]
+    if not probes:  # the emptiest value, which was asked for last, has too large states
+        tier = "device" if states["device"] > capacity.usable_bytes else "host or disk"
+        words = f"states alone are {capacity.load(states):.2f} times the usable memory ({tier})"
+        return PlanRow(candidate, problem=words, bound_bytes=states["device"])
+    best = None if last is None else probes[last]
+    beyond = min((place for place in probes if last is None or place > last), default=None)
     return PlanRow(
-        candidate, best=None if found is None else probes[found], beyond=probes[beyond[0]] if beyond else None,
-        at_end=found == len(axis.values) - 1, probes=tuple(probes.values()),
+        candidate, best, None if beyond is None else probes[beyond], at_end=last == len(axis.values) - 1,
+        probes=tuple(probes.values()),
     )  # fmt: skip
 
 
-def pruned_by_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow | None:
-    """Returns the row of a cell whose states alone are too large; None if they fit or theory has no prediction."""
-    return _only_states(candidate, cell, capacity) if least_load(cell, capacity) / SURE > 1 else None
-
-
-def _only_states(candidate: Candidate, cell: Cell, capacity: Capacity) -> PlanRow:
-    """Returns the row of a candidate whose states alone are too large, which needs no simulation."""
-    found = states_of(cell)
-    assert found is not None
-    assert found.states_bytes is not None
-    tier = "device" if found.states_bytes > capacity.usable_bytes else "host or disk"
-    words = f"states alone are {least_load(cell, capacity):.2f} times the usable memory ({tier})"
-    return PlanRow(candidate, problem=words, bound_bytes=found.states_bytes)
-
-
-# -- all searches, side by side --------------------------------------------------------------------
-
-
-Execute = Callable[..., list[Execution]]
-"""Simulates configs and, as each is done, passes its place and its execution to `tell` (fake_execution/many.py)."""
-
-Tell = Callable[[int, int, "PlanRow | None"], None]
-"""Takes the number of simulated cells, the number of open searches, and a row whose search has ended."""
-
-INTERRUPTED = "the plan was interrupted"
-
-
-def run_searches(
-    cells: dict[Candidate, Cell], axis: PlanAxis, capacity: Capacity, execute: Execute, tell: Tell = lambda *_: None
-) -> list[PlanRow]:
-    """Returns a row per candidate, in their order. If the user interrupts, rows of open searches say so."""
-    known: dict[str, Used | str] = {}
-    rows: dict[Candidate, PlanRow] = {}
-    wanted: dict[Candidate, tuple[Search, Cell]] = {}
-
-    def advance(one: Candidate, search: Search, answer: Used | str | None) -> None:
-        try:
-            cell = next(search) if answer is None else search.send(answer)
-            while cell.cell_id in known:
-                cell = search.send(known[cell.cell_id])
-            wanted[one] = search, cell
-        except StopIteration as stop:
-            rows[one] = stop.value
-        tell(len(known), len(cells) - len(rows), rows.get(one))
-
+def states_of(cell: Cell) -> dict[str, int]:
+    """Returns tier -> bytes of the states; empty if theory has no prediction, or the model cannot be built for it."""
     try:
-        for one, cell in cells.items():
-            advance(one, search_row(one, cell, axis, capacity), None)
-        while wanted:
-            new = list({cell.cell_id: cell for _, cell in wanted.values()}.values())
-
-            def heard(number: int, news: object, new: Sequence[Cell] = new) -> None:
-                if isinstance(news, Execution):
-                    used = known[new[number].cell_id] = news.problem or used_by(new[number], news)
-                    for one, (search, cell) in list(wanted.items()):
-                        if cell.cell_id == new[number].cell_id:
-                            del wanted[one]
-                            advance(one, search, used)
-
-            execute([cell.config for cell in new], tell=heard)
-        if not any(row.probes for row in rows.values()):
-            rows |= _with_least(rows, cells, axis, execute)
-    except KeyboardInterrupt:
-        pass
-    return [rows.get(one, PlanRow(one, problem=INTERRUPTED)) for one in cells]
-
-
-def _with_least(
-    rows: dict[Candidate, PlanRow], cells: dict[Candidate, Cell], axis: PlanAxis, execute: Execute
-) -> dict[Candidate, PlanRow]:
-    """Returns the row with the least states, simulated at its emptiest value, so that a plan whose rows theory has all
-    pruned can still name a device that would do.
-    """
-    pruned = [row for row in rows.values() if row.bound_bytes is not None]
-    if not pruned:
+        found = estimate(cell.config)
+    except Exception:  # a user's builder may do what a model without memory cannot; its simulation reports the error
         return {}
-    least = min(pruned, key=lambda row: row.bound_bytes or 0)
-    cell = axis.changed(cells[least.candidate], axis.values[0])
-    (execution,) = execute([cell.config])
-    if execution.problem:
-        return {least.candidate: replace(least, problem=execution.problem, bound_bytes=None)}
-    probe = ExecutedCell(axis.values[0], cell, used_by(cell, execution))
-    return {least.candidate: replace(least, problem="", beyond=probe, probes=(probe,))}
+    if found.states_bytes is None:
+        return {}
+    return {"device": found.states_bytes, "host": found.host_bytes or 0, "nvme": found.file_bytes or 0}
 
 
-def used_by(cell: Cell, execution: Execution) -> Used:
-    """Returns the memory and traffic of a cell that was simulated."""
-    predicted = states_of(cell)
-    return used_of(execution, *((predicted.psi, predicted.frozen) if predicted is not None else (0,)))
+def walk(axis: PlanAxis, load_at: Callable[[int], Search[float]]) -> Search[int | None]:
+    """Returns the last place of the axis that fits, None if the first does not."""
+    loads: dict[int, float] = {}
+    low, high, first = -1, len(axis.values), iter(axis.first)
+    while high - low > 1 and not (axis.convex and _is_last(axis, loads)):
+        place = next((place for place in first if low < place < high), None)
+        if place is None:
+            place = _guess(axis, loads, low, high)
+        loads[place] = yield from load_at(place)
+        low, high = (place, high) if loads[place] <= 1 else (low, place)
+    return None if low < 0 else low
+
+
+def _guess(axis: PlanAxis, loads: Mapping[int, float], low: int, high: int) -> int:
+    """Returns a place between low and high, where the line through the two nearest probes meets a load of 1."""
+    middle = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
+    if low < 0 or len(loads) < 2 or len(loads) - len(axis.first) >= MOST_GUESSES:
+        return middle
+    near, far = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
+    slope = (loads[near] - loads[far]) / (axis.at(near) - axis.at(far))
+    if slope <= 0:
+        return middle
+    place = bisect_right(axis.values, axis.at(near) + (1 - loads[near]) / slope, key=axis.coordinate) - 1
+    return min(max(place, low + 1), high - 1)
+
+
+def _is_last(axis: PlanAxis, loads: Mapping[int, float]) -> bool:
+    """Returns True if the line through the last two values that fit puts the next value beyond the device."""
+    fitting = sorted(place for place, load in loads.items() if load <= 1)
+    if len(fitting) < 2 or fitting[-1] + 1 == len(axis.values):
+        return False
+    *_, before, last = fitting
+    slope = (loads[last] - loads[before]) / (axis.at(last) - axis.at(before))
+    return loads[last] + slope * (axis.at(last + 1) - axis.at(last)) > 1
+
+
+# -- a plan: all searches, in parallel -------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """A goal by name, and the rows that are found for it; rows of searches that have not ended say INTERRUPTED.
+
+    `words`: overrides of all cells. `costs`: of the cluster of goal fastest. `tell` takes the plan and, when a search
+    has ended, its row. `notes`: on rows that were left out; `turns`: sentences on what would change the answer.
+    """
+
+    goal: str
+    capacity: Capacity
+    execute: Execute
+    costs: GpuCosts | None = None
+    tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
+    device: str = "cuda"
+    words: Sequence[str] = ()
+    rows: dict[Candidate, PlanRow] = field(default_factory=dict)
+    simulated: int = 0
+    notes: list[str] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def open(self) -> int:
+        """Number of searches that have not ended."""
+        return sum(row.problem == INTERRUPTED for row in self.rows.values())
+
+    @property
+    def fitting(self) -> list[PlanRow]:
+        """The rows that fit."""
+        return [row for row in self.rows.values() if row.best is not None]
+
+    @property
+    def ranked(self) -> list[PlanRow]:
+        """The rows that fit, the fastest first."""
+        return sorted(self.fitting, key=lambda row: -row.fit.timed.rate())
+
+    def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
+        """Adds a row per candidate, in their order."""
+        self.rows |= {candidate: PlanRow(candidate, problem=INTERRUPTED) for candidate in cells}
+        wanted: dict[Candidate, tuple[Search[PlanRow], Cell]] = {}
+        running: list[tuple[Candidate, tuple[Search[PlanRow], Cell]]] = []
+
+        def advance(candidate: Candidate, search: Search[PlanRow], resume: Callable[[], Cell]) -> None:
+            try:
+                wanted[candidate] = search, resume()
+                self.tell(self, None)
+            except StopIteration as stop:
+                self.rows[candidate] = stop.value
+                self.tell(self, stop.value)
+
+        def done(place: int, answer: Simulated | str) -> None:
+            candidate, (search, _) = running[place]
+            advance(candidate, search, partial(search.send, answer))
+
+        for candidate, cell in cells.items():
+            search = search_row(candidate, cell, axis_of(cell), self.capacity)
+            advance(candidate, search, partial(next, search))
+        while wanted:
+            running[:] = wanted.items()
+            wanted.clear()
+            self.simulate([cell for _, (_, cell) in running], done)
+
+    def simulate(
+        self, cells: Sequence[Cell], done: Callable[[int, Simulated | str], None] = lambda *_: None, whole: bool = False
+    ) -> list[Simulated | str]:
+        """Simulates cells, all in one call; passes each to `done` with its place, or why it could not be simulated.
+        `whole`: with all blocks though their steps are predicted.
+        """
+
+        def count(place: int, answer: Simulated | str) -> None:
+            self.simulated += 1
+            done(place, answer)
+
+        return simulate(cells, count, self.execute, None if whole else self.costs)
+
+    def name_least(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
+        """Simulates the row with the least states at its emptiest value if theory has pruned all, so that the plan can
+        name a device that would do.
+        """
+        pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
+        if not pruned or any(row.probes for row in self.rows.values()):
+            return
+        least = min(pruned, key=lambda row: row.bound_bytes or 0)
+        cell = cells[least.candidate]
+        axis = axis_of(cell)
+        (found,) = self.simulate([axis.changed(cell, axis.values[0])])
+        self.rows[least.candidate] = (
+            replace(least, problem=found, bound_bytes=None) if isinstance(found, str)
+            else replace(least, problem="", beyond=found, probes=(found,))
+        )  # fmt: skip

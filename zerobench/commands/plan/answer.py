@@ -1,0 +1,354 @@
+"""The answer of a plan: its goal, the row that it recommends, and the plan as text and JSON.
+
+cost    of a row that fits, cheapest first: states that leave the device and return in each step, then traffic between
+        GPUs, then recomputed blocks; among equals the strategy that partitions least
+goal    the quantity that is optimized first, before the cost
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...config.cell import Cell
+from ...host.terminal import print_on, stdout_console
+from ...results.grid import Grid
+from ...sizes import counted, show_bytes, show_count
+from ..predict import show_time
+from .candidates import AXES
+from .memory import Simulated
+from .search import (
+    INTERRUPTED,
+    Plan,
+    PlanAxis,
+    PlanRow,
+    fixed_axis,
+    gpus_axis,
+    layers_axis,
+    micro_batch_axis,
+    timed_axis,
+)
+
+OURS = ("zero1", "zero2", "zero3", "megatron")
+"""Strategies of zerobench's engine; a plan that recommends another one says so."""
+
+LARGER = 1.02
+"""A row is worth its cost if it has this many times the parameters of a cheaper one; otherwise they count as equal."""
+
+FASTEST, LEAST_TRAFFIC = "fastest", "least_traffic"
+
+CUT_SHORT = f"{INTERRUPTED}: the table has the rows that were complete, and none is recommended"
+
+BYTES_ALONE = (
+    "Bytes alone were compared, at one micro-batch for all. Which is fastest depends on the cluster, and on the "
+    "micro-batch that each leaves room for: add --goal fastest --cluster NAME (names: zerobench predict --help)"
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`value`: of a result, larger is better; 0 if only cost counts. `slack`: results of which the best is at most so
+    many times as good count as equal.
+    """
+
+    axis: Callable[[Cell], PlanAxis]
+    value: Callable[[Simulated], float]
+    words: Callable[[Simulated], str]
+    why: str
+    short: Callable[[Simulated], str] = lambda _: "yes"
+    slack: float = LARGER
+
+
+def _traffic_words(found: Simulated) -> str:
+    words, elements = f"{found.volume_psi:.2f} ψ a step between GPUs", found.volume_elements
+    return words + f", {elements:,.0f} elements beside {found.frozen:,} frozen parameters" * (found.frozen > 0)
+
+
+def _micro_batch(found: Simulated) -> str:
+    return f"micro_batch={found.cell.config.micro_batch}"
+
+
+GOALS = {
+    LEAST_TRAFFIC: Goal(fixed_axis, lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
+    "largest_model": Goal(
+        layers_axis, lambda found: float(found.numel),
+        lambda found: f"{found.numel / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
+        lambda found: f"{found.numel / 1e9:.3g}B, {found.shape}",
+    ),
+    "largest_batch": Goal(
+        micro_batch_axis, lambda found: float(found.cell.config.micro_batch or 0), _micro_batch,
+        "holds the largest micro-batch",
+    ),
+    "fewest_gpus": Goal(
+        gpus_axis, lambda found: -float(found.cell.config.world_size),
+        lambda found: show_count(found.cell.config.world_size, "GPU"), "needs the fewest GPUs",
+    ),
+    FASTEST: Goal(timed_axis, lambda found: found.timed.rate(), _micro_batch, "is the fastest", slack=1),
+}  # fmt: skip
+"""Goals by name, the default first."""
+
+
+def recommended(plan: Plan) -> PlanRow | None:
+    """Returns the cheapest of the rows that are about the best by the goal; None if none fits, or not all are known."""
+    if not plan.fitting or plan.interrupted:
+        return None
+    goal = GOALS[plan.goal]
+    furthest = max(goal.value(row.fit) for row in plan.fitting)
+    least = furthest / goal.slack if furthest > 0 else furthest
+    return min((row for row in plan.fitting if goal.value(row.fit) >= least), key=cost)
+
+
+def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
+    """Returns the cost of a row that fits, as a sort key."""
+    candidate = row.candidate
+    return candidate.offloads, round(row.fit.volume_psi, 1), candidate.recomputes, candidate.rank
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def found_words(row: PlanRow, goal: Goal) -> str:
+    """Returns the end of a row's search in words: what fits, or why nothing does."""
+    if row.best is not None:
+        return f"fits, {goal.words(row.best)}, {row.best.held_words}"
+    return f"does not fit, {row.beyond.held_words}" if row.beyond else row.problem
+
+
+def sentence(plan: Plan) -> str:
+    """Returns the recommendation with its reason, or why nothing is recommended."""
+    row = recommended(plan)
+    if row is None:
+        return nothing_fits(plan)
+    if plan.goal == FASTEST:
+        return _fastest_sentence(plan)
+    whose = "" if row.candidate.strategy in OURS else " (PyTorch's own, not a strategy of zerobench)"
+    free = show_bytes(plan.capacity.usable_bytes - row.fit.held_bytes)
+    goal = GOALS[plan.goal]
+    why = f"it {goal.why} ({goal.words(row.fit)}) and leaves {free} free"
+    return f"Take {row.candidate.name}{whose}: {why}; {_others(plan, row)}."
+
+
+def _others(plan: Plan, row: PlanRow) -> str:
+    """Returns why the alternatives were not chosen: for cheaper rows, the one that comes closest."""
+    goal, cheaper = GOALS[plan.goal], [other for other in plan.fitting if cost(other) < cost(row)]
+    if cheaper:
+        closest = max(cheaper, key=lambda other: goal.value(other.fit))
+        return f"{closest.candidate.name}, which costs less, ends at {goal.words(closest.fit)}"
+    unfit = [other.candidate for other in plan.rows.values() if other.best is None]
+    alike = [other for other in unfit if other.recomputes == row.candidate.recomputes]
+    names = dict.fromkeys(other.strategy for other in alike if other.rank < row.candidate.rank)
+    if names:
+        return f"{', '.join(names)} partition{'s' * (len(names) == 1)} less and cannot be had here"
+    return "nothing else that was tried costs less"
+
+
+def _fastest_sentence(plan: Plan) -> str:
+    """Returns why the first wins, whether the interval says so, and when another would."""
+    ranked = plan.ranked
+    first, step = ranked[0].candidate, ranked[0].fit.timed
+    tokens = counted([ranked[0].fit.cell.config.sequence])
+    said = f"Take {first.name} with {_micro_batch(ranked[0].fit)}: {step.rate():,.0f}"
+    said += f" {tokens}/s per GPU, its step bound by {step.time.binds}"
+    if len(ranked) > 1:
+        second = next((row for row in ranked if row.candidate.strategy != first.strategy), ranked[1])
+        behind = step.rate() / second.fit.timed.rate() - 1
+        here, there = _per_token(ranked[0].fit), _per_token(second.fit)
+        why = max(here, key=lambda part: there[part] - here[part])
+        said += f"; {second.candidate.name} is {behind:.1%} behind, because it {why}"
+        said += "; that is within the interval: a tie" * (step.interval.high > 1 + behind)
+    parts = (f"{said}.", *plan.turns, f"The interval: {step.interval.words}.")
+    return " ".join(part for part in parts if part)
+
+
+def _per_token(found: Simulated) -> dict[str, float]:
+    """Returns the parts of a step, in time per token."""
+    time, tokens = found.timed.time, found.timed.tokens
+    waits = {"waits longer for collectives": time.exposed_s, "waits longer for the host": time.host_s}
+    parts = waits | {"computes longer": time.step_s - sum(waits.values())}
+    return {name: seconds / tokens for name, seconds in parts.items()}
+
+
+HELPS = {
+    "activations": "activation=checkpoint, a smaller micro_batch or sequence, model.mlp_chunks=8",
+    "temporary": "model.loss_chunks=8 (logits and the loss), a smaller micro_batch, model.tiles=4 under zero3",
+    "parameters": "model.tiles=4 under zero3 (each matrix is gathered in parts), offload=cpu, more --gpus",
+    "gradients": "zero2 or zero3, model.tiles=4 under zero3, offload=cpu, more --gpus",
+    "master": "zero1 or beyond, offload=cpu or nvme, more --gpus",
+    "optimizer": "zero1 or beyond, offload=cpu or nvme, more --gpus",
+    "communication": "smaller buckets (strategy.bucket_bytes), model.tiles=4 under zero3",
+    "inputs": "a smaller micro_batch or sequence",
+}
+"""Category that binds -> settings that make it smaller."""
+
+
+def nothing_fits(plan: Plan) -> str:
+    """Returns why nothing is recommended; if nothing fits, the smallest device that would do and what would help."""
+    capacity, rows = plan.capacity, plan.rows.values()
+    if plan.interrupted:
+        return CUT_SHORT
+    tried = [(probe, row) for row in rows for probe in row.probes]
+    if not tried:
+        return f"no cell could be simulated: {'; '.join(dict.fromkeys(row.problem for row in rows))}"
+    least, row = min(tried, key=lambda pair: (capacity.load(pair[0].bytes_in), pair[0].held_bytes))
+    if (tier := capacity.fullest(least.bytes_in)[0]) != "device":
+        held, key = least.bytes_in[tier], {"host": "--host-memory", "nvme": "--disk"}[tier]
+        return f"nothing fits: {row.candidate.name} needs {show_bytes(held)} of {tier} per GPU; raise {key}"
+    return (
+        f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with {least.held_words}, "
+        f"so the smallest device that would do has {show_bytes(capacity.smallest_device(least))}; "
+        f"what binds most is {least.binding} ({show_bytes(least.at_peak[least.binding])}; the largest tensor has "
+        f"{show_bytes(least.largest.bytes if least.largest else None)}: {least.largest_name}), and what would help is "
+        f"{HELPS[least.binding]}"
+    )
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+HEADER = ["strategy", "fits", "peak", "reserved", "free", "host", "files", "ψ moved", "binds", "largest tensor"]
+SOMETIMES = ("reserved", "host", "files")
+"""Columns that are shown only if any row has such bytes."""
+
+FIRST_TO_GO = ("largest tensor", "peak", "host", "files", "free", "ψ moved")
+WORDS = ("strategy", "fits", "binds", "largest tensor")
+
+NAME_WIDTH = 44
+"""Characters of a tensor's name in the table; JSON has all of them."""
+
+TIMED = ["strategy", "micro-batch", "peak", "reserved", "step", "90 % interval", "tokens/s/GPU", "exposed", "host",
+         "binds"]  # fmt: skip
+"""Columns under goal fastest, for so many rows:"""
+SHOWN = 10
+
+
+def table_of(plan: Plan, columns: Sequence[str] | None = None) -> Grid:
+    """Returns the table, without empty columns and interrupted rows; under goal fastest of the fastest rows."""
+    if plan.goal == FASTEST:
+        ranked = plan.ranked[:SHOWN]
+        tokens = counted(row.fit.cell.config.sequence for row in ranked)
+        return Grid([name.replace("tokens", tokens) for name in TIMED], [_timed_line(row) for row in ranked], WORDS)
+    lines = [_line(row, plan) for row in plan.rows.values() if row.problem != INTERRUPTED]
+    kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
+    shown = [[line[n] for n in kept] for line in lines]
+    return Grid([HEADER[n] for n in kept], shown, WORDS, FIRST_TO_GO, columns)
+
+
+def _line(row: PlanRow, plan: Plan) -> list[str]:
+    found = row.best or row.beyond
+    if found is None:
+        states = f"states alone {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
+        return [row.candidate.name, "no", *["–"] * (len(HEADER) - 3), states]
+    fits = GOALS[plan.goal].short(row.best) if row.best else "no"
+    free = plan.capacity.usable_bytes - found.held_bytes
+    sizes = (found.peak_bytes, found.reserved_bytes, free, found.host_bytes or None, found.file_bytes or None)
+    binds = f"{found.binding} {found.at_peak[found.binding] / (sum(found.at_peak.values()) or 1):.0%}"
+    largest = f"{show_bytes(found.largest.bytes)} {found.largest_name[:NAME_WIDTH]}" if found.largest else "–"
+    fits = "≥ " * (row.at_end and fits != "yes") + fits
+    return [row.candidate.name, fits, *map(show_bytes, sizes), f"{found.volume_psi:.2f}", binds, largest]
+
+
+def _timed_line(row: PlanRow) -> list[str]:
+    config, step = row.fit.cell.config, row.fit.timed
+    low, high = (show_time(step.time.step_s * factor) for factor in (step.interval.low, step.interval.high))
+    return [
+        row.candidate.name, f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1),
+        show_bytes(row.fit.peak_bytes), show_bytes(row.fit.reserved_bytes), show_time(step.time.step_s),
+        f"{low} – {high}", f"{step.rate():,.0f}", show_time(step.time.exposed_s), show_time(step.time.host_s),
+        step.time.binds,
+    ]  # fmt: skip
+
+
+def print_plan(plan: Plan, columns: Sequence[str] | None = None) -> None:
+    """Prints the table, the rule by which rows fit, the recommendation and the commands that confirm it."""
+    console, capacity, best = stdout_console(), plan.capacity, recommended(plan)
+    if plan.goal != FASTEST or plan.ranked:
+        console.print(table_of(plan, columns))
+    what = "what the allocator reserves" if plan.device == "cuda" else "its peak"
+    usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
+    rule = f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
+    rule += f"; {show_count(plan.simulated, 'cell')} simulated"
+    lines = [rule, *_reasons(plan), *plan.notes]
+    lines += [""] * (best is not None) + [sentence(plan)]
+    if best is not None and plan.goal != FASTEST:
+        lines += ["", "To confirm it, one rank of it, then all:"]
+        lines += [f"  {command}" for command in commands_of(plan, best)]
+    if plan.goal == LEAST_TRAFFIC:
+        lines += ["", BYTES_ALONE]
+    for line in lines:
+        print_on(console, line)
+
+
+def _reasons(plan: Plan) -> list[str]:
+    """Returns why rows were not simulated, one line per reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in plan.rows.values():
+        if row.problem and row.bound_bytes is None:
+            reasons.setdefault(row.problem, []).append(row.candidate.name)
+    return [f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def commands_of(plan: Plan, row: PlanRow) -> list[str]:
+    """Returns the commands that confirm a plan: one rank on one device first, then the whole world."""
+    config, changed = row.fit.cell.config, dict[str, Any]()
+    if plan.goal == "largest_model":
+        changed = {f"model.{key}": getattr(config.model, key) for key in ("layers", "hidden", "heads")}
+    elif plan.goal == "largest_batch":
+        changed = {"micro_batch": config.micro_batch}
+    own = {key: value for key in AXES if (value := getattr(row.candidate, key)) != "none"}
+    without = (*changed, "world_size", "backend", "tensors", "device", "draw_on")
+    kept = [word for word in plan.words if word.partition("=")[0] not in without]
+    words = [*(f"{key}={value}" for key, value in own.items()), *kept, *(f"{k}={v}" for k, v in changed.items())]
+    line, ranks, device = " ".join(map(shlex.quote, words)), config.world_size, plan.device
+    one_rank = f"zerobench {line} world_size={ranks} device={device} backend=simulated measure.warmup=2 measure.steps=1"
+    one_rank += " draw_on=device" * (device == "cuda")
+    per_node = min(ranks, 8)
+    nodes = f" --nnodes {ranks // per_node} --rdzv-backend c10d --rdzv-endpoint HOST:29400" * (ranks > per_node)
+    return [one_rank, f"torchrun{nodes} --nproc-per-node {per_node} -m zerobench {line} device={device}"]
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Returns the plan as plain values: sizes in bytes, times in seconds, volumes in ψ."""
+    capacity, best = plan.capacity, recommended(plan)
+    told: dict[str, Any] = {
+        "goal": plan.goal, "device": plan.device, "overrides": list(plan.words),
+        "device_bytes": capacity.device_bytes, "usable_bytes": capacity.usable_bytes,
+        "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
+    }  # fmt: skip
+    if plan.costs is not None:
+        told["cluster"] = asdict(plan.costs.cluster)
+        told["rows"] = [{"name": row.candidate.name, **(_found_as_json(row.best) or {})} for row in plan.ranked]
+    else:
+        told["rows"] = [
+            {
+                **{key: getattr(row.candidate, key) for key in AXES}, "problem": row.problem,
+                "best": _found_as_json(row.best), "beyond": _found_as_json(row.beyond), "at_end": row.at_end,
+                "bound_bytes": row.bound_bytes, "executed": len(row.probes),
+            }
+            for row in plan.rows.values()
+        ]  # fmt: skip
+    told |= {"recommended": best.candidate.name if best else None, "sentence": sentence(plan)}
+    return told | ({"commands": commands_of(plan, best)} if best and plan.costs is None else {})
+
+
+def _found_as_json(found: Simulated | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    config, names = found.cell.config, ("psi", "frozen", "peak_bytes", "reserved_bytes", "host_bytes", "file_bytes")
+    told = {name: getattr(found, name) for name in (*names, "at_peak", "volume_psi", "wire_bytes", "shape")} | {
+        "gpus": config.world_size, "micro_batch": config.micro_batch, "accumulation": config.accumulation,
+        "binds": found.binding, "largest_tensor": found.largest_name,
+        "largest_tensor_bytes": found.largest.bytes if found.largest else None,
+    }  # fmt: skip
+    if (step := found.step) is None:
+        return told
+    seconds = step.time.step_s
+    return told | {
+        "step_s": seconds, "low_s": seconds * step.interval.low, "high_s": seconds * step.interval.high,
+        "tokens_per_s_gpu": step.rate(), "exposed_s": step.time.exposed_s, "host_s": step.time.host_s,
+        "binds": step.time.binds,
+    }  # fmt: skip

@@ -1,0 +1,217 @@
+"""Simulated cells, and the memory of one GPU that they must fit into.
+
+capacity   bytes of the device, and of host memory and disk, per GPU; None: unlimited
+usable     the device minus a fraction for memory that no allocator of torch's counts: CUDA's context, libraries, NCCL
+held       what must fit: the bytes that a GPU's caching allocator reserves, by default or with expandable segments,
+           whichever is more; its peak of allocated bytes is less. On a CPU, which has no such allocator, the peak
+load       the largest of the ratios held / usable: 1 is full
+step       of a cell on a cluster. The cell is then simulated with few blocks (timing/prediction.py): the same execution
+           gives memory and schedule
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...config.cell import Cell
+from ...config.schema import Gpt
+from ...fake_execution import Execution
+from ...records import TensorRow
+from ...sizes import show_bytes
+from ...timing.costs import GpuCosts
+from ...timing.interval import StepInterval, interval_of
+from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
+
+RESERVE = 0.08
+"""Fraction of the device that is kept from the allocator by default; the GPU suite leaves as much."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A simulated cell's schedule, and its predicted time on a cluster. `tokens`: of a step, per GPU."""
+
+    schedule: StepSchedule
+    time: StepTime
+    interval: StepInterval
+    tokens: int
+
+    def rate(self, costs: GpuCosts | None = None) -> float:
+        """Returns the tokens per second and GPU, also at other costs."""
+        return self.tokens / (self.time if costs is None else step_time(self.schedule, costs)).step_s
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A cell, and the bytes at the peak of one simulated rank and those that it sends in a step.
+
+    `psi`: number of trainable parameters, `frozen`: of the others. `peak_bytes`: as counted by the device's allocator,
+    on a GPU in blocks of 512 bytes and with cuBLAS's workspaces. `at_peak`: category -> bytes of tensors at the peak
+    instant. `largest`: the largest storage at that instant. `reserved_bytes`: most that a GPU's caching allocator
+    reserves for the step, None for a CPU. `step`: None unless it is to be predicted; `timed` is then known to be there.
+    """
+
+    cell: Cell
+    psi: int
+    peak_bytes: int
+    host_bytes: int
+    file_bytes: int
+    at_peak: dict[str, int]
+    largest: TensorRow | None
+    volume_elements: float
+    wire_bytes: float
+    reserved_bytes: int | None = None
+    frozen: int = 0
+    step: Step | None = None
+
+    @property
+    def timed(self) -> Step:
+        """The predicted step of goal fastest."""
+        assert self.step is not None
+        return self.step
+
+    @property
+    def numel(self) -> int:
+        """Parameters of the model, trained or not."""
+        return self.psi + self.frozen
+
+    @property
+    def volume_psi(self) -> float:
+        """Elements that the rank moves in a step, over psi."""
+        return self.volume_elements / self.psi if self.psi else 0.0
+
+    @property
+    def shape(self) -> str:
+        """A GPT's shape: "48 x 1600"; empty for another model."""
+        model = self.cell.config.model
+        return f"{model.layers} x {model.hidden}" if isinstance(model, Gpt) else ""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that must fit the device."""
+        return self.reserved_bytes or self.peak_bytes
+
+    @property
+    def held_words(self) -> str:
+        """These bytes as text: "9.66 GiB reserved"."""
+        return f"{show_bytes(self.held_bytes)} {'reserved' if self.reserved_bytes else 'at its peak'}"
+
+    @property
+    def bytes_in(self) -> dict[str, int]:
+        """Tier -> bytes that must fit it."""
+        return {"device": self.held_bytes, "host": self.host_bytes, "nvme": self.file_bytes}
+
+    @property
+    def binding(self) -> str:
+        """The category with the largest share of the peak."""
+        return max(self.at_peak, key=lambda category: self.at_peak[category])
+
+    @property
+    def largest_name(self) -> str:
+        """A short name of the largest storage: its label or the line that made it, and its module."""
+        if (tensor := self.largest) is None:
+            return "–"
+        name = tensor.name or tensor.source.replace("zerobench/", "", 1) or tensor.module or tensor.category
+        return f"{name} in {tensor.module}" if tensor.module and tensor.module not in name else name
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes for one GPU. `reserve`: fraction of the device that is left free."""
+
+    device_bytes: int
+    reserve: float = RESERVE
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that the device's allocator may take."""
+        return int(self.device_bytes * (1 - self.reserve))
+
+    def fullest(self, held: Mapping[str, int]) -> tuple[str, float]:
+        """Returns the fullest tier of those with bytes `held`, and its load; above 1 they do not fit."""
+        limits = {"device": self.usable_bytes, "host": self.host_bytes, "nvme": self.disk_bytes}
+        loads = {tier: 0.0 if (limit := limits[tier]) is None else size / limit for tier, size in held.items()}
+        return max(loads.items(), key=lambda item: item[1], default=("device", 0.0))
+
+    def load(self, held: Mapping[str, int]) -> float:
+        """Returns the load of the fullest tier."""
+        return self.fullest(held)[1]
+
+    def smallest_device(self, simulated: Simulated) -> int:
+        """Returns the bytes of the smallest device on which the same would fit."""
+        return math.ceil(simulated.held_bytes / (1 - self.reserve))
+
+
+Execute = Callable[..., list[Execution]]
+"""Simulates configs and, as each is done, passes its place and its execution to `tell` (fake_execution/many.py)."""
+
+
+def simulate(
+    cells: Sequence[Cell], done: Callable[[int, Simulated | str], None], execute: Execute, costs: GpuCosts | None
+) -> list[Simulated | str]:
+    """Simulates cells, all in one call; passes each to `done` with its place, or why it could not be simulated.
+    `costs`: of the cluster on which their steps are predicted; None: memory alone, with all blocks.
+    """
+    work = [Reduced((cell.config,), (0,), 0, 1) if costs is None else reduced(cell.config) for cell in cells]
+    parts = [(place, number) for place, small in enumerate(work) for number in range(len(small.configs))]
+    executions: list[dict[int, Execution]] = [{} for _ in work]
+    answers: dict[int, Simulated | str] = {}
+
+    def tell(part: int, news: object) -> None:
+        if isinstance(news, Execution):
+            place, number = parts[part]
+            executions[place][number] = news
+            if len(executions[place]) == len(work[place].configs):
+                of_cell = [executions[place][number] for number in sorted(executions[place])]
+                answers[place] = _simulated(cells[place], work[place], of_cell, costs)
+                done(place, answers[place])
+
+    execute([config for small in work for config in small.configs], tell=tell, operators=costs is not None)
+    return [answers[place] for place in range(len(cells))]
+
+
+def _simulated(
+    cell: Cell, small: Reduced, executions: Sequence[Execution], costs: GpuCosts | None
+) -> Simulated | str:  # fmt: skip
+    if problem := next((execution.problem for execution in executions if execution.problem), ""):
+        return problem
+    whole = whole_of(small, [simulated_by(cell, execution) for execution in executions])
+    if costs is None:
+        return whole
+    config, schedule = cell.config, schedule_of(small, executions)
+    interval = interval_of(costs, config, schedule.without_formula)
+    tokens = config.micro_batch * config.accumulation * config.sequence
+    return replace(whole, step=Step(schedule, step_time(schedule, costs), interval, tokens))
+
+
+def simulated_by(cell: Cell, execution: Execution) -> Simulated:
+    """Returns the memory and traffic of an execution."""
+    facts, reserved = execution.facts, execution.reserved_bytes
+    psi, frozen = (facts.psi, facts.frozen) if facts is not None else (0, 0)
+    return Simulated(
+        cell, psi, execution.allocated_bytes or execution.peak_bytes, execution.host_bytes, execution.file_bytes,
+        execution.at_peak,
+        max((row for row in execution.tensors if row.tier == "device"), key=lambda row: row.bytes, default=None),
+        execution.volume_elements, execution.wire_bytes, max(reserved) if reserved else None, frozen,
+    )  # fmt: skip
+
+
+def whole_of(small: Reduced, parts: Sequence[Simulated]) -> Simulated:
+    """Returns what a cell with all its blocks uses: blocks are alike, so that each adds as much as another."""
+    if len(parts) == 1:
+        return parts[0]
+    (few, many), (least, most) = parts, small.blocks
+    more = (small.whole_blocks - most) / (most - least)
+
+    def at(name: str) -> Any:
+        low, high = getattr(few, name), getattr(many, name)
+        return None if high is None else type(high)(high + more * (high - low))
+
+    sizes = ("peak_bytes", "host_bytes", "file_bytes", "reserved_bytes")
+    names = (*sizes, "psi", "frozen", "volume_elements", "wire_bytes")
+    at_peak = {key: int(many.at_peak[key] + more * (many.at_peak[key] - few.at_peak[key])) for key in many.at_peak}
+    return replace(many, at_peak=at_peak, **{name: at(name) for name in names})
