@@ -13,7 +13,6 @@ accelerate   `accelerate.yaml`, for `accelerate launch --config_file`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,6 @@ import yaml
 
 from ...config.cell import CellConfig
 from ...predict.build import facts_of
-from ...predict.estimate import estimate
 from ...zero.options import automatic_bucket_bytes
 
 STAGES = {
@@ -50,22 +48,8 @@ def stage_of(config: CellConfig) -> int:
     return STAGES.get(config.strategy.name, 0)
 
 
-def list_of(paths: list[str]) -> str | None:
-    """Returns the path of the module list that consists of `paths`, in order; None if there is none."""
-    parents = {path.rpartition(".")[0] for path in paths}
-    numbers = [path.rpartition(".")[2] for path in paths]
-    is_list = len(parents) == 1 and numbers == [str(number) for number in range(len(paths))]
-    return parents.pop() if is_list and paths else None
-
-
-def nodes_of(config: CellConfig) -> int:
-    """Returns the number of nodes of the world."""
-    return max(1, -(-config.world_size // (config.node_size or PER_NODE)))
-
-
-def _notes(*told: tuple[bool, str]) -> list[str]:
-    """Returns the messages that apply."""
-    return [words for applies, words in told if applies]
+def _that_apply(*notes: tuple[bool, str]) -> list[str]:
+    return [words for applies, words in notes if applies]
 
 
 # -- FSDP2 -----------------------------------------------------------------------------------------
@@ -117,12 +101,14 @@ IMPORT = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper impor
 def fsdp2(config: CellConfig) -> Settings:
     """Returns `shard.py`, whose `shard(model)` implements the cell's strategy, or the closest one."""
     paths = [path for path, _ in facts_of(config).units]
-    modules = list_of(paths)
-    units = f'list(model.get_submodule("{modules}"))' if modules else f"[model.get_submodule(n) for n in {paths!r}]"
-    recompute = RECOMPUTE.format(units=units) if config.recomputes else ""
+    parents, numbers = zip(*(path.rpartition(".")[::2] for path in paths), strict=True) if paths else ((), ())
+    units = f"[model.get_submodule(n) for n in {paths!r}]"
+    if len({*parents}) == 1 and [*numbers] == [str(number) for number in range(len(paths))]:
+        units = f'list(model.get_submodule("{parents[0]}"))'
     stage, name = stage_of(config), config.strategy.name
-    values = {"name": name, "ranks": config.world_size, "units": units, "recompute": recompute}
-    values["more"] = IMPORT if config.recomputes else ""
+    values = {"name": name, "ranks": config.world_size, "units": units, "recompute": "", "more": ""}
+    if config.recomputes:
+        values |= {"recompute": RECOMPUTE.format(units=units), "more": IMPORT}
     if stage == 0:
         return Settings({"shard.py": DDP.format(**values)})
     offloads = config.offload.name != "none"
@@ -135,27 +121,18 @@ def fsdp2(config: CellConfig) -> Settings:
         reduce=f"torch.{DTYPES[config.precision.wire_dtype or config.precision.name]}" if half else "None",
         offload=', "offload_policy": CPUOffloadPolicy()' * offloads, **values,
     )  # fmt: skip
-    return Settings({"shard.py": text}, _notes_fsdp2(config, stage))
-
-
-def _notes_fsdp2(config: CellConfig, stage: int) -> list[str]:
     own = "FSDP2 has no such stage; reshard_after_forward=False comes closest, see the row fsdp2_no_reshard"
     held = "CPUOffloadPolicy keeps parameters, gradients and optimizer in host memory, and FSDP2 has no files"
-    return _notes(
-        (stage in (1, 2), f"{config.strategy.name}: {own}"),
-        (config.offload.name != "none", f"offload={config.offload.name}: {held}"),
-    )
+    notes = _that_apply((stage in (1, 2), f"{name}: {own}"), (offloads, f"offload={config.offload.name}: {held}"))
+    return Settings({"shard.py": text}, notes)
 
 
 # -- DeepSpeed -------------------------------------------------------------------------------------
 
 
-ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-
 def deepspeed(config: CellConfig) -> Settings:
     """Returns `ds_config.json` for the cell."""
-    stage = stage_of(config)
+    stage, name, precision = stage_of(config), config.strategy.name, config.precision
     found: dict[str, Any] = {
         "train_batch_size": config.batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
@@ -163,66 +140,57 @@ def deepspeed(config: CellConfig) -> Settings:
     }
     if config.clip is not None:
         found["gradient_clipping"] = config.clip
-    if config.precision.name != "fp32":
-        found[config.precision.name] = {"enabled": True}
-    if config.precision.gradient_dtype not in (None, config.precision.name):
-        found["data_types"] = {"grad_accum_dtype": config.precision.gradient_dtype}
+    if precision.name != "fp32":
+        found[precision.name] = {"enabled": True}
+    if precision.gradient_dtype not in (None, precision.name):
+        found["data_types"] = {"grad_accum_dtype": precision.gradient_dtype}
     found["zero_optimization"] = _zero(config, stage)
     if config.recomputes:
         found["activation_checkpointing"] = {"cpu_checkpointing": config.activation.name == "checkpoint_offload"}
-    return Settings({"ds_config.json": json.dumps(found, indent=2) + "\n"}, _notes_deepspeed(config, stage))
-
-
-def _zero(config: CellConfig, stage: int) -> dict[str, Any]:
-    numel = _bucket_numel(config)
-    found: dict[str, Any] = {"stage": stage}
-    if stage:
-        found |= {"contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": numel}
-    if stage in (1, 2):
-        found |= {"reduce_scatter": True, "allgather_bucket_size": numel}
-    if stage == 3:  # its own defaults keep up to a billion elements whole
-        found |= {"stage3_prefetch_bucket_size": numel, "stage3_max_live_parameters": _unit_numel(config),
-                  "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}  # fmt: skip
-    return found | _offload(config, stage)
-
-
-def _offload(config: CellConfig, stage: int) -> dict[str, Any]:
-    name = config.offload.name
-    if name == "none" or not stage:
-        return {}
-    place: dict[str, Any] = {"device": name, "pin_memory": True}
-    if name == "nvme":
-        place["nvme_path"] = getattr(config.offload, "path", None) or "/local_nvme"
-    moved = bool(getattr(config.offload, "parameters", False))
-    return {"offload_optimizer": place} | ({"offload_param": place} if moved and stage == 3 else {})
-
-
-def _bucket_numel(config: CellConfig) -> int:
-    """Returns the elements of a bucket: the cell's, or our automatic size."""
-    given, item = getattr(config.strategy, "bucket_bytes", None), ITEM[config.precision.name]
-    if isinstance(given, int):
-        return given // item
-    return automatic_bucket_bytes(estimate(config).psi * item, config.data_ranks) // item
-
-
-def _unit_numel(config: CellConfig) -> int:
-    """Returns the most elements that may be gathered at a time: two units, the running one and the next."""
-    layers = getattr(config.model, "layers", None) or getattr(config.huggingface, "layers", None) or 1
-    found = estimate(config)
-    return 2 * -(-(found.psi + found.frozen) // int(layers))
-
-
-def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
     reshards = "fsdp2_no_reshard: stage 3 of DeepSpeed frees gathered parameters after forward; its traffic is 3 ψ"
     buckets = "megatron: Megatron keeps fp32 gradients in one buffer; stage 1 of DeepSpeed keeps them in buckets"
     recomputes = "recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block"
-    return _notes(
-        (config.strategy.name == "fsdp2_no_reshard", reshards),
-        (config.strategy.name == "megatron", buckets),
+    notes = _that_apply(
+        (name == "fsdp2_no_reshard", reshards),
+        (name == "megatron", buckets),
         (config.recomputes, recomputes),
         (config.offload.name == "nvme", "offload=nvme: set nvme_path to a folder on the disk"),
         (stage == 0, "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank"),
     )
+    return Settings({"ds_config.json": json.dumps(found, indent=2) + "\n"}, notes)
+
+
+def _zero(config: CellConfig, stage: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"stage": stage}
+    if not stage:
+        return found
+    facts, item = facts_of(config), 4 if config.precision.name == "fp32" else 2
+    bucket_bytes = getattr(config.strategy, "bucket_bytes", None)
+    if not isinstance(bucket_bytes, int):  # the cell's automatic size
+        bucket_bytes = automatic_bucket_bytes(facts.psi * item, config.data_ranks)
+    numel = bucket_bytes // item
+    found |= {"contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": numel}
+    if stage < 3:
+        found |= {"reduce_scatter": True, "allgather_bucket_size": numel}
+    else:  # its own defaults keep up to a billion elements whole; here two units, the running one and the next
+        layers = getattr(config.model, "layers", None) or getattr(config.huggingface, "layers", None) or 1
+        found |= {"stage3_prefetch_bucket_size": numel,
+                  "stage3_max_live_parameters": 2 * -(-(facts.psi + facts.frozen) // int(layers)),
+                  "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}  # fmt: skip
+    if config.offload.name == "none":
+        return found
+    tier: dict[str, Any] = {"device": config.offload.name, "pin_memory": True}
+    if config.offload.name == "nvme":
+        tier["nvme_path"] = _nvme_path(config)
+    return found | {"offload_optimizer": tier} | ({"offload_param": tier} if _moves_parameters(config, stage) else {})
+
+
+def _nvme_path(config: CellConfig) -> str:
+    return getattr(config.offload, "path", None) or "/local_nvme"
+
+
+def _moves_parameters(config: CellConfig, stage: int) -> bool:
+    return stage == 3 and bool(getattr(config.offload, "parameters", False))
 
 
 # -- accelerate ------------------------------------------------------------------------------------
@@ -230,20 +198,28 @@ def _notes_deepspeed(config: CellConfig, stage: int) -> list[str]:
 
 def accelerate(config: CellConfig) -> Settings:
     """Returns `accelerate.yaml`: FSDP2 for stage 3, DeepSpeed for stages 1 and 2 and for files, else plain DDP."""
-    stage = stage_of(config)
+    stage, nodes = stage_of(config), max(1, -(-config.world_size // (config.node_size or PER_NODE)))
+    by_fsdp = stage == 3 and config.offload.name != "nvme"
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "debug": False, "downcast_bf16": "no", "machine_rank": 0,
-        "main_training_function": "main", "num_machines": nodes_of(config), "num_processes": config.world_size,
+        "main_training_function": "main", "num_machines": nodes, "num_processes": config.world_size,
         "mixed_precision": "no" if config.precision.name == "fp32" else config.precision.name,
-        "rdzv_backend": "static" if nodes_of(config) == 1 else "c10d", "same_network": True, "use_cpu": False,
+        "rdzv_backend": "static" if nodes == 1 else "c10d", "same_network": True, "use_cpu": False,
     }  # fmt: skip
     if stage == 0:
         found["distributed_type"] = "MULTI_GPU"
-    elif stage == 3 and config.offload.name != "nvme":
+    elif by_fsdp:
         found |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(config)}
     else:
         found |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(config, stage)}
-    return Settings({"accelerate.yaml": yaml.safe_dump(found, sort_keys=True)}, _notes_accelerate(config, stage))
+    through = "accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
+    by_hand = "recomputing: call model.gradient_checkpointing_enable() in the script"
+    notes = _that_apply(
+        (stage in (1, 2), f"{config.strategy.name}: {through}"),
+        (config.recomputes and not by_fsdp, by_hand),
+        (True, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"),
+    )
+    return Settings({"accelerate.yaml": yaml.safe_dump(found, sort_keys=True)}, notes)
 
 
 def _fsdp(config: CellConfig) -> dict[str, Any]:
@@ -261,39 +237,21 @@ def _fsdp(config: CellConfig) -> dict[str, Any]:
 
 
 def _deepspeed(config: CellConfig, stage: int) -> dict[str, Any]:
-    moved = bool(getattr(config.offload, "parameters", False))
     found: dict[str, Any] = {
         "zero_stage": stage, "gradient_accumulation_steps": config.accumulation,
         "offload_optimizer_device": config.offload.name,
-        "offload_param_device": config.offload.name if moved and stage == 3 else "none",
+        "offload_param_device": config.offload.name if _moves_parameters(config, stage) else "none",
         "zero3_init_flag": stage == 3,
     }  # fmt: skip
     if config.offload.name == "nvme":
-        path = getattr(config.offload, "path", None) or "/local_nvme"
-        found |= {"offload_optimizer_nvme_path": path, "offload_param_nvme_path": path}
+        found |= {"offload_optimizer_nvme_path": _nvme_path(config), "offload_param_nvme_path": _nvme_path(config)}
     return found | ({"gradient_clipping": config.clip} if config.clip is not None else {})
-
-
-def _notes_accelerate(config: CellConfig, stage: int) -> list[str]:
-    by_hand = config.recomputes and not (stage == 3 and config.offload.name != "nvme")
-    through = "accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
-    return _notes(
-        (stage in (1, 2), f"{config.strategy.name}: {through}"),
-        (by_hand, "recomputing: call model.gradient_checkpointing_enable() in the script"),
-        (True, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"),
-    )
 
 
 # -- all systems -----------------------------------------------------------------------------------
 
 
-__all__ = ["SYSTEMS", "Settings", "settings_of"]
-
-_FUNCTIONS: dict[str, Callable[[CellConfig], Settings]] = {
-    "fsdp2": fsdp2,
-    "deepspeed": deepspeed,
-    "accelerate": accelerate,
-}
+_FUNCTIONS = {"fsdp2": fsdp2, "deepspeed": deepspeed, "accelerate": accelerate}
 
 SYSTEMS = tuple(_FUNCTIONS)
 """Systems for which settings can be written."""
