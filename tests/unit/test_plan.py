@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +152,6 @@ def test_what_must_fit_is_what_the_allocator_reserves(capsys: pytest.CaptureFixt
     capacity, on_gpu = Capacity(100 * MIB), used(80 * MIB, reserved_bytes=95 * MIB)
     assert capacity.load(used(80 * MIB).bytes_in) <= 1, "a CPU's peak"
     assert capacity.load(on_gpu.bytes_in) > 1
-    assert capacity.smallest_device(on_gpu) == math.ceil(95 * MIB / 0.92)
     beyond = PlanRow(Candidate("zero3"), beyond=on_gpu, probes=(on_gpu,))
     said = nothing_fits(plan_of([beyond], capacity=capacity))
     assert "the least is zero3 with 95.0 MiB reserved, so the smallest device that would do has 103.3 MiB" in said
@@ -241,13 +239,11 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert _layers(found.fit) + 1 == _layers(found.beyond)
     assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
     assert sum(found.fit.at_peak.values()) == found.fit.peak_bytes
-    assert len(executed) == len(set(executed)) == len(found.probes) == layers.simulated
+    assert len(executed) == len(set(executed)) == len(found.probes)
     assert told[-1] is found
     tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
     tiny.search({candidate: start}, layers_axis)
-    assert "states alone" in tiny.rows[candidate].problem
-    assert len(executed) == len(found.probes)
-    tiny.name_least({candidate: start}, layers_axis)
+    assert "states alone" in told[-2].problem  # type: ignore[union-attr]
     assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
 

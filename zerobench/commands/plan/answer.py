@@ -7,6 +7,7 @@ goal    the quantity that is optimized first, before the cost
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -73,9 +74,9 @@ def _micro_batch(found: Simulated) -> str:
 GOALS = {
     LEAST_TRAFFIC: Goal(fixed_axis, lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
     "largest_model": Goal(
-        layers_axis, lambda found: float(found.numel),
-        lambda found: f"{found.numel / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
-        lambda found: f"{found.numel / 1e9:.3g}B, {found.shape}",
+        layers_axis, lambda found: float(found.psi + found.frozen),
+        lambda found: f"{(found.psi + found.frozen) / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
+        lambda found: f"{(found.psi + found.frozen) / 1e9:.3g}B, {found.shape}",
     ),
     "largest_batch": Goal(
         micro_batch_axis, lambda found: float(found.cell.config.micro_batch or 0), _micro_batch,
@@ -195,9 +196,10 @@ def nothing_fits(plan: Plan) -> str:
     if (tier := capacity.fullest(least.bytes_in)[0]) != "device":
         held, key = least.bytes_in[tier], {"host": "--host-memory", "nvme": "--disk"}[tier]
         return f"nothing fits: {row.candidate.name} needs {show_bytes(held)} of {tier} per GPU; raise {key}"
+    smallest = math.ceil(least.held_bytes / (1 - capacity.reserve))
     return (
         f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with {least.held_words}, "
-        f"so the smallest device that would do has {show_bytes(capacity.smallest_device(least))}; "
+        f"so the smallest device that would do has {show_bytes(smallest)}; "
         f"what binds most is {least.binding} ({show_bytes(least.at_peak[least.binding])}; the largest tensor has "
         f"{show_bytes(least.largest.bytes if least.largest else None)}: {least.largest_name}), and what would help is "
         f"{HELPS[least.binding]}"
@@ -268,7 +270,7 @@ def print_plan(plan: Plan, columns: Sequence[str] | None = None) -> None:
     what = "what the allocator reserves" if plan.device == "cuda" else "its peak"
     usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
     rule = f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
-    rule += f"; {show_count(plan.simulated, 'cell')} simulated"
+    rule += f"; {show_count(sum(len(row.probes) for row in plan.rows.values()), 'cell')} simulated"
     lines = [rule, *_reasons(plan), *plan.notes]
     lines += [""] * (best is not None) + [sentence(plan)]
     if best is not None and plan.goal != FASTEST:

@@ -28,7 +28,7 @@ from .answer import FASTEST, GOALS, HEADER, as_json, found_words, print_plan, re
 from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, compose, words_of
 from .fastest import find_fastest
 from .memory import RESERVE, Capacity
-from .search import Plan, PlanRow, family_axis
+from .search import INTERRUPTED, Plan, PlanRow, family_axis
 from .settings import SYSTEMS, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -84,7 +84,6 @@ def plan(arguments: list[str]) -> int:
         else:
             axis_of = family_axis if chosen.family else GOALS[chosen.goal].axis
             answer.search(cells, axis_of)
-            answer.name_least(cells, axis_of)
     best = recommended(answer)
     settings = settings_of(chosen.settings, best.fit.cell.config) if chosen.settings and best else None
     if chosen.format == "json":
@@ -127,10 +126,10 @@ def progress(plan: Plan) -> Iterator[None]:
     ) as bar:  # fmt: skip
         task = bar.add_task("theory's bounds first", total=None)
 
-        def tell(plan: Plan, row: PlanRow | None) -> None:
-            bar.update(task, description=f"{plan.simulated} cells simulated, {plan.open} rows still searched")
-            if row is not None:
-                print_on(bar.console, f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {plan.open} to go")
+        def tell(plan: Plan, row: PlanRow) -> None:
+            left = sum(other.problem == INTERRUPTED for other in plan.rows.values())
+            bar.update(task, description=f"{left} rows still searched")
+            print_on(bar.console, f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {left} to go")
 
         plan.tell = tell
         try:

@@ -11,7 +11,6 @@ step       of a cell on a cluster. The cell is then simulated with few blocks (t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,11 +70,6 @@ class Simulated:
         """The predicted step of goal fastest."""
         assert self.step is not None
         return self.step
-
-    @property
-    def numel(self) -> int:
-        """Parameters of the model, trained or not."""
-        return self.psi + self.frozen
 
     @property
     def volume_psi(self) -> float:
@@ -141,10 +135,6 @@ class Capacity:
         """Returns the load of the fullest tier."""
         return self.fullest(held)[1]
 
-    def smallest_device(self, simulated: Simulated) -> int:
-        """Returns the bytes of the smallest device on which the same would fit."""
-        return math.ceil(simulated.held_bytes / (1 - self.reserve))
-
 
 Execute = Callable[..., list[Execution]]
 """Simulates configs and, as each is done, passes its place and its execution to `tell` (fake_execution/many.py)."""
@@ -157,16 +147,16 @@ def simulate(
     `costs`: of the cluster on which their steps are predicted; None: memory alone, with all blocks.
     """
     work = [Reduced((cell.config,), (0,), 0, 1) if costs is None else reduced(cell.config) for cell in cells]
-    parts = [(place, number) for place, small in enumerate(work) for number in range(len(small.configs))]
+    places = [place for place, small in enumerate(work) for _ in small.configs]
     executions: list[dict[int, Execution]] = [{} for _ in work]
     answers: dict[int, Simulated | str] = {}
 
-    def tell(part: int, news: object) -> None:
+    def tell(number: int, news: object) -> None:
         if isinstance(news, Execution):
-            place, number = parts[part]
+            place = places[number]
             executions[place][number] = news
             if len(executions[place]) == len(work[place].configs):
-                of_cell = [executions[place][number] for number in sorted(executions[place])]
+                of_cell = [execution for _, execution in sorted(executions[place].items(), key=lambda item: item[0])]
                 answers[place] = _simulated(cells[place], work[place], of_cell, costs)
                 done(place, answers[place])
 

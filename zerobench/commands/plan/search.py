@@ -19,6 +19,7 @@ trillion-parameter model (ZeRO-Infinity, arXiv 2104.07857, table 1).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -142,8 +143,8 @@ def shapes() -> list[GptSize]:
     found: list[GptSize] = []
     for deepest in WIDTHS:
         before = found[-1].numel if found else 0
-        same_width = (deepest._replace(layers=layers) for layers in range(1, deepest.layers + 1))
-        found += [shape for shape in same_width if shape.numel > before]
+        of_width = (deepest._replace(layers=layers) for layers in range(1, deepest.layers + 1))
+        found += [shape for shape in of_width if shape.numel > before]
     return found
 
 
@@ -198,8 +199,10 @@ Search = Generator[Cell, Simulated | str, Answer]
 """Yields cells, and is sent their simulations or why there is none."""
 
 
-def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity) -> Search[PlanRow]:
-    """Searches for the furthest value of the axis that fits."""
+def search_row(
+    candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity, sure: float = SURE
+) -> Search[PlanRow]:
+    """Searches for the furthest value of the axis that fits. `sure`: factor by which states must exceed a limit."""
     if cell.problems:
         return PlanRow(candidate, problem=cell.problems[0])
     probes: dict[int, Simulated] = {}
@@ -209,7 +212,7 @@ def search_row(candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capac
         nonlocal states
         changed = axis.changed(cell, axis.values[place])
         states = states_of(changed) if axis.in_states else states
-        if (bound := capacity.load(states) / SURE) > 1:
+        if (bound := capacity.load(states) / sure) > 1:
             return bound
         simulated = yield changed
         if isinstance(simulated, str):
@@ -287,27 +290,21 @@ def _is_last(axis: PlanAxis, loads: Mapping[int, float]) -> bool:
 class Plan:
     """A goal by name, and the rows that are found for it; rows of searches that have not ended say INTERRUPTED.
 
-    `words`: overrides of all cells. `costs`: of the cluster of goal fastest. `tell` takes the plan and, when a search
-    has ended, its row. `notes`: on rows that were left out; `turns`: sentences on what would change the answer.
+    `words`: overrides of all cells. `costs`: of the cluster of goal fastest. `tell` takes the plan and a row whose
+    search has ended. `notes`: on rows that were left out; `turns`: sentences on what would change the answer.
     """
 
     goal: str
     capacity: Capacity
     execute: Execute
     costs: GpuCosts | None = None
-    tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
+    tell: Callable[[Plan, PlanRow], None] = lambda *_: None
     device: str = "cuda"
     words: Sequence[str] = ()
     rows: dict[Candidate, PlanRow] = field(default_factory=dict)
-    simulated: int = 0
     notes: list[str] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     interrupted: bool = False
-
-    @property
-    def open(self) -> int:
-        """Number of searches that have not ended."""
-        return sum(row.problem == INTERRUPTED for row in self.rows.values())
 
     @property
     def fitting(self) -> list[PlanRow]:
@@ -319,8 +316,10 @@ class Plan:
         """The rows that fit, the fastest first."""
         return sorted(self.fitting, key=lambda row: -row.fit.timed.rate())
 
-    def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
-        """Adds a row per candidate, in their order."""
+    def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis], sure: float = SURE) -> None:
+        """Adds a row per candidate, in their order. If theory has pruned all rows, the one with the least states is
+        simulated after all, so that the plan can name a device that would do.
+        """
         self.rows |= {candidate: PlanRow(candidate, problem=INTERRUPTED) for candidate in cells}
         wanted: dict[Candidate, tuple[Search[PlanRow], Cell]] = {}
         running: list[tuple[Candidate, tuple[Search[PlanRow], Cell]]] = []
@@ -328,7 +327,6 @@ class Plan:
         def advance(candidate: Candidate, search: Search[PlanRow], resume: Callable[[], Cell]) -> None:
             try:
                 wanted[candidate] = search, resume()
-                self.tell(self, None)
             except StopIteration as stop:
                 self.rows[candidate] = stop.value
                 self.tell(self, stop.value)
@@ -338,12 +336,16 @@ class Plan:
             advance(candidate, search, partial(search.send, answer))
 
         for candidate, cell in cells.items():
-            search = search_row(candidate, cell, axis_of(cell), self.capacity)
+            search = search_row(candidate, cell, axis_of(cell), self.capacity, sure)
             advance(candidate, search, partial(next, search))
         while wanted:
             running[:] = wanted.items()
             wanted.clear()
             self.simulate([cell for _, (_, cell) in running], done)
+        pruned = {row.bound_bytes: row.candidate for row in self.rows.values() if row.bound_bytes is not None}
+        if pruned and not any(row.probes for row in self.rows.values()):
+            least = pruned[min(pruned)]
+            self.search({least: cells[least]}, axis_of, math.inf)
 
     def simulate(
         self, cells: Sequence[Cell], done: Callable[[int, Simulated | str], None] = lambda *_: None, whole: bool = False
@@ -351,25 +353,4 @@ class Plan:
         """Simulates cells, all in one call; passes each to `done` with its place, or why it could not be simulated.
         `whole`: with all blocks though their steps are predicted.
         """
-
-        def count(place: int, answer: Simulated | str) -> None:
-            self.simulated += 1
-            done(place, answer)
-
-        return simulate(cells, count, self.execute, None if whole else self.costs)
-
-    def name_least(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
-        """Simulates the row with the least states at its emptiest value if theory has pruned all, so that the plan can
-        name a device that would do.
-        """
-        pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
-        if not pruned or any(row.probes for row in self.rows.values()):
-            return
-        least = min(pruned, key=lambda row: row.bound_bytes or 0)
-        cell = cells[least.candidate]
-        axis = axis_of(cell)
-        (found,) = self.simulate([axis.changed(cell, axis.values[0])])
-        self.rows[least.candidate] = (
-            replace(least, problem=found, bound_bytes=None) if isinstance(found, str)
-            else replace(least, problem="", beyond=found, probes=(found,))
-        )  # fmt: skip
+        return simulate(cells, done, self.execute, None if whole else self.costs)
