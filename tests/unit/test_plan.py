@@ -20,19 +20,17 @@ from zerobench.commands.plan.command import plan, progress
 from zerobench.commands.plan.fastest import find_fastest, turn_of_gpus
 from zerobench.commands.plan.memory import Capacity, Simulated, whole_of
 from zerobench.commands.plan.search import (
-    INTERRUPTED,
     Plan,
     PlanAxis,
     PlanRow,
-    Search,
     family_axis,
     fixed_axis,
     gpus_axis,
     layers_axis,
     micro_batch_axis,
+    next_place,
     shapes,
     timed_axis,
-    walk,
 )
 from zerobench.commands.predict import costs_of
 from zerobench.config.cell import Cell
@@ -49,18 +47,11 @@ TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", 
 
 def walked(axis: PlanAxis, load_of: Callable[[int], float]) -> tuple[int | None, list[int]]:
     """Runs a walk against a function of the value; returns the value found, and the values probed."""
-    probed: list[int] = []
-
-    def load_at(place: int) -> Search[float]:
-        probed.append(axis.values[place])
-        return load_of(axis.values[place])
-        yield  # a generator, as simulations are
-
-    try:
-        next(walk(axis, load_at))
-    except StopIteration as stop:
-        return None if stop.value is None else axis.values[stop.value], probed
-    raise AssertionError("no cell was to be simulated")
+    loads: dict[int, float] = {}
+    while (place := next_place(axis, loads)) is not None:
+        loads[place] = load_of(axis.values[place])
+    found = max((place for place, load in loads.items() if load <= 1), default=None)
+    return None if found is None else axis.values[found], [axis.values[place] for place in loads]
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 3, 7, 85, 300, 512])
@@ -109,11 +100,14 @@ def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: 
     return Simulated(of, psi, peak, host, 0, at_peak, None, volume * psi, 0.0, **more)
 
 
-def row(name: str, peak: int | None, offload: str = "none", **more: Any) -> PlanRow:
-    candidate = Candidate(name, offload)
+def row(name: str, peak: int | Simulated | None, offload: str = "none", load: float = 1.0, **more: Any) -> PlanRow:
+    """Returns a row whose search is over; its one cell fits if `load` is at most 1."""
+    found = PlanRow(Candidate(name, offload), ANY, fixed_axis(ANY))
     if peak is None:
-        return PlanRow(candidate, problem="states alone", bound_bytes=10**9)
-    return PlanRow(candidate, best=used(peak, **more))
+        found.problem, found.bound_bytes = "states alone", 10**9
+    else:
+        found.loads, found.probes = {0: load}, {0: used(peak, **more) if isinstance(peak, int) else peak}
+    return found
 
 
 def plan_of(rows: Sequence[PlanRow], goal: str = "least_traffic", capacity: Capacity | None = None) -> Plan:
@@ -152,10 +146,9 @@ def test_what_must_fit_is_what_the_allocator_reserves(capsys: pytest.CaptureFixt
     capacity, on_gpu = Capacity(100 * MIB), used(80 * MIB, reserved_bytes=95 * MIB)
     assert capacity.load(used(80 * MIB).bytes_in) <= 1, "a CPU's peak"
     assert capacity.load(on_gpu.bytes_in) > 1
-    beyond = PlanRow(Candidate("zero3"), beyond=on_gpu, probes=(on_gpu,))
-    said = nothing_fits(plan_of([beyond], capacity=capacity))
+    said = nothing_fits(plan_of([row("zero3", on_gpu, load=1.1)], capacity=capacity))
     assert "the least is zero3 with 95.0 MiB reserved, so the smallest device that would do has 103.3 MiB" in said
-    fits = plan_of([replace(beyond, best=replace(on_gpu, reserved_bytes=90 * MIB))], capacity=capacity)
+    fits = plan_of([row("zero3", replace(on_gpu, reserved_bytes=90 * MIB))], capacity=capacity)
     assert "leaves 2.0 MiB free" in sentence(fits)
     print_plan(fits)
     assert "a row fits if what the allocator reserves is at most 92.0 MiB of 100.0 MiB" in capsys.readouterr().out
@@ -188,8 +181,8 @@ def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
         return [fit("ddp", rate) for rate in rates[cells[0].config.world_size]]
 
     monkeypatch.setattr(Plan, "simulate", simulate)
-    rows = [PlanRow(Candidate("zero1"), fit("zero1", 3.0)), PlanRow(Candidate("zero1", "cpu"), fit("zero1", 2.0))]
-    assert turn_of_gpus(plan_of([*rows, PlanRow(Candidate("zero3"), fit("zero3", 1.0))])) == said
+    rows = [row("zero1", fit("zero1", 3.0)), row("zero1", fit("zero1", 2.0), "cpu")]
+    assert turn_of_gpus(plan_of([*rows, row("zero3", fit("zero3", 1.0))])) == said
     assert turn_of_gpus(plan_of(rows)) == ""
 
 
@@ -204,7 +197,7 @@ def test_the_largest_micro_batch_is_found_in_few_simulations(most: int, batch: i
     axis = timed_axis(ANY, batch)
     found, probed = walked(axis, load)
     assert found == max((size for size in axis.values if load(size) <= 1), default=None)
-    assert len(probed) <= (4 if batch is None else 7)
+    assert len(probed) <= (5 if batch is None else 8)
     config = axis.changed(ANY, 4).config
     assert batch is None or config.micro_batch * config.accumulation * 8 == config.batch == batch
 
@@ -231,8 +224,8 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
         return done
 
     capacity, candidate = Capacity(MIB // 4, reserve=0.0), Candidate("zero3")
-    told: list[PlanRow | None] = []
-    layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row))
+    told: list[str] = []
+    layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row.problem))
     layers.search({candidate: start}, layers_axis)
     found = layers.rows[candidate]
     assert found.beyond is not None
@@ -240,10 +233,10 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
     assert sum(found.fit.at_peak.values()) == found.fit.peak_bytes
     assert len(executed) == len(set(executed)) == len(found.probes)
-    assert told[-1] is found
+    assert told == [""]
     tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
     tiny.search({candidate: start}, layers_axis)
-    assert "states alone" in told[-2].problem  # type: ignore[union-attr]
+    assert "states alone" in told[-2]
     assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
 
@@ -296,20 +289,22 @@ def test_an_interrupted_plan_of_the_fastest_keeps_its_complete_rows(
     with progress(found):
         find_fastest(found, costs_of("h100-3200", None), {Candidate(n): cell(n, 8) for n in ("ddp", "zero3")}, None, ())
     assert found.interrupted
-    assert [row.problem for row in found.rows.values()] == ["its model cannot be built", INTERRUPTED]
+    assert [(row.problem, row.due is None) for row in found.rows.values()] == [
+        ("its model cannot be built", True),
+        ("", False),
+    ]
     print_plan(found)
     assert "none is recommended" in capfd.readouterr().out
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:
     probe = used(92 * MIB)
-    rows = [PlanRow(Candidate("zero3"), beyond=probe, probes=(probe,))]
-    said = nothing_fits(plan_of(rows, capacity=Capacity(50 * MIB, reserve=0.08)))
+    said = nothing_fits(plan_of([row("zero3", probe, load=2.0)], capacity=Capacity(50 * MIB, reserve=0.08)))
     assert "the smallest device that would do has 100.0 MiB" in said
     assert "activation=checkpoint" in said
     hosted = used(MIB, host=90 * MIB)
-    rows = [PlanRow(Candidate("zero3", "cpu"), beyond=hosted, probes=(hosted,))]
-    said = nothing_fits(plan_of(rows, capacity=Capacity(50 * MIB, host_bytes=10 * MIB)))
+    hosting = Capacity(50 * MIB, host_bytes=10 * MIB)
+    said = nothing_fits(plan_of([row("zero3", hosted, "cpu", load=9.0)], capacity=hosting))
     assert "raise --host-memory" in said
 
 
@@ -335,7 +330,7 @@ WRONG = {
     "no GPUs": (["--gpus", "0"], "--gpus 0: must be at least 1"),
     "a world": (["world_size=4"], "give the number of GPUs as --gpus 4"),
     "layers that are looked for": (["--goal", "largest_model", "model.layers=3"], "model.layers: is what --goal"),
-    "a batch that is looked for": (["--goal", "largest_batch", "micro_batch=2"], "leave them out"),
+    "a batch that is looked for": (["--goal", "largest_batch", "micro_batch=2"], "micro_batch: is what --goal"),
     "a model without layers": (["--goal", "largest_model", "model=mlp"], "use model=gpt with model.hidden"),
     "a family without its goal": (["--family", "zero"], "tried by --goal largest_model alone"),
     "a sweep of another key": (["sequence=16,32"], "a plan takes several values of strategy, offload, activation"),

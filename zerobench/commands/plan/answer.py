@@ -21,7 +21,6 @@ from ..predict import show_time
 from .candidates import AXES
 from .memory import Simulated
 from .search import (
-    INTERRUPTED,
     Plan,
     PlanAxis,
     PlanRow,
@@ -40,6 +39,7 @@ LARGER = 1.02
 
 FASTEST, LEAST_TRAFFIC = "fastest", "least_traffic"
 
+INTERRUPTED = "the plan was interrupted"
 CUT_SHORT = f"{INTERRUPTED}: the table has the rows that were complete, and none is recommended"
 
 BYTES_ALONE = (
@@ -50,11 +50,12 @@ BYTES_ALONE = (
 
 @dataclass(frozen=True)
 class Goal:
-    """`value`: of a result, larger is better; 0 if only cost counts. `slack`: results of which the best is at most so
-    many times as good count as equal.
+    """`varies`: keys that the user leaves out. `value`: of a result, larger is better; 0 if only cost counts. `slack`:
+    results of which the best is at most so many times as good count as equal.
     """
 
     axis: Callable[[Cell], PlanAxis]
+    varies: tuple[str, ...]
     value: Callable[[Simulated], float]
     words: Callable[[Simulated], str]
     why: str
@@ -72,21 +73,21 @@ def _micro_batch(found: Simulated) -> str:
 
 
 GOALS = {
-    LEAST_TRAFFIC: Goal(fixed_axis, lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
+    LEAST_TRAFFIC: Goal(fixed_axis, (), lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
     "largest_model": Goal(
-        layers_axis, lambda found: float(found.psi + found.frozen),
+        layers_axis, ("model.layers",), lambda found: float(found.psi + found.frozen),
         lambda found: f"{(found.psi + found.frozen) / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
         lambda found: f"{(found.psi + found.frozen) / 1e9:.3g}B, {found.shape}",
     ),
     "largest_batch": Goal(
-        micro_batch_axis, lambda found: float(found.cell.config.micro_batch or 0), _micro_batch,
+        micro_batch_axis, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch), _micro_batch,
         "holds the largest micro-batch",
     ),
     "fewest_gpus": Goal(
-        gpus_axis, lambda found: -float(found.cell.config.world_size),
+        gpus_axis, ("batch",), lambda found: -float(found.cell.config.world_size),
         lambda found: show_count(found.cell.config.world_size, "GPU"), "needs the fewest GPUs",
     ),
-    FASTEST: Goal(timed_axis, lambda found: found.timed.rate(), _micro_batch, "is the fastest", slack=1),
+    FASTEST: Goal(timed_axis, ("micro_batch",), lambda found: found.timed.rate(), _micro_batch, "", slack=1),
 }  # fmt: skip
 """Goals by name, the default first."""
 
@@ -189,7 +190,7 @@ def nothing_fits(plan: Plan) -> str:
     capacity, rows = plan.capacity, plan.rows.values()
     if plan.interrupted:
         return CUT_SHORT
-    tried = [(probe, row) for row in rows for probe in row.probes]
+    tried = [(probe, row) for row in rows for probe in row.probes.values()]
     if not tried:
         return f"no cell could be simulated: {'; '.join(dict.fromkeys(row.problem for row in rows))}"
     least, row = min(tried, key=lambda pair: (capacity.load(pair[0].bytes_in), pair[0].held_bytes))
@@ -231,7 +232,7 @@ def table_of(plan: Plan, columns: Sequence[str] | None = None) -> Grid:
         ranked = plan.ranked[:SHOWN]
         tokens = counted(row.fit.cell.config.sequence for row in ranked)
         return Grid([name.replace("tokens", tokens) for name in TIMED], [_timed_line(row) for row in ranked], WORDS)
-    lines = [_line(row, plan) for row in plan.rows.values() if row.problem != INTERRUPTED]
+    lines = [_line(row, plan) for row in plan.rows.values() if not row.due]
     kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
     shown = [[line[n] for n in kept] for line in lines]
     return Grid([HEADER[n] for n in kept], shown, WORDS, FIRST_TO_GO, columns)
@@ -286,8 +287,8 @@ def _reasons(plan: Plan) -> list[str]:
     """Returns why rows were not simulated, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for row in plan.rows.values():
-        if row.problem and row.bound_bytes is None:
-            reasons.setdefault(row.problem, []).append(row.candidate.name)
+        if row.bound_bytes is None and (why := INTERRUPTED if row.due else row.problem):
+            reasons.setdefault(why, []).append(row.candidate.name)
     return [f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 

@@ -28,7 +28,7 @@ from .answer import FASTEST, GOALS, HEADER, as_json, found_words, print_plan, re
 from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, compose, words_of
 from .fastest import find_fastest
 from .memory import RESERVE, Capacity
-from .search import INTERRUPTED, Plan, PlanRow, family_axis
+from .search import Plan, PlanRow, family_axis
 from .settings import SYSTEMS, settings_of
 
 LIMITS = Limits(seconds=3600.0)
@@ -69,13 +69,8 @@ def plan(arguments: list[str]) -> int:
     cells = compose(_candidates(axes, chosen.goal, capacity), words)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
-    answer = Plan(
-        chosen.goal,
-        capacity,
-        partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS),
-        device=chosen.device,
-        words=words,
-    )
+    execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
+    answer = Plan(chosen.goal, capacity, execute, device=chosen.device, words=words)
     with progress(answer):
         if chosen.goal == FASTEST:
             answer.costs = costs_of(chosen.cluster, chosen.node_gbit_s)
@@ -127,7 +122,7 @@ def progress(plan: Plan) -> Iterator[None]:
         task = bar.add_task("theory's bounds first", total=None)
 
         def tell(plan: Plan, row: PlanRow) -> None:
-            left = sum(other.problem == INTERRUPTED for other in plan.rows.values())
+            left = sum(other.due is not None for other in plan.rows.values())
             bar.update(task, description=f"{left} rows still searched")
             print_on(bar.console, f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {left} to go")
 
@@ -196,30 +191,20 @@ def _candidates(axes: dict[str, tuple[str, ...]], goal: str, capacity: Capacity)
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """Raises ValueError if the goal contradicts the rest of the command."""
     goal, keys = chosen.goal, {word.partition("=")[0] for word in chosen.overrides}
-    has_layers = all(isinstance(cell.config.model, Gpt) for cell in cells)
-    wrong = {
+    fastest, has_layers = goal == FASTEST, all(isinstance(cell.config.model, Gpt) for cell in cells)
+    wrong = {f"{key}: is what --goal {goal} looks for; leave it out": key in keys for key in GOALS[goal].varies} | {
         "--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH":
             goal == "largest_model" and not has_layers,
-        "model.layers: is what --goal largest_model looks for; leave it out":
-            goal == "largest_model" and "model.layers" in keys,
-        "micro_batch, batch: are what --goal largest_batch looks for; leave them out":
-            goal == "largest_batch" and keys & {"micro_batch", "batch"},
-        "batch: changes with the number of GPUs that --goal fewest_gpus looks for; use micro_batch":
-            goal == "fewest_gpus" and "batch" in keys,
         "--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help":
-            (goal == FASTEST) != (chosen.cluster is not None),
+            fastest != (chosen.cluster is not None),
         "offload: no rate of an update on the host is known to --goal fastest; leave it out":
-            goal == FASTEST and "offload" in keys,
-        "micro_batch: is what --goal fastest looks for; leave it out, or give batch=":
-            goal == FASTEST and "micro_batch" in keys,
+            fastest and "offload" in keys,
         "accumulation: follows from batch= and the micro-batch that fits; leave one of the two out":
-            goal == FASTEST and {"accumulation", "batch"} <= keys,
-        "--settings: not with --goal fastest; plan the candidate that it names again":
-            goal == FASTEST and chosen.settings,
+            fastest and {"accumulation", "batch"} <= keys,
+        "--settings: not with --goal fastest; plan the candidate that it names again": fastest and chosen.settings,
         f"--family {chosen.family}: its shapes are tried by --goal largest_model alone":
             chosen.family and goal != "largest_model",
         "--out: is for settings; say which with --settings": chosen.out and not chosen.settings,
     }  # fmt: skip
-    for message, applies in wrong.items():
-        if applies:
-            raise ValueError(message)
+    if message := next((message for message, applies in wrong.items() if applies), None):
+        raise ValueError(message)

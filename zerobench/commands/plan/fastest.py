@@ -109,7 +109,7 @@ def _leaders(ranked: Sequence[PlanRow]) -> list[PlanRow]:
 
 
 def _verify(plan: Plan) -> None:
-    """Simulates the first with all its blocks, and if it does not fit then the next."""
+    """Simulates the first with all its blocks; if it does not fit, the next is the first."""
     while plan.ranked:
         first = plan.ranked[0]
         best = first.fit
@@ -121,11 +121,10 @@ def _verify(plan: Plan) -> None:
         (whole,) = plan.simulate([replace(best.cell, config=config)], whole=True)
         if isinstance(whole, str):
             return
-        whole = replace(whole, cell=best.cell, step=best.step)
-        if plan.capacity.load(whole.bytes_in) <= 1:
-            plan.rows[first.candidate] = replace(first, best=whole)
+        first.probes[first.last] = replace(whole, cell=best.cell, step=best.step)
+        first.loads[first.last] = load = plan.capacity.load(whole.bytes_in)
+        if load <= 1:
             return
-        plan.rows[first.candidate] = replace(first, best=None, beyond=whole)
 
 
 class FreeCosts(GpuCosts):

@@ -6,8 +6,8 @@ bracket    the last value that fits and the first that does not; the search ends
 bound      theory's states: no simulation has less memory at its peak, so a cell whose states exceed a limit is not
            simulated. Strategies for which theory has no schedule have no bound. Theory replays gloo's exchange; on a
            GPU the buffers in flight differ a little, so states must exceed the limit by SURE
-row        a search is a generator: it yields a cell and is sent its simulation, or the error message if it failed.
-           So one loop runs the searches of all candidates in parallel
+row        the search of a candidate, which is over if no cell is due. One loop simulates the cells that are due in all
+           rows, and each row names its next one as soon as its cell is done
 
 Bytes are linear in layers, in micro-batch and in 1/N, up to buckets and padding, so the line through the last two
 loads meets 1 close to the answer; the answer's two neighbors are always simulated.
@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ...config.cell import Cell
 from ...predict.estimate import estimate
@@ -38,9 +37,6 @@ MOST_GUESSES = 6
 DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
 """Ends of the axes: a cell of 512 blocks takes minutes to simulate. WIDEST_TIMED: of goal fastest."""
 
-PILOT = 4
-"""The second micro-batch that goal fastest simulates, after 1: the line through both gives the next."""
-
 
 # -- axes ------------------------------------------------------------------------------------------
 
@@ -48,8 +44,7 @@ PILOT = 4
 @dataclass(frozen=True)
 class PlanAxis:
     """`values`: from the emptiest to the fullest device. `changed`: the cell with a value. `coordinate`: of a value,
-    increasing along them. `in_states`: states change along it. `convex`: so is the load, and a line through two values
-    that fit is below it beyond them: a value that the line puts beyond the device is not simulated.
+    increasing along them. `in_states`: states change along it.
     """
 
     values: Sequence[int]
@@ -58,7 +53,6 @@ class PlanAxis:
     changed: Callable[[Cell, int], Cell]
     coordinate: Callable[[int], float] = float
     in_states: bool = False
-    convex: bool = False
 
     def at(self, place: int) -> float:
         """Returns the coordinate of a place in `values`."""
@@ -93,13 +87,13 @@ def timed_axis(cell: Cell, batch: int | None = None) -> PlanAxis:
     ranks = cell.config.data_ranks
     if batch is None:
         sizes = tuple(2**power for power in range(WIDEST_TIMED.bit_length()))
-        return PlanAxis(sizes, (0, bisect_right(sizes, PILOT) - 1), with_micro_batch, convex=True)
+        return PlanAxis(sizes, (0, 2), with_micro_batch)
     sizes = tuple(size for size in range(1, WIDEST_TIMED + 1) if batch // ranks % size == 0)
 
     def changed(cell: Cell, size: int) -> Cell:
         return cell.changed(micro_batch=size, accumulation=batch // (size * ranks), batch=batch)
 
-    return PlanAxis(sizes, (0, bisect_right(sizes, PILOT) - 1), changed, convex=True)
+    return PlanAxis(sizes, (0, 2), changed)
 
 
 def gpus_axis(cell: Cell) -> PlanAxis:
@@ -164,76 +158,73 @@ def family_axis(_: Cell) -> PlanAxis:
 SURE = 1.02
 """A cell is not simulated if theory's states exceed the limit by this factor."""
 
-INTERRUPTED = "the plan was interrupted"
 
-
-@dataclass(frozen=True)
+@dataclass
 class PlanRow:
-    """Findings for one candidate. `best`: the furthest simulated cell that fits; None if none fits.
+    """The search of a candidate for the furthest value of the axis that fits. `due`: the cell to simulate next.
 
-    `beyond`: the next value's cell, which does not fit, or the least that was tried. `problem`: why it was not
-    simulated. `bound_bytes`: theory's states, if these alone are too large. `at_end`: the axis has no further value.
+    `problem`: why the row was not simulated. `bound_bytes`: theory's states, if these alone are too large. `loads`,
+    `probes`: by place in the axis; a place whose states are too large has their load, and no simulated cell.
     """
 
     candidate: Candidate
-    best: Simulated | None = None
-    beyond: Simulated | None = None
+    cell: Cell
+    axis: PlanAxis
     problem: str = ""
     bound_bytes: int | None = None
-    at_end: bool = False
-    probes: tuple[Simulated, ...] = field(default=(), repr=False)
+    due: Cell | None = None
+    loads: dict[int, float] = field(default_factory=dict, repr=False)
+    probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
+
+    @property
+    def best(self) -> Simulated | None:
+        """The furthest cell that fits, once the search is over; None if there is none."""
+        return None if self.due or self.problem else self.probes.get(self.last)
 
     @property
     def fit(self) -> Simulated:
-        """The best cell of a row that fits."""
-        assert self.best is not None
-        return self.best
+        """The same, of a row that fits."""
+        return self.probes[self.last]
 
+    @property
+    def beyond(self) -> Simulated | None:
+        """The first cell that does not fit, of those that were simulated."""
+        return self.probes.get(min((place for place in self.probes if self.loads[place] > 1), default=-1))
 
-class NotSimulatedError(Exception):
-    """A cell could not be simulated; the message says why."""
+    @property
+    def last(self) -> int:
+        """The last place that fits; -1 if none is known to."""
+        return max((place for place, load in self.loads.items() if load <= 1), default=-1)
 
+    @property
+    def at_end(self) -> bool:
+        """True if the axis has no further value."""
+        return self.last == len(self.axis.values) - 1
 
-Answer = TypeVar("Answer")
-Search = Generator[Cell, Simulated | str, Answer]
-"""Yields cells, and is sent their simulations or why there is none."""
+    def advance(self, capacity: Capacity, sure: float) -> None:
+        """Finds the cell that is due. `sure`: factor by which states must exceed a limit to be too large."""
+        self.due, self.problem = None, self.problem or next(iter(self.cell.problems), "")
+        while not self.problem and (place := next_place(self.axis, self.loads)) is not None:
+            changed = self.axis.changed(self.cell, self.axis.values[place])
+            states = states_of(changed if self.axis.in_states else self.cell) if sure < math.inf else {}
+            load = capacity.load(states)
+            if load <= sure:
+                self.due = changed
+                return
+            self.loads[place] = load / sure
+            if place == 0 and not self.probes:
+                tier = "device" if states["device"] > capacity.usable_bytes else "host or disk"
+                self.problem = f"states alone are {load:.2f} times the usable memory ({tier})"
+                self.bound_bytes = states["device"]
 
-
-def search_row(
-    candidate: Candidate, cell: Cell, axis: PlanAxis, capacity: Capacity, sure: float = SURE
-) -> Search[PlanRow]:
-    """Searches for the furthest value of the axis that fits. `sure`: factor by which states must exceed a limit."""
-    if cell.problems:
-        return PlanRow(candidate, problem=cell.problems[0])
-    probes: dict[int, Simulated] = {}
-    states = states_of(cell)
-
-    def load_at(place: int) -> Search[float]:
-        nonlocal states
-        changed = axis.changed(cell, axis.values[place])
-        states = states_of(changed) if axis.in_states else states
-        if (bound := capacity.load(states) / sure) > 1:
-            return bound
-        simulated = yield changed
-        if isinstance(simulated, str):
-            raise NotSimulatedError(simulated)
-        probes[place] = simulated
-        return capacity.load(simulated.bytes_in)
-
-    try:
-        last = yield from walk(axis, load_at)
-    except NotSimulatedError as error:
-        return PlanRow(candidate, problem=str(error), probes=tuple(probes.values()))
-    if not probes:  # the emptiest value, which was asked for last, has too large states
-        tier = "device" if states["device"] > capacity.usable_bytes else "host or disk"
-        words = f"states alone are {capacity.load(states):.2f} times the usable memory ({tier})"
-        return PlanRow(candidate, problem=words, bound_bytes=states["device"])
-    best = None if last is None else probes[last]
-    beyond = min((place for place in probes if last is None or place > last), default=None)
-    return PlanRow(
-        candidate, best, None if beyond is None else probes[beyond], at_end=last == len(axis.values) - 1,
-        probes=tuple(probes.values()),
-    )  # fmt: skip
+    def take(self, answer: Simulated | str, capacity: Capacity) -> None:
+        """Takes the simulation of the cell that was due, or why there is none."""
+        place = next_place(self.axis, self.loads)
+        assert place is not None
+        if isinstance(answer, str):
+            self.problem = answer
+        else:
+            self.probes[place], self.loads[place] = answer, capacity.load(answer.bytes_in)
 
 
 def states_of(cell: Cell) -> dict[str, int]:
@@ -247,21 +238,16 @@ def states_of(cell: Cell) -> dict[str, int]:
     return {"device": found.states_bytes, "host": found.host_bytes or 0, "nvme": found.file_bytes or 0}
 
 
-def walk(axis: PlanAxis, load_at: Callable[[int], Search[float]]) -> Search[int | None]:
-    """Returns the last place of the axis that fits, None if the first does not."""
-    loads: dict[int, float] = {}
-    low, high, first = -1, len(axis.values), iter(axis.first)
-    while high - low > 1 and not (axis.convex and _is_last(axis, loads)):
-        place = next((place for place in first if low < place < high), None)
-        if place is None:
-            place = _guess(axis, loads, low, high)
-        loads[place] = yield from load_at(place)
-        low, high = (place, high) if loads[place] <= 1 else (low, place)
-    return None if low < 0 else low
-
-
-def _guess(axis: PlanAxis, loads: Mapping[int, float], low: int, high: int) -> int:
-    """Returns a place between low and high, where the line through the two nearest probes meets a load of 1."""
+def next_place(axis: PlanAxis, loads: Mapping[int, float]) -> int | None:
+    """Returns the place of the axis whose load is needed next; None if the last that fits is known, or none fits. It is
+    where the line through the two nearest probes meets a load of 1.
+    """
+    low = max((place for place, load in loads.items() if load <= 1), default=-1)
+    high = min((place for place, load in loads.items() if load > 1), default=len(axis.values))
+    if high - low <= 1:
+        return None
+    if first := [place for place in axis.first if low < place < high]:
+        return first[0]
     middle = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
     if low < 0 or len(loads) < 2 or len(loads) - len(axis.first) >= MOST_GUESSES:
         return middle
@@ -273,22 +259,12 @@ def _guess(axis: PlanAxis, loads: Mapping[int, float], low: int, high: int) -> i
     return min(max(place, low + 1), high - 1)
 
 
-def _is_last(axis: PlanAxis, loads: Mapping[int, float]) -> bool:
-    """Returns True if the line through the last two values that fit puts the next value beyond the device."""
-    fitting = sorted(place for place, load in loads.items() if load <= 1)
-    if len(fitting) < 2 or fitting[-1] + 1 == len(axis.values):
-        return False
-    *_, before, last = fitting
-    slope = (loads[last] - loads[before]) / (axis.at(last) - axis.at(before))
-    return loads[last] + slope * (axis.at(last + 1) - axis.at(last)) > 1
-
-
 # -- a plan: all searches, in parallel -------------------------------------------------------------
 
 
 @dataclass
 class Plan:
-    """A goal by name, and the rows that are found for it; rows of searches that have not ended say INTERRUPTED.
+    """A goal by name, and the rows that are found for it.
 
     `words`: overrides of all cells. `costs`: of the cluster of goal fastest. `tell` takes the plan and a row whose
     search has ended. `notes`: on rows that were left out; `turns`: sentences on what would change the answer.
@@ -320,31 +296,29 @@ class Plan:
         """Adds a row per candidate, in their order. If theory has pruned all rows, the one with the least states is
         simulated after all, so that the plan can name a device that would do.
         """
-        self.rows |= {candidate: PlanRow(candidate, problem=INTERRUPTED) for candidate in cells}
-        wanted: dict[Candidate, tuple[Search[PlanRow], Cell]] = {}
-        running: list[tuple[Candidate, tuple[Search[PlanRow], Cell]]] = []
+        rows = {candidate: PlanRow(candidate, cell, axis_of(cell)) for candidate, cell in cells.items()}
+        self.rows |= rows
+        running: list[PlanRow] = []
 
-        def advance(candidate: Candidate, search: Search[PlanRow], resume: Callable[[], Cell]) -> None:
-            try:
-                wanted[candidate] = search, resume()
-            except StopIteration as stop:
-                self.rows[candidate] = stop.value
-                self.tell(self, stop.value)
+        def advance(row: PlanRow) -> None:
+            row.advance(self.capacity, sure)
+            if row.due is None:
+                self.tell(self, row)
 
         def done(place: int, answer: Simulated | str) -> None:
-            candidate, (search, _) = running[place]
-            advance(candidate, search, partial(search.send, answer))
+            running[place].take(answer, self.capacity)
+            advance(running[place])
 
-        for candidate, cell in cells.items():
-            search = search_row(candidate, cell, axis_of(cell), self.capacity, sure)
-            advance(candidate, search, partial(next, search))
-        while wanted:
-            running[:] = wanted.items()
-            wanted.clear()
-            self.simulate([cell for _, (_, cell) in running], done)
-        pruned = {row.bound_bytes: row.candidate for row in self.rows.values() if row.bound_bytes is not None}
+        for row in rows.values():
+            row.due = row.cell  # until theory's bound is known
+        for row in rows.values():
+            advance(row)
+        while any(row.due for row in rows.values()):
+            running[:] = [row for row in rows.values() if row.due]
+            self.simulate([row.due for row in running if row.due], done)
+        pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
         if pruned and not any(row.probes for row in self.rows.values()):
-            least = pruned[min(pruned)]
+            least = min(pruned, key=lambda row: row.bound_bytes or 0).candidate
             self.search({least: cells[least]}, axis_of, math.inf)
 
     def simulate(
