@@ -20,14 +20,14 @@ from zerobench.commands.plan.command import plan, progress
 from zerobench.commands.plan.fastest import find_fastest, turn_of_gpus
 from zerobench.commands.plan.memory import Capacity, Simulated, whole_of
 from zerobench.commands.plan.search import (
+    FIXED,
+    LAYERS,
+    MICRO_BATCHES,
     Plan,
     PlanAxis,
     PlanRow,
     family_axis,
-    fixed_axis,
     gpus_axis,
-    layers_axis,
-    micro_batch_axis,
     next_place,
     shapes,
     timed_axis,
@@ -61,7 +61,7 @@ def test_the_last_value_that_fits_is_found_with_few_probes(wanted: int) -> None:
     def load(layers: int) -> float:
         return (0.1 + layers + (3 if layers > 40 else 0)) / (0.6 + wanted + (3 if wanted > 40 else 0))
 
-    found, probed = walked(layers_axis(ANY), load)
+    found, probed = walked(LAYERS, load)
     assert found == wanted
     assert {found, min(found + 1, 512)} <= set(probed)
     assert len(probed) <= 9
@@ -75,7 +75,7 @@ def test_a_search_of_gpus_follows_one_over_n() -> None:
 
 
 def test_a_strange_load_is_bracketed_all_the_same() -> None:
-    assert walked(micro_batch_axis(ANY), lambda size: 0.5 if size < 1000 else 2.0)[0] == 999
+    assert walked(MICRO_BATCHES, lambda size: 0.5 if size < 1000 else 2.0)[0] == 999
 
 
 def test_the_family_of_zero_grows_in_parameters_and_has_the_paper_s_shapes() -> None:
@@ -102,7 +102,7 @@ def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: 
 
 def row(name: str, peak: int | Simulated | None, offload: str = "none", load: float = 1.0, **more: Any) -> PlanRow:
     """Returns a row whose search is over; its one cell fits if `load` is at most 1."""
-    found = PlanRow(Candidate(name, offload), ANY, fixed_axis(ANY))
+    found = PlanRow(Candidate(name, offload), ANY, FIXED)
     if peak is None:
         found.problem, found.bound_bytes = "states alone", 10**9
     else:
@@ -226,7 +226,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     capacity, candidate = Capacity(MIB // 4, reserve=0.0), Candidate("zero3")
     told: list[str] = []
     layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row.problem))
-    layers.search({candidate: start}, layers_axis)
+    layers.search({candidate: start}, lambda _: LAYERS)
     found = layers.rows[candidate]
     assert found.beyond is not None
     assert _layers(found.fit) + 1 == _layers(found.beyond)
@@ -235,7 +235,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert len(executed) == len(set(executed)) == len(found.probes)
     assert told == [""]
     tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
-    tiny.search({candidate: start}, layers_axis)
+    tiny.search({candidate: start}, lambda _: LAYERS)
     assert "states alone" in told[-2]
     assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
@@ -262,7 +262,7 @@ def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
 
     found = Plan("least_traffic", capacity, run)
     with progress(found):
-        found.search({Candidate(name): cell(name, 2) for name in names}, fixed_axis)
+        found.search({Candidate(name): cell(name, 2) for name in names}, lambda _: FIXED)
     assert found.interrupted
     print_plan(found)
     said = capfd.readouterr().out

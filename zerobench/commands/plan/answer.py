@@ -21,13 +21,13 @@ from ..predict import show_time
 from .candidates import AXES
 from .memory import Simulated
 from .search import (
+    FIXED,
+    LAYERS,
+    MICRO_BATCHES,
     Plan,
     PlanAxis,
     PlanRow,
-    fixed_axis,
     gpus_axis,
-    layers_axis,
-    micro_batch_axis,
     timed_axis,
 )
 
@@ -73,15 +73,15 @@ def _micro_batch(found: Simulated) -> str:
 
 
 GOALS = {
-    LEAST_TRAFFIC: Goal(fixed_axis, (), lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
+    LEAST_TRAFFIC: Goal(lambda _: FIXED, (), lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
     "largest_model": Goal(
-        layers_axis, ("model.layers",), lambda found: float(found.psi + found.frozen),
+        lambda _: LAYERS, ("model.layers",), lambda found: float(found.psi + found.frozen),
         lambda found: f"{(found.psi + found.frozen) / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
         lambda found: f"{(found.psi + found.frozen) / 1e9:.3g}B, {found.shape}",
     ),
     "largest_batch": Goal(
-        micro_batch_axis, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch), _micro_batch,
-        "holds the largest micro-batch",
+        lambda _: MICRO_BATCHES, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch),
+        _micro_batch, "holds the largest micro-batch",
     ),
     "fewest_gpus": Goal(
         gpus_axis, ("batch",), lambda found: -float(found.cell.config.world_size),

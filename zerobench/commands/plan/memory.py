@@ -197,11 +197,9 @@ def whole_of(small: Reduced, parts: Sequence[Simulated]) -> Simulated:
     (few, many), (least, most) = parts, small.blocks
     more = (small.whole_blocks - most) / (most - least)
 
-    def at(name: str) -> Any:
-        low, high = getattr(few, name), getattr(many, name)
-        return None if high is None else type(high)(high + more * (high - low))
+    def at(low: Any, high: Any) -> Any:
+        return type(high)(high + more * (high - low))
 
-    sizes = ("peak_bytes", "host_bytes", "file_bytes", "reserved_bytes")
-    names = (*sizes, "psi", "frozen", "volume_elements", "wire_bytes")
-    at_peak = {key: int(many.at_peak[key] + more * (many.at_peak[key] - few.at_peak[key])) for key in many.at_peak}
-    return replace(many, at_peak=at_peak, **{name: at(name) for name in names})
+    numbers = {name: at(getattr(few, name), size) for name, size in vars(many).items() if isinstance(size, int | float)}
+    at_peak = {category: at(few.at_peak[category], size) for category, size in many.at_peak.items()}
+    return replace(many, at_peak=at_peak, **numbers)

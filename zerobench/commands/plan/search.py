@@ -70,14 +70,13 @@ def with_model(cell: Cell, **changes: Any) -> Cell:
     return cell.changed(model=replace(cell.config.model, **changes))
 
 
-def layers_axis(_: Cell) -> PlanAxis:
-    """Returns the axis of layers, which starts with models that are simulated quickly."""
-    return PlanAxis(range(1, DEEPEST + 1), (1, 3), lambda cell, layers: with_model(cell, layers=layers), in_states=True)
+LAYERS = PlanAxis(range(1, DEEPEST + 1), (1, 3), lambda cell, layers: with_model(cell, layers=layers), in_states=True)
+"""Layers, from models that are simulated quickly."""
 
+MICRO_BATCHES = PlanAxis(range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
 
-def micro_batch_axis(_: Cell) -> PlanAxis:
-    """Returns the axis of samples per rank."""
-    return PlanAxis(range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
+FIXED = PlanAxis((0,), (0,), lambda cell, _: cell)
+"""One value: the cell is taken unchanged."""
 
 
 def timed_axis(cell: Cell, batch: int | None = None) -> PlanAxis:
@@ -105,11 +104,6 @@ def gpus_axis(cell: Cell) -> PlanAxis:
         return cell.changed(world_size=ranks, batch=batch)
 
     return PlanAxis(range(cell.config.world_size, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
-
-
-def fixed_axis(_: Cell) -> PlanAxis:
-    """Returns an axis of one value, for a cell that is taken unchanged."""
-    return PlanAxis((0,), (0,), lambda cell, _: cell)
 
 
 class GptSize(NamedTuple):
