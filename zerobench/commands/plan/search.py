@@ -155,7 +155,8 @@ SURE = 1.02
 
 @dataclass
 class PlanRow:
-    """The search of a candidate for the furthest value of the axis that fits. `due`: the cell to simulate next.
+    """The search of a candidate for the furthest value of the axis that fits. `due`: the cell to simulate next, or the
+    candidate's own until theory's bound is known.
 
     `problem`: why the row was not simulated. `bound_bytes`: theory's states, if these alone are too large. `loads`,
     `probes`: by place in the axis; a place whose states are too large has their load, and no simulated cell.
@@ -177,7 +178,7 @@ class PlanRow:
 
     @property
     def fit(self) -> Simulated:
-        """The same, of a row that fits."""
+        """The furthest cell that fits, of a row that is known to fit."""
         return self.probes[self.last]
 
     @property
@@ -200,7 +201,8 @@ class PlanRow:
         self.due, self.problem = None, self.problem or next(iter(self.cell.problems), "")
         while not self.problem and (place := next_place(self.axis, self.loads)) is not None:
             changed = self.axis.changed(self.cell, self.axis.values[place])
-            states = states_of(changed if self.axis.in_states else self.cell) if sure < math.inf else {}
+            bounded = sure < math.inf and (self.axis.in_states or not self.loads)
+            states = states_of(changed) if bounded else {}
             load = capacity.load(states)
             if load <= sure:
                 self.due = changed
@@ -290,7 +292,7 @@ class Plan:
         """Adds a row per candidate, in their order. If theory has pruned all rows, the one with the least states is
         simulated after all, so that the plan can name a device that would do.
         """
-        rows = {candidate: PlanRow(candidate, cell, axis_of(cell)) for candidate, cell in cells.items()}
+        rows = {candidate: PlanRow(candidate, cell, axis_of(cell), due=cell) for candidate, cell in cells.items()}
         self.rows |= rows
         running: list[PlanRow] = []
 
@@ -304,12 +306,10 @@ class Plan:
             advance(running[place])
 
         for row in rows.values():
-            row.due = row.cell  # until theory's bound is known
-        for row in rows.values():
             advance(row)
-        while any(row.due for row in rows.values()):
-            running[:] = [row for row in rows.values() if row.due]
-            self.simulate([row.due for row in running if row.due], done)
+        while due := [row for row in rows.values() if row.due]:
+            running[:] = due
+            self.simulate([row.due for row in due if row.due], done)
         pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
         if pruned and not any(row.probes for row in self.rows.values()):
             least = min(pruned, key=lambda row: row.bound_bytes or 0).candidate
