@@ -22,6 +22,7 @@ from .candidates import AXES
 from .memory import Simulated
 from .search import (
     FIXED,
+    INTERRUPTED,
     LAYERS,
     MICRO_BATCHES,
     Plan,
@@ -39,7 +40,6 @@ LARGER = 1.02
 
 FASTEST, LEAST_TRAFFIC = "fastest", "least_traffic"
 
-INTERRUPTED = "the plan was interrupted"
 CUT_SHORT = f"{INTERRUPTED}: the table has the rows that were complete, and none is recommended"
 
 BYTES_ALONE = (
@@ -287,8 +287,8 @@ def _reasons(plan: Plan) -> list[str]:
     """Returns why rows were not simulated, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for row in plan.rows.values():
-        if row.bound_bytes is None and (why := INTERRUPTED if row.due else row.problem):
-            reasons.setdefault(why, []).append(row.candidate.name)
+        if row.reason and row.bound_bytes is None:
+            reasons.setdefault(row.reason, []).append(row.candidate.name)
     return [f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
@@ -328,7 +328,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     else:
         told["rows"] = [
             {
-                **{key: getattr(row.candidate, key) for key in AXES}, "problem": row.problem,
+                **{key: getattr(row.candidate, key) for key in AXES}, "problem": row.reason,
                 "best": _found_as_json(row.best), "beyond": _found_as_json(row.beyond), "at_end": row.at_end,
                 "bound_bytes": row.bound_bytes, "executed": len(row.probes),
             }

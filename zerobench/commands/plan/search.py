@@ -149,6 +149,8 @@ def family_axis(_: Cell) -> PlanAxis:
 # -- a row and its search --------------------------------------------------------------------------
 
 
+INTERRUPTED = "the plan was interrupted"
+
 SURE = 1.02
 """A cell is not simulated if theory's states exceed the limit by this factor."""
 
@@ -158,7 +160,7 @@ class PlanRow:
     """The search of a candidate for the furthest value of the axis that fits. `due`: the cell to simulate next, or the
     candidate's own until theory's bound is known.
 
-    `problem`: why the row was not simulated. `bound_bytes`: theory's states, if these alone are too large. `loads`,
+    `problem`: why it was not simulated. `bound_bytes`: theory's states, if these alone are too large. `loads`,
     `probes`: by place in the axis; a place whose states are too large has their load, and no simulated cell.
     """
 
@@ -183,8 +185,14 @@ class PlanRow:
 
     @property
     def beyond(self) -> Simulated | None:
-        """The first cell that does not fit, of those that were simulated."""
-        return self.probes.get(min((place for place in self.probes if self.loads[place] > 1), default=-1))
+        """The first cell that was simulated and does not fit, once the search is over."""
+        first = min((place for place in self.probes if self.loads[place] > 1), default=-1)
+        return None if self.due or self.problem else self.probes.get(first)
+
+    @property
+    def reason(self) -> str:
+        """Why the row was not simulated, or not to its end."""
+        return INTERRUPTED if self.due else self.problem
 
     @property
     def last(self) -> int:
