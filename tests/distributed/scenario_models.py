@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from tests.zoo import WIDTH, WORDS, Block
@@ -84,67 +83,6 @@ class EmptyRoot(nn.Module):
         return F.cross_entropy(x.flatten(0, 1), y.flatten())
 
 
-class Detached(Chain):
-    """A block whose output is detached, one under no_grad, one inside a branch that the loss does not reach."""
-
-    def __init__(self) -> None:
-        super().__init__(*(Block() for _ in range(5)))
-
-    def run(self, h):
-        h = self.blocks[0](h)
-        h = h + self.blocks[1](h).detach()
-        with torch.no_grad():
-            still = self.blocks[2](h)
-        self.blocks[3](h)
-        return self.blocks[4](h + still)
-
-
-class StopsItself(Block):
-    """A block that detaches its own output."""
-
-    def forward(self, x):
-        return super().forward(x).detach()
-
-
-class Shared(Chain):
-    """One block several times in the list; one layer inside of two blocks."""
-
-    def __init__(self) -> None:
-        once, other = Block(), Block()
-        other.up = once.up
-        again = Block()
-        again.down.weight = once.down.weight
-        super().__init__(once, other, once, again, once)
-
-
-class Pair(NamedTuple):
-    first: torch.Tensor
-    second: Any
-
-
-class Nested(Chain):
-    """Keyword inputs in nested containers; outputs in named tuples, lists and dicts, parts of which nobody uses."""
-
-    class Stage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.side = Block(), nn.Linear(WIDTH, 3)
-
-        def forward(self, *, state, flag=False):
-            h = self.block(state["h"][0]["x"])
-            side = self.side(h)
-            return Pair(h, {"side": [side, None, "text", 3], "flag": flag})
-
-    def __init__(self) -> None:
-        super().__init__(*(Nested.Stage() for _ in range(3)))
-
-    def run(self, h):
-        for number, block in enumerate(self.blocks):
-            pair = block(state={"h": [{"x": h}]}, flag=True)
-            h = pair.first + (pair.second["side"][0].mean() if number == 1 else 0)
-        return h
-
-
 class InPlace(Chain):
     """Outputs of blocks that the model writes to."""
 
@@ -157,19 +95,6 @@ class InPlace(Chain):
             h.mul_(1.1).add_(0.1)
             h[..., 0] = 0
         return h
-
-
-class Dropped(Chain):
-    """Dropout, recomputed: every rank's own random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(*(nn.Sequential(Block(), nn.Dropout(0.3)) for _ in range(3)))
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def run(self, h):
-        for block in self.blocks:
-            h = checkpoint(block, h, use_reentrant=False)
-        return self.norm(h.transpose(1, 2)).transpose(1, 2)
 
 
 class NestedCheckpoints(Chain):
@@ -213,20 +138,6 @@ class Auxiliary(Chain):
         return loss + 0.1 * sum(block.loss for block in self.blocks)
 
 
-class Branches(nn.Module):
-    """One of several branches in a dict, which the caller chooses for each rank and step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.branches = nn.ModuleDict({name: Block() for name in "abc"})
-        self.chosen = "a"
-
-    def forward(self, x, y):
-        h = self.branches[self.chosen](self.embedding(x))
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
-
 class Hooked(Chain):
     """Hooks of the user's: on parameters, a tied one among them, on modules, and on their backward."""
 
@@ -245,3 +156,68 @@ class Hooked(Chain):
     def forward(self, x, y):
         h = self.run(self.embedding(x))
         return F.cross_entropy((self.head(h) + self.tied(h)).flatten(0, 1), y.flatten())
+
+
+class Attention(Chain):
+    """torch's own layers, which read their children's weights without calling them."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        layer = nn.TransformerEncoderLayer(WIDTH, 1, 40, dropout, batch_first=True, norm_first=True)
+        super().__init__(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+        self.attention = nn.MultiheadAttention(WIDTH, 1, dropout, batch_first=True, kdim=WIDTH, vdim=WIDTH)
+
+    def run(self, h):
+        mask = nn.Transformer.generate_square_subsequent_mask(h.shape[1])
+        h = self.blocks[0](h, mask=mask, is_causal=True)
+        return h + self.attention(query=h, key=h, value=h, need_weights=False)[0]
+
+
+class Recurrent(Chain):
+    """LSTM and GRU keep their parameters in a flat list of their own."""
+
+    class Cell(nn.Module):
+        def __init__(self, kind: type[nn.RNNBase]) -> None:
+            super().__init__()
+            self.cell, self.out = kind(WIDTH, 7, 2, batch_first=True, bidirectional=True), nn.Linear(14, WIDTH)
+
+        def forward(self, x):
+            return x + self.out(self.cell(x)[0])
+
+    def __init__(self) -> None:
+        super().__init__(Recurrent.Cell(nn.LSTM), Recurrent.Cell(nn.GRU))
+
+
+class Parametrized(Chain):
+    """Weights that are computed from others at each use; buffers that a forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__(Block(), Block(), parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)))
+        parametrizations.weight_norm(self.blocks[0].up)
+        parametrizations.spectral_norm(self.blocks[1].down)
+        parametrizations.orthogonal(self.blocks[1].up, orthogonal_map="householder")
+        self.old = nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def run(self, h):
+        return self.old(super().run(h))
+
+
+class Lists(Chain):
+    """Parameters in lists and dicts, which are modules that nobody calls."""
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([torch.randn(WIDTH, WIDTH) / 9 for _ in range(3)])
+            self.biases = nn.ParameterDict({"a": torch.zeros(WIDTH), "b": torch.ones(())})
+
+        def forward(self, h):
+            for weight in self.weights:
+                h = torch.tanh(h @ weight + self.biases["a"] * self.biases["b"])
+            return h
+
+    def __init__(self) -> None:
+        super().__init__(Lists.Mixture(), Lists.Mixture())
+        self.own = nn.ParameterList([torch.ones(WIDTH)])
+
+    def run(self, h):
+        return super().run(h) * self.own[0]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from tests.distributed import scenario_loops, training
+from tests.distributed import training
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
 from zerobench.zero.modules.tied import ArrivalHook
@@ -148,7 +148,7 @@ def differentiated(engine: Any, rank: int = 0) -> Any:
 def replaced(engine: Any, rank: int = 0) -> Any:
     """functional_call with weights of its own, which alone get gradients, also in a batch of models."""
     module = engine.module
-    with scenario_loops.whole(engine):
+    with training.whole(engine):
         given = {name: (p.detach() / 2).requires_grad_() for name, p in module.named_parameters()}
     functional_call(module, given, (batch(0),)).backward()
     seen = [given[name].grad.tolist() for name in given]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ def engine_of(strategy: str, model, optimizer, **options: Any):
 
 def loss_of(output: Any) -> torch.Tensor:
     return output.loss if isinstance(output, zoo.Output) else output
+
+
+def whole(engine: Any) -> AbstractContextManager[Any]:
+    """The engine's parameters to be read; under torch DDP they always are."""
+    return engine.full_parameters() if hasattr(engine, "full_parameters") else nullcontext()
 
 
 def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[float]:
