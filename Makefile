@@ -17,7 +17,7 @@ help:
 	@echo "make test       the tests, in 8 minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
-	@echo "make fuzz       10,000 command lines and 100 damages of every file that is read, by hypothesis (FUZZ='-k yaml')"
+	@echo "make fuzz       100 damages of every kind of file that is read, by hypothesis (FUZZ='-k yaml')"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from zerobench.host.environment import data_bytes
 
-SLICE, CAMPAIGN = 2, 2000
-"""Command lines of each kind."""
+SLICE, CAMPAIGN = 2, 100
+"""Damages for each reader of files."""
 
 MEMORY_BYTES = 4 * 2**30
 """Memory that a test may take on top of what its process has."""
@@ -27,10 +27,9 @@ settings.register_profile("campaign", usual, max_examples=CAMPAIGN)
 settings.load_profile("slice")
 
 
-def examples(of_a_reader: bool = False) -> int:
-    """Returns the examples of a test: of a reader of files a twentieth of a campaign's command lines of a kind."""
-    most = settings.get_current_profile_name() == "campaign"
-    return (CAMPAIGN // 20 if of_a_reader else CAMPAIGN) if most else SLICE
+def examples() -> int:
+    """Returns the damages of each reader in the profile that is loaded."""
+    return CAMPAIGN if settings.get_current_profile_name() == "campaign" else SLICE
 
 
 @pytest.fixture(autouse=True)

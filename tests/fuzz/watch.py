@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
@@ -22,10 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.singleton import Singleton
-
 CANARY = "tests.fuzz.canary"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate")
@@ -33,9 +27,6 @@ FORBIDDEN = (
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile",
     "socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request", "pickle.find_class",
 )  # fmt: skip
-
-TRIED = re.compile(r"/tmp(/\.zerobench-scratch-\w+)?|/dev/(null|shm/.*)")
-"""Places of files for a moment, by which offload.path=/tmp is tried."""
 
 MOST_S = 60.0
 """Seconds of a case."""
@@ -70,7 +61,7 @@ def _hear(event: str, args: tuple[Any, ...]) -> None:
 def _note(event: str, path: Any) -> None:
     name = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
     is_there = event == "os.mkdir" and os.path.isdir(name)
-    if not is_there and not name.startswith(_room[-1]) and not TRIED.fullmatch(name):
+    if not is_there and not name.startswith(_room[-1]):
         _heard[-1].append(f"{event} {name}")
 
 
@@ -123,12 +114,9 @@ def _bounded() -> Iterator[None]:
 
 
 def _state() -> dict[str, Any]:
-    log = logging.getLogger()
-    hydra, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     return {
         "cwd": os.getcwd(), "argv": list(sys.argv), "environment": dict(os.environ),
-        "streams": (sys.stdout, sys.stderr), "handlers": list(log.handlers), "level": log.level, "Hydra": hydra,
-        "Hydra's config": config, "random numbers": random.getstate(), "path": list(sys.path),
+        "streams": (sys.stdout, sys.stderr), "random numbers": random.getstate(), "path": list(sys.path),
         "canary": [name for name in sys.modules if CANARY in name], "recursion": sys.getrecursionlimit(),
         "open files": len(os.listdir("/proc/self/fd")),
     }  # fmt: skip
@@ -148,8 +136,6 @@ def _restore(before: dict[str, Any]) -> None:
     os.chdir(before["cwd"])
     sys.argv[:] = before["argv"]
     random.setstate(before["random numbers"])
-    Singleton._instances[GlobalHydra].hydra = before["Hydra"]
-    Singleton._instances[HydraConfig].cfg = before["Hydra's config"]
     os.environ.pop("ZEROBENCH_CANARY", None)
 
 

@@ -1,4 +1,4 @@
-"""Faults that the fuzz (tests/fuzz, `make fuzz`) found."""
+"""Faults that a fuzz of command lines and files found (results/fuzz/fuzz.csv)."""
 
 from __future__ import annotations
 
