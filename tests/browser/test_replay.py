@@ -212,53 +212,6 @@ def test_keys_go_through_the_step(browser: Chromium, page: Path, world: ReplayWo
     assert browser.run("return document.getElementById('card').hidden") is True
 
 
-def test_the_card_on_a_block_says_what_the_tables_say(browser: Chromium, page: Path, world: ReplayWorld) -> None:
-    opened(browser, page)
-    scrub(browser, 6300)
-    words = """const map = document.querySelectorAll('.map')[arguments[0]];
-    return map.blocks.filter((block) => block.shown).filter((_, n) => n % 5 === 0).map((block) => { replay.point(block);
-      const facts = [...document.querySelectorAll('#card dd')].map((one) => one.textContent);
-      return [block.spell.storage - 1, block.spell.from, ...facts]; })"""
-    for number, panel in enumerate(world.panels):
-        events = panel.streams[0]
-        for storage, event, name, unit, category, size, equation, source, module, *_ in browser.run(words, number):
-            row = events.iloc[event]
-            assert (row["storage"], row["bytes"]) == (storage, int(re.match(r"([\d,]+) B", size)[1].replace(",", "")))
-            made = events[events["storage"] == storage].iloc[0]
-            assert name in (made["name"], "without a label")
-            assert unit in (made["unit"], "none")
-            assert source in (made["source"], "no line of Python")
-            assert module in (made["module"], "none")
-            form = panel.formulas.get(category)
-            if form is not None:
-                assert equation.startswith(f"{form.equation} = {form.value:,} B")
-                assert "arXiv 1910.02054, section" in equation
-
-
-def test_a_rank_and_a_number_of_ranks_are_chosen(browser: Chromium, page: Path, world: ReplayWorld) -> None:
-    opened(browser, page)
-    browser.driver.find_element("css selector", "#ranks [data-rank='1']").click()
-    assert browser.run("return document.querySelector('.rank .size').dataset.rank") == "1"
-    _table_is(browser, world)
-    assert browser.run("return document.getElementById('n-out').textContent") == "2measured"
-    browser.run("const n = document.getElementById('n'); n.value = 1; n.dispatchEvent(new Event('input'))")
-    assert browser.run("return document.getElementById('n-out').textContent") == "4simulated"
-    assert browser.run("return document.querySelectorAll('.map').length") == 3
-    assert "its execution was not to be" in browser.run("return document.getElementById('stage').textContent")
-    browser.driver.find_element("css selector", "#legend button").click()
-    assert browser.run("return getComputedStyle(document.querySelector('.part:not(.c0)')).opacity") == "0.13"
-
-
-def _table_is(browser: Chromium, world: ReplayWorld) -> None:
-    cells = browser.run("""return [...document.querySelectorAll('#scale-table tbody tr')].map((row) =>
-        [row.dataset.key, ...[...row.querySelectorAll('[data-bytes]')].map(
-          (one) => [Number(one.dataset.bytes), one.textContent])])""")
-    for (key, *sizes), panel in zip(cells, world.panels, strict=True):
-        row = panel.row
-        wanted = [row["peak_bytes"], row["states_bytes"], panel.formulas["states"].value, row["wire_bytes"]]
-        assert (key, sizes) == (panel.key, [[size, show_bytes(size)] for size in wanted])
-
-
 @pytest.mark.parametrize("screen", [LAPTOP, PHONE, replace(PHONE, dark=True), replace(LAPTOP, dark=True, still=True)])
 def test_it_fits_every_screen_and_can_be_read(browser: Chromium, page: Path, screen: Screen) -> None:
     opened(browser, page, screen)

@@ -119,24 +119,6 @@ def test_what_cannot_be_judged_is_125_and_what_is_missing_1(checkout: Path) -> N
     assert "missing: zero9 gpt_tiny N=2 b=8: the budget has it, the runs do not" in done.stdout
 
 
-@pytest.mark.thorough
-def test_a_ceiling_by_hand_stays_when_values_are_recorded_anew(checkout: Path) -> None:
-    file = checkout / "by_hand.yaml"
-    name = "zero2 gpt_tiny N=2 b=8"
-    file.write_text(
-        f"command: [strategy=zero2, world_size=2, {', '.join(SMALL)}]\n"
-        f"environments: {{any: {{cells: {{{name}: {{limits: {{states_bytes: <= 1 KiB, peak_bytes: <= 1 GiB}}}}}}}}}}\n"
-    )
-    done = budget(checkout, "check", "by_hand.yaml")
-    assert done.returncode == 1
-    assert "above its ceiling of 1,024 B (1.0 KiB)" in done.stdout
-    assert "1 of 2 limits hold" in done.stdout
-    done = budget(checkout, "record", "--file", "by_hand.yaml", "--runs", "results/runs")
-    assert done.returncode == 0, done.stderr
-    assert "has no command" not in done.stderr
-    assert budget(checkout, "check", "by_hand.yaml", "--runs", "results/runs").returncode == 1
-
-
 def test_a_file_from_runs_alone_is_warned_to_have_no_command(checkout: Path, capsys) -> None:
     runs, plain = str(checkout / "results/runs"), str(checkout / "plain.yaml")
     assert verb(["record", "--file", plain, "--runs", runs]) == 0

@@ -8,12 +8,10 @@ import pytest
 
 from tests.cells import cell
 from tests.end_to_end.command import SMALL
-from tests.toy_repository import repository
 from zerobench import cli
 from zerobench.commands import interleave, noise
 from zerobench.config.schema import Measure
 from zerobench.host.revisions import full_hash
-from zerobench.judging import noise_floor
 from zerobench.results.provenance import PACKAGE
 from zerobench.results.tables import load
 from zerobench.sweep.cell import run_cell
@@ -61,25 +59,6 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
 
 
 @pytest.mark.thorough
-def test_noise_is_measured_by_running_one_cell_anew(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(noise, "MOST_PLAUSIBLE", 1e9)  # steps of a millisecond on a busy machine differ by any factor
-    assert cli.run(["strategy=ddp", "world_size=1", *SMALL]) == 0
-    assert cli.run(["noise", "record", "--launches", "3", "world_size=1", *SMALL]) == 0
-    assert len(load("results/runs").runs) == 1, "results stay as they were"
-    runs = load("results/runs/noise").runs
-    assert list(runs.repeat) == [0, 1, 2]
-    (floor,) = noise_floor.read(Path("results/noise"))
-    assert floor.cell == "ddp gpt_tiny N=1 b=4"
-    assert floor.medians["step_s"] == runs.step_s.to_list()
-    assert floor.floors["step_s"] == noise_floor.floor_of(floor.medians["step_s"]) > 0
-    assert "recorded in results/noise/cpu.yaml" in capsys.readouterr().out
-    monkeypatch.setattr(noise, "MOST_PLAUSIBLE", 0.0)
-    assert cli.run(["noise", "record", "--runs", "results/runs/noise"]) == 1
-    assert "with such a spread every change would be noise" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
 def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys) -> None:
     """Each in a worktree of its own, which is gone afterwards; what cannot be measured is one sentence."""
     monkeypatch.chdir(tmp_path)
@@ -107,26 +86,6 @@ def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys
     assert not a.exists()
     assert cli.run([*command, "--", "strategy=ddp"]) == 2
     assert "--runs runs: there is something in that folder already" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
-def test_revisions_are_those_of_the_checkout_that_the_command_is_called_in(tmp_path: Path, monkeypatch, capsys) -> None:
-    mine = tmp_path / "mine"
-    first, second = repository(mine, [{"zerobench/__main__.py": "1"}, {"zerobench/__main__.py": "2"}])
-    places: list[tuple[Path, str]] = []
-
-    def launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
-        places.append((place, (place / "zerobench/__main__.py").read_text()))
-        raise ValueError("enough is seen")
-
-    monkeypatch.setattr(interleave, "_launch", launch)
-    monkeypatch.chdir(mine / "zerobench")
-    for sides in (("HEAD~1", "."), (".", "HEAD~1")):
-        assert cli.run(["compare", "--interleave", *sides, "--", "strategy=ddp"]) == 2
-    told = capsys.readouterr().err
-    assert f"A: HEAD~1 is {first}, of {mine}\nB: . is {second}, of {mine}\n" in told
-    assert [text for _, text in places] == ["1", "2"]
-    assert places[1][0] == mine
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,8 @@ package, and each is caught, with its category, its bytes and its line; code tha
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -23,7 +20,6 @@ import pytest
 import zerobench
 from tests.ranks import run_ranks
 from zerobench.commands.budget import budget
-from zerobench.watching import trainer_callback
 
 pytestmark = pytest.mark.thorough
 
@@ -159,63 +155,3 @@ def test_a_replanted_fault_is_caught_with_category_bytes_and_line(
         assert re.findall(r"; ([^;]+:[0-9]+) in ", alarm)[0] == f"{fault.project}.py:{number}"
         assert fault.category in metric or f"; {fault.category} moved most" in alarm
     assert only_row(after)[fault.metric] - only_row(before)[fault.metric] == fault.more
-
-
-def test_fresh_processes_raise_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, limits = planted(tmp_path / "logits", project="logits"), tmp_path / "limits.yaml"
-    for number in range(5):
-        to = file.parent / f"watched{number}"
-        words = f"import logits; logits.train({str(to)!r})"
-        subprocess.run([sys.executable, "-c", words], cwd=file.parent, check=True, timeout=300)
-        if number == 0:
-            assert budget(["record", "--file", str(limits), "--runs", str(to)]) == 0
-        assert check(limits, to, capsys) == (0, [])
-
-
-def test_a_trainer_that_no_one_here_wrote_is_gated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers' own Trainer on a tiny Llama; the fault: the loss's logits are kept by whoever computes it."""
-    pytest.importorskip("accelerate")
-    before, again = (_trained_by_trainer(tmp_path / name) for name in ("before", "again"))
-    limits = tmp_path / "limits.yaml"
-    assert budget(["record", "--file", str(limits), "--runs", str(before)]) == 0
-    assert check(limits, again, capsys) == (0, [])
-
-    kept: list[Any] = []
-    from transformers.models.llama import modeling_llama
-
-    forward = modeling_llama.LlamaForCausalLM.forward
-
-    @functools.wraps(forward)  # the Trainer asks for its arguments
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        kept.append(out.logits)
-        return out
-
-    monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "forward", keep)
-    code, alarms = check(limits, _trained_by_trainer(tmp_path / "after"), capsys)
-    assert code == 1
-    [alarm] = [one for one in alarms if ": growth_bytes is " in one]
-    logits = 2 * 4 * 2 * 16 * 97  # steps, bytes, batch, tokens, vocabulary
-    assert f"growth_bytes is {logits:,} B" in alarm
-    source = Path(modeling_llama.__file__).read_text().splitlines()
-    number = next(n for n, text in enumerate(source, 1) if "logits = self.lm_head(" in text)
-    assert f"; transformers/models/llama/modeling_llama.py:{number} in LlamaForCausalLM.forward" in alarm
-
-
-def _trained_by_trainer(folder: Path) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=32,
-    )  # fmt: skip
-    rows = [{"input_ids": [n % 97] * 16, "labels": [n % 97] * 16} for n in range(8)]
-    arguments = TrainingArguments(
-        output_dir=str(folder / "trainer"), max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to=[],
-        save_strategy="no", disable_tqdm=True, logging_strategy="no", seed=0,
-    )  # fmt: skip
-    gate = trainer_callback(to=folder / "watched", name="llama")
-    Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, callbacks=[gate]).train()
-    return folder / "watched"

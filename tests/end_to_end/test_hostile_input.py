@@ -242,23 +242,6 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
 
 
-@pytest.mark.shown(3)
-@pytest.mark.parametrize("content", [
-    b"\xff\xfe", LAUGHS.encode(), b"[" * 3000, b"- 3", b"{a: 1}", b"- {environment: {}, floors: {}}",
-    b"- " + b"9" * 6000,
-    b"- {environment: {device_class: cpu, processor: x, cores: 2, torch: '2'}, cell: c, date: d, command: c, commit: c,"
-    b" floors: {step_s: x, forward_s: 1, backward_s: 1, update_s: 1}, medians: {step_s: [1]}}",
-])  # fmt: skip
-def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "cpu.yaml").write_bytes(content)
-    for words in (["noise", "show", "--noise", "."], ["compare", "a", "b", "--noise", "."]):
-        assert cli.run(words) == 2
-        shown = capsys.readouterr()
-        assert "cpu.yaml: " in shown.err
-        assert "\n" not in shown.err.strip()
-
-
 @pytest.mark.shown(2)
 @pytest.mark.shown(4)
 @pytest.mark.parametrize(("content", "said"), [

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +16,7 @@ import pytest
 import zerobench
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.results.tables import TABLES, collect, load
+from zerobench.results.tables import collect, load
 
 LARGE = 10**30
 
@@ -167,38 +165,6 @@ def test_every_verb_does_what_it_does_for_the_others(folder: Path, tmp_path_fact
     if words[0] == "prune":
         assert "damaged search" in shown.out
         assert not any(name.replace(" ", "-") in shown.out.split("kept:")[0] for name in OF_ROWS), "bad runs are kept"
-
-
-@pytest.mark.filterwarnings("ignore:.*left out")
-def test_a_figure_is_drawn_of_the_others(folder: Path) -> None:
-    assert import_module("zerobench.plots.memory").draw(load(folder)) is not None
-
-
-def test_show_of_a_damaged_run_says_what_is_damaged(folder: Path, capsys) -> None:
-    for name in DAMAGES:
-        assert cli.run(["show", str(folder / name.replace(" ", "-"))]) == 2
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        assert "left out" in shown.err
-
-
-@pytest.mark.thorough
-def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None:
-    run = make(tmp_path, "zero2")
-    whole = {name: getattr(load(tmp_path), name) for name in TABLES}
-    draw = np.random.default_rng(0)
-    for name in ("memory", "traffic", "tensors"):
-        path = run / f"{name}.parquet"
-        content = path.read_bytes()
-        for place in sorted(draw.choice(len(content), 10, replace=False)):
-            damaged = bytearray(content)
-            damaged[place] ^= 1 << int(draw.integers(8))
-            path.write_bytes(damaged)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = getattr(load(run), name)
-            assert found.empty or found.equals(whole[name]), f"byte {place} of {name}"
-        path.write_bytes(content)
 
 
 def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> None:

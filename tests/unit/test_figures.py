@@ -8,38 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import all as every
-from analysis.common import DRAWN_AS, FIGURES, PLOTTED, main_of
+from analysis.common import DRAWN_AS, FIGURES, PLOTTED
 from tests.cells import cell
-from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, run, texts, tops
+from tests.made_up import GRID, MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench.records import CATEGORIES, STATES
 from zerobench.results.summary import summarize
-from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", OF_RUNS)
-def test_every_script_draws_what_is_not_there_and_saves_twice(name: str, tmp_path: Path) -> None:
-    collect(results_of(GRID), tmp_path / "runs")
-    assert main_of(name)([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{name}.png", f"{name}.svg", f"{name}.txt"}
-    words = " ".join(texts(figure_of(name, results_of(GRID))))
-    assert words.count("oom") >= 1
-    assert words.count("missing") >= 1
-    whole = results_of([row for row in GRID if row.world_size == 1])
-    assert "missing" not in " ".join(texts(figure_of(name, whole)))
-
-
-@pytest.mark.slow
-@pytest.mark.shown(4)
-@pytest.mark.parametrize("name", FIGURES)
-def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, capsys) -> None:
-    main, out = main_of(name), ["--out", str(tmp_path / "out")]
-    assert main([str(tmp_path / "nowhere"), *out]) == 2
-    assert main([str(tmp_path), *out]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
-    assert not (tmp_path / "out").exists()
 
 
 def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
@@ -189,18 +163,6 @@ def test_cells_of_one_strategy_are_told_apart() -> None:
     rows.append(replace(rows[0], config=other.config, cell_id=other.cell_id, run_id="other"))
     ticks = [label.get_text() for label in figure_of("volume", results_of(rows)).axes[0].get_xticklabels()]
     assert ticks == ["–\nddp", "64.0 KiB\nzero2", "4.0 KiB\nzero2"]
-
-
-@pytest.mark.thorough
-def test_all_draws_what_it_has_and_names_the_rest(tmp_path: Path, capsys) -> None:
-    assert every.main([str(tmp_path)]) == 2
-    collect(results_of(GRID), tmp_path / "stages")
-    capsys.readouterr()
-    assert every.main([str(tmp_path)]) == 0
-    of_stages = {name for name, experiment in FIGURES.items() if experiment == "stages"}
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == of_stages
-    told = capsys.readouterr().err
-    assert all(f"{name} is left out" in told for name in FIGURES if name not in of_stages)
 
 
 def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:

@@ -38,18 +38,6 @@ def world(results: zerobench.Results) -> ReplayWorld:
     return recorded_worlds(results)[0]
 
 
-def test_the_largest_sums_are_those_of_the_table_of_memory(world: ReplayWorld, results: zerobench.Results) -> None:
-    for panel in world.panels:
-        memory = results.memory[results.memory["run_id"] == panel.row["run_id"]]
-        whole = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].set_index(["rank", "category"])
-        for rank, events in panel.streams.items():
-            after = events["kind"] != "live"
-            sums = {name: sizes[after] for name, sizes in live_bytes(events)["device"].items()}
-            for name in CATEGORIES:
-                assert sums[name].max() == whole.loc[(rank, name), "max_bytes"], (panel.key, rank, name)
-            assert np.sum([*sums.values()], axis=0).max() == whole.loc[(rank, "total"), "max_bytes"]
-
-
 def inflated(text: str) -> dict[str, Any]:
     """The data that a page holds, as its script reads them."""
     return dict(json.loads(zlib.decompress(base64.b64decode(text))))

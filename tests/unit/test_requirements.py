@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import zerobench
-from requirements.lock import BUILD, CUDA, HERE, Lock, Pin, beyond, read
+from requirements.lock import BUILD, CUDA, HERE, Lock, read
 from zerobench.host.installed import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
@@ -76,14 +76,6 @@ def test_a_lock_covers_its_extra(name: str) -> None:
     held = lock(name).keys() | lock("ci.txt").keys() | lock("torch.txt").keys()
     missing = required(FILES[name]) - held
     assert not missing, f"requirements/{name} lacks {missing}: make lock"
-
-
-def test_what_ci_installs_on_some_platforms_only_is_in_the_lock_of_an_extra_that_needs_it_everywhere() -> None:
-    on_windows, everywhere = [Pin("0.4.6", "sys_platform == 'win32'")], [Pin("0.4.6", None)]
-    ci = {"colorama": on_windows, "click": [Pin("8.3", None)]}
-    more = {"colorama": everywhere, "click": [Pin("8.3", None)], "zensical": [Pin("0.0.73", None)]}
-    assert beyond(more, ci).keys() == {"colorama", "zensical"}
-    assert not beyond(ci, ci)
 
 
 def test_the_locks_and_the_constraints_are_one_choice() -> None:

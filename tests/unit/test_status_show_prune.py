@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ import pytest
 import zerobench
 from tests.cells import cell
 from zerobench import cli
-from zerobench.commands.account_memory import memory_passages
 from zerobench.commands.folder_contents import look
 from zerobench.host.temporary import lease_of
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.results.folders import claim_folder, write_run
-from zerobench.results.frames import frame_of
 from zerobench.results.printed_table import print_failures, print_results
 from zerobench.results.tables import collect, load
 from zerobench.sweep.cell import _blank_row
@@ -184,21 +182,6 @@ def test_cells_with_and_without_a_length_share_no_column_of_rates(tmp_path: Path
     print_results(load(tmp_path).runs.to_dict("records"), ("tokens/s", "samples/s"))
     shown = [line.split()[-3:] for line in capsys.readouterr().out.splitlines() if "tiny" in line]
     assert shown == [["b=8", "–", "1024"], ["b=8", "512", "–"]]
-
-
-def test_a_witness_that_tells_of_the_whole_step_alone_leaves_the_phases_empty() -> None:
-    """The profiler, where there is no compiler; a forward's activations are in "data and rest"."""
-    sizes = {"data": (2048, 1024), "step": (4096, 1024)}
-    rows = [
-        MemoryRow(0, phase, name, 0, 0, n)
-        for phase, ns in sizes.items()
-        for name, n in zip(("total", "states"), ns, strict=True)
-    ]
-    rows.append(MemoryRow(0, "step", "allocated", None, None, 8192))
-    missing = dict.fromkeys(f.name for f in fields(RunRow))
-    told = memory_passages(missing, frame_of(list(map(asdict, rows)), MemoryRow), frame_of([], TensorRow))
-    (phases,) = (passage.parts[0] for passage in told if passage.title == "Memory by phase, the same rank")
-    assert phases.rows == [["data and rest", "2.0 KiB", "1.0 KiB", "–"], ["step", "4.0 KiB", "1.0 KiB", "8.0 KiB"]]
 
 
 def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Path, capsys) -> None:

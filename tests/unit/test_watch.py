@@ -191,13 +191,6 @@ def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
     assert run.growth_bytes == states + gradients + 4 * BATCH * HIDDEN + 4  # and so do batch and loss
 
 
-@pytest.mark.slow
-def test_an_update_that_a_scaler_skips_ends_a_step() -> None:
-    results = watched(Loop(scaled=True, skips=(1, 2)), steps=3)
-    losses = results.steps.loss.tolist()
-    assert [loss == float("inf") for loss in losses] == [False, True, True]
-
-
 def patched() -> dict[str, Any]:
     """All that a watch puts elsewhere while it observes."""
     return {
@@ -281,34 +274,6 @@ def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
     assert watch.results is not None
     lines = watch.results.lines.query("at == 'peak' and bytes == 400")
     assert list(lines.module) == ["thread loader"]
-
-
-class Engine:
-    """An optimizer in an object that is none, and that has had its own `step` replaced."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.steps = optimizer, 0
-        self.step = self.counted
-
-    def counted(self) -> None:
-        self.optimizer.step()
-        self.steps += 1
-
-
-@pytest.mark.slow
-def test_an_engine_in_an_optimizers_place_gets_its_own_step_back() -> None:
-    loop = Loop()
-    engine = Engine(loop.optimizers[0])
-    own = vars(engine)["step"]
-    with zerobench.watch(loop.model, engine) as watch:
-        for number in range(4):
-            loop.model(torch.randn(BATCH, HIDDEN)).sum().backward()
-            engine.step()
-            assert (vars(engine)["step"] is own) == (number >= 2)
-    assert engine.steps == 4
-    assert watch.results is not None
-    phases = watch.results.memory.query("category == 'optimizer' and phase == 'update'")
-    assert phases.max_bytes.item() > 0
 
 
 class DeepSpeedEngine(nn.Module):
