@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 from tests.unit.test_status_show_prune import make
 from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen
 from zerobench import cli
-from zerobench.results.tables import TABLES, Results, collect, load
+from zerobench.results.tables import collect, load
 
 STAGES = Path("results/reference/cpu/stages")
-MANY = 500
 WIRE = "//label[.=' wire_bytes']/input"
 
 CONTRAST = """
@@ -162,42 +157,3 @@ def test_it_prints(browser: Chromium, page: Path, tmp_path: Path) -> None:
     assert "Largest tensors at the peak" in done.stdout  # few accounts are opened
     assert "Filter" not in done.stdout
     assert done.stdout.count("\f") < 20
-
-
-def many(to: Path) -> Path:
-    """The rows of real runs, 500 of them: cells of other seeds."""
-    results, parts = load(STAGES), {name: [] for name in ("runs", *TABLES)}  # type: ignore[var-annotated]
-    for copy in range(MANY // len(results.runs)):
-        for name, frames in parts.items():
-            frame: Any = getattr(results, name).copy()
-            frame["run_id"] = frame["run_id"].astype(str) + f"-{copy}"
-            if name == "runs":
-                frame["cell_id"] += f"-{copy}"
-                frame["seed"] = copy
-                frame["config"] = [json.dumps(json.loads(text) | {"seed": copy}) for text in frame["config"]]
-            frames.append(frame)
-    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in parts.items()}
-    collect(Results(**tables, searches=results.searches), to)
-    return to
-
-
-@pytest.mark.thorough
-def test_500_runs_open_in_less_than_two_seconds(browser: Chromium, tmp_path: Path) -> None:
-    from selenium.webdriver.common.by import By
-
-    large = written(tmp_path / "large.html", many(tmp_path / "runs"))
-    browser.open(large, Screen(1280, 800, still=True))
-    script = "return new Promise((done) => setTimeout(() => done(performance.getEntriesByType('navigation')[0]), 50))"
-    loaded = browser.run(script)["loadEventEnd"]
-    assert 0 < loaded < 2000
-    assert len(cells(browser)) == MANY
-    taken = browser.run(
-        "const from = performance.now(), box = document.getElementById('filter'); box.value = 'zero3';"
-        "box.dispatchEvent(new Event('input')); document.body.offsetHeight; return performance.now() - from"
-    )
-    assert taken < 500
-    assert len(cells(browser)) == MANY // 4
-    assert browser.driver.find_elements(By.CSS_SELECTOR, "#accounts h4") == []  # text, until it is opened
-    browser.driver.find_element(By.PARTIAL_LINK_TEXT, "seed=7").click()
-    opened = browser.driver.find_element(By.CSS_SELECTOR, "#accounts details[open]")
-    assert re.search(r"seed 7\b", opened.text)

@@ -1,8 +1,6 @@
 """A real SLURM on this machine, for as long as a test needs it: munged, slurmctld, and a slurmd per node.
 
-All its files, sockets and ports are its own, so that several can be up at once; a node is a slurmd with a name, so that
-one can be taken down. Jobs of the partition `urgent` preempt those of `all`, the default, which are then requeued.
-Debian has what it needs: apt-get install slurm-wlm munge.
+All its files, sockets and ports are its own, so that several can be up at once; a node is a slurmd with a name. Debian has what it needs: apt-get install slurm-wlm munge.
 
     step      a slurmstepd, a daemon of its own that outlives its slurmd, and the processes below it
 """
@@ -32,7 +30,7 @@ SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=15
+AuthInfo=socket={folder}/munge.socket
 CryptoType=crypto/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -46,8 +44,6 @@ SlurmdParameters=config_overrides
 SlurmdTimeout=10
 KillWait=3
 MinJobAge=86400
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -56,10 +52,8 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 PropagateResourceLimits=NONE
 {nodes}
-PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
-"""cred_expire, the life of a credential in seconds, is also for how long a requeued job is held."""
 
 
 def missing() -> str:
@@ -112,23 +106,18 @@ class Slurm:
         (self.folder / f"spool-{name}").mkdir(exist_ok=True)
         self.nodes[name] = self._run("slurmd", "-D", "-N", name)
 
-    def kill_node(self, name: str) -> None:
-        """Kills a node's slurmd and all that it has started, as a loss of power does."""
-        kill_all([self.nodes.pop(name).pid])
-        kill_all(self.steps(f"slurmd-{name}.log"))
-
-    def steps(self, log: str = "slurmd-") -> list[int]:
-        """Returns the ids of the processes of all steps here, or of those with the `log` of a node's slurmd."""
+    def steps(self) -> list[int]:
+        """Returns the ids of the processes of all steps of this SLURM."""
         daemons = [
             one for one in map(int, filter(str.isdecimal, os.listdir("/proc")))
-            if read_proc(one, "cmdline").startswith("slurmstepd:") and self._opens(one, log)
+            if read_proc(one, "cmdline").startswith("slurmstepd:") and self._opens(one)
         ]  # fmt: skip
         return with_children(daemons)
 
-    def _opens(self, process: int, log: str) -> bool:
+    def _opens(self, process: int) -> bool:
         try:
             return any(
-                os.readlink(f"/proc/{process}/fd/{one}").startswith(f"{self.folder}/{log}")
+                os.readlink(f"/proc/{process}/fd/{one}").startswith(f"{self.folder}/slurmd-")
                 for one in os.listdir(f"/proc/{process}/fd")
             )
         except OSError:  # it has ended

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from tests import zoo
 from tests.distributed.training import loss_of
@@ -125,85 +124,6 @@ def shared(value: Any, source: int) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=source)
     return values[0]
-
-
-def reordered(rank: int, n: int, folder: str) -> None:
-    """Elements saved in other strides are loaded in this engine's own."""
-    for stage, other in zip(STAGES, reversed(STAGES), strict=True):
-        engines = [strided(rows, one, shift) for rows, one, shift in ((True, stage, 0.0), (False, other, 1.0))]
-        for number, (first, second) in enumerate((engines, engines[::-1])):
-            path = Path(folder) / f"{stage}-{number}"
-            steps(first, range(2))
-            first.save(path)
-            second.load(path)
-            mine, theirs = by_rows(second), by_rows(first)
-            assert mine.keys() == theirs.keys()
-            assert len(mine) == 4 * 9 + 2  # a master and three states of Adam each, and the frozen
-            for name, value in theirs.items():
-                assert torch.equal(mine[name], value), name
-            assert steps(second, range(2, 4)) == pytest.approx(steps(first, range(2, 4)), rel=1e-5)
-
-
-def strided(rows: bool, stage: str, shift: float) -> Any:
-    """The convolutions, a transposed head, and a frozen base of both kinds; `rows`: all of them row by row."""
-    model = zoo.build("convolutions")
-    model.head.weight = nn.Parameter(torch.arange(7.0 * zoo.WORDS).view(7, -1).t() / 300)
-    model.frozen = nn.Linear(3, 4).requires_grad_(False)
-    model.frozen.weight.data = torch.arange(12.0).view(3, 4).t()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(shift)
-            parameter.data = parameter.data.contiguous() if rows else parameter.data
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, amsgrad=True)
-    return initialize(model, optimizer, stage, bucket_bytes=1024)
-
-
-def by_rows(engine: Any) -> dict[str, torch.Tensor]:
-    """Every flat tensor of the engine's state, row by row."""
-    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
-    tensors = whole_state(engine)[0]
-    names = {key: name for key in tensors for name in orders if f".{name}" in key}
-    found = {key: orders[name].view(tensors[key]).contiguous() for key, name in names.items()}
-    weights = engine.full_state_dict()
-    assert all(torch.equal(found[f"master.{name}"], weights[name]) for name in engine.names)
-    assert torch.equal(weights["frozen.weight"], found["frozen.frozen.weight"])
-    return found
-
-
-def every_optimizer(rank: int, n: int, folder: str) -> None:
-    """From zero1 into zero3, and back into zero1, which must go on to the bit."""
-    for name in zoo.OPTIMIZERS:
-        first = fresh("unused", name, "zero1")
-        steps(first, range(3))
-        first.save(f"{folder}/{name}")
-        state, losses = whole_state(first), steps(first, range(3, 6))
-        for stage in ("zero3", "zero1"):
-            second = fresh("unused", name, stage, shift=1.0)
-            second.load(f"{folder}/{name}")
-            second.module.calls = 3
-            assert_same(whole_state(second), state)
-            assert steps(second, range(3, 6)) == (losses if stage == "zero1" else pytest.approx(losses, rel=1e-6))
-
-
-def half_precision(rank: int, n: int, folder: str) -> None:
-    """The fp32 masters of a bf16 run go into bf16 and fp32 runs, and back."""
-    for stage, other in zip(STAGES, reversed(STAGES), strict=True):
-        first = fresh("tied", "adamw", stage, dtype=torch.bfloat16)
-        steps(first, range(3))
-        first.save(f"{folder}/{stage}")
-        state, losses = whole_state(first), steps(first, range(3, 6))
-        assert {tensor.dtype for tensor in state[0].values()} == {torch.float32}
-        second = fresh("tied", "adamw", stage, dtype=torch.bfloat16, shift=1.0)
-        second.load(f"{folder}/{stage}")
-        assert steps(second, range(3, 6)) == losses
-        wide = fresh("tied", "adamw", other, shift=1.0)
-        wide.load(f"{folder}/{stage}")
-        assert_same(whole_state(wide), state)
-        wide.save(f"{folder}/{stage}")
-        third = fresh("tied", "adamw", other, dtype=torch.bfloat16, shift=1.0)
-        third.load(f"{folder}/{stage}")
-        assert_same(whole_state(third), state)
-        assert steps(third, range(3, 4))[0] == pytest.approx(losses[0], rel=1e-2)
 
 
 def asynchronous(rank: int, n: int, folder: str, stages: list[str]) -> None:

@@ -13,7 +13,6 @@ from tests import zoo
 from tests.distributed import training
 from tests.distributed.test_comm import NUMEL, random_full
 from tests.ranks import run_ranks
-from zerobench.zero import initialize
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.hierarchical import connect_groups
 
@@ -184,33 +183,3 @@ def test_checkpoints_go_from_groups_to_groups(tmp_path: Path) -> None:
                 assert torch.equal(state[key], wanted[key]), (name, when, key)
             else:
                 assert (state[key] - wanted[key]).abs().max() <= 2e-4, (name, when, key)
-
-
-def test_sizes_that_do_not_fit_are_refused() -> None:
-    for mine in run_ranks(4, refusals):
-        assert mine == [
-            "node_size: 3 cannot be; use a divisor of the 4 ranks, and at least 1",
-            "shard_group: 1 cannot be; use a divisor of the 4 ranks, and at least 2",
-            "shard_group: 2 ranks with nodes of 4; a group must be a node, so use 4",
-            "zeropp: it is for gathers and reductions of zero3, not of zero2; leave it out",
-            "shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out",
-        ]
-
-
-def refusals(rank: int, n: int) -> list[str]:
-    from zerobench.zero import Zeropp
-
-    heard = []
-    for strategy, options in (
-        ("zero1", {"node_size": 3}),
-        ("zero2", {"shard_group": 1}),
-        ("zero3", {"node_size": 4, "shard_group": 2}),
-        ("zero2", {"zeropp": Zeropp(quantize_weights=True)}),
-        ("zero3", {"zeropp": Zeropp(quantize_weights=True), "shard_group": 2}),
-    ):
-        model = zoo.build("tied")
-        try:
-            initialize(model, zoo.OPTIMIZERS["sgd"](model.parameters()), strategy, **options)
-        except ValueError as error:
-            heard.append(str(error))
-    return heard

@@ -160,56 +160,6 @@ def overflow(rank: int, n: int) -> dict[str, Any]:
     return {"scales": scales, "skipped": skipped, "changed": changed, "counts": counts, "norms": norms, "w": weights}
 
 
-def scaled_and_not(rank: int, n: int) -> Any:
-    """fp16 with a scale that is a power of two and with none: the same training, but for what would have vanished."""
-    found = []
-    for clip in (False, True):
-        case = (torch.float16, "sgd", clip, 1)  # Adam would not tell one scale of the gradients from another
-        found.append((by_engine(rank, *case, loss_scaling=LossScaling(initial=8.0)), by_engine(rank, *case)))
-    return found
-
-
-class Wide(Net):
-    """In half precision but for two parameters in fp32, one transposed and one with gaps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bfloat16()
-        self.first = nn.Parameter(torch.randn(4, 19).t())
-        self.second = nn.Parameter(torch.randn(19, 8)[:, ::2])
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return super().forward(tokens, targets) + (self.first * self.second).sum()
-
-
-def strided_wide(rank: int, n: int) -> list[bool]:
-    """Compares the training with that by hand."""
-    module = Wide()
-    ways = [module.first.detach().clone(), module.second.detach().clone()]
-    engine = MasterDdpEngine(module, torch.optim.SGD(module.parameters(), lr=0.1), find_unused_parameters=True)
-    for step in range(2):
-        engine.backward(engine(*batch(rank, step)))
-        engine.step()
-        ways = [ways[0] - 0.1 * ways[1], ways[1] - 0.1 * ways[0]]
-    return [torch.allclose(p, way) for p, way in zip((module.first, module.second), ways, strict=True)]
-
-
-def masters_matter(rank: int, n: int) -> tuple[int, int]:
-    """Updates far below bf16's resolution add up in the masters: weights that moved with masters, and without."""
-    moved = []
-    for with_masters in (True, False):
-        module = Net().bfloat16()
-        kind = MasterDdpEngine if with_masters else DdpEngine
-        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-        engine = kind(module, optimizer, find_unused_parameters=True)
-        before = module.norm.weight.detach().clone()
-        for _ in range(40):
-            engine.backward(engine(*batch(rank, 0)))
-            engine.step()
-        moved.append(int((module.norm.weight != before).sum()))
-    return moved[0], moved[1]
-
-
 def test_masters_train_as_a_loop_by_hand() -> None:
     """At N = 2 to the bit without clipping; with it, the norm is summed in another order."""
     for mine in run_ranks(2, compare_all):
@@ -236,26 +186,11 @@ def test_one_rank_overflows_and_all_skip() -> None:
         assert all(first[key] == other[key] for key in ("scales", "skipped", "changed", "counts"))
 
 
-def test_a_loss_scale_leaves_norms_and_training_as_they_are() -> None:
-    for (losses, norms, _), (plain_losses, plain_norms, _) in run_ranks(1, scaled_and_not)[0]:
-        assert losses == pytest.approx(plain_losses, rel=1e-3)
-        assert norms == pytest.approx(plain_norms, rel=1e-2)
-
-
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
 def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(norm_type: float) -> None:
     for (norms, state), (plain_norms, plain_state) in run_ranks(2, clip_whole_model, norm_type):
         assert norms == plain_norms
         assert all(torch.equal(state[k], plain_state[k]) for k in state)
-
-
-def test_parameters_in_fp32_train_whatever_their_strides() -> None:
-    assert run_ranks(1, strided_wide) == [[True, True]]
-
-
-def test_small_updates_add_up_in_masters_alone() -> None:
-    with_masters, without = run_ranks(1, masters_matter)[0]
-    assert with_masters > 2 * without
 
 
 @pytest.mark.parametrize(

@@ -208,34 +208,3 @@ def units_whole_at_once(rank: int, n: int) -> int:
 def test_recomputation_in_spans_keeps_no_more_units_than_it_needs() -> None:
     """Root, the span's two blocks, and one ahead."""
     assert max(run_ranks(2, units_whole_at_once)) <= 4
-
-
-class Skipping(nn.Module):
-    """Blocks of one size, of which a rank may skip one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.skipped = -1
-
-    def forward(self, x):
-        for number, block in enumerate(self.blocks):
-            x = x if number == self.skipped else torch.relu(block(x))
-        return x.sum()
-
-
-def diverge(rank: int, n: int) -> None:
-    """All ranks skip a block: as under DDP. Then one rank alone does."""
-    model = Skipping()
-    engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")
-    for skipped in (-1, 2, -1, 1 if rank == 0 else -1):
-        model.skipped = skipped
-        engine.backward(engine(torch.ones(2, 8)))
-        engine.step()
-
-
-@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_a_rank_that_goes_another_way_is_told_so(n: int) -> None:
-    where = r"is waiting in \w+\(\) at test_usage.py:\d+ for gather \d of blocks\.\d \(.*\) in step 3"
-    with pytest.raises(AssertionError, match=rf"out of step: rank 0 {where}, ranks? \d.* {where[3:]}; every rank"):
-        run_ranks(n, diverge)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections import Counter
 from fnmatch import fnmatchcase
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from pathlib import Path
 
 from . import run
 from .catalog import MUTANTS
-from .copies import PROJECT, copies
 from .mutant import Mutant
 
-COLORS = {run.KILLED: "green", run.SURVIVED: "bold red", run.STALE: "yellow"}
 HELP = """\
 Plants faults in a copy of this project, one at a time, and runs the tests that must catch each: first see that they
 pass without (`make test`).
@@ -50,7 +45,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="mutants by name or pattern, such as 'comm-*'")
     parser.add_argument("--list", action="store_true", help="name every mutant, its fault and its tests, and end")
     parser.add_argument("--stale", action="store_true", help="only look if every mutant can still be planted, and end")
-    parser.add_argument("--against", nargs="+", metavar="TEST", help="run these, and say which catch each mutant")
+    parser.add_argument("--against", nargs="+", default=[], metavar="TEST", help="run these; say which catch a mutant")
     cores = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=min(cores, 4), metavar="N", help="copies that run at a time")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="seconds for the tests of one mutant")
@@ -68,73 +63,33 @@ def chosen(patterns: list[str] | None) -> list[Mutant]:
     return [one for one in MUTANTS if not patterns or any(fnmatchcase(one.name, pattern) for pattern in patterns)]
 
 
-def listed(mutants: list[Mutant], console: Console) -> None:
-    for mutant in mutants:
-        console.print(f"[bold]{mutant.name}[/bold]: {escape(mutant.wrong)}", soft_wrap=True)
-        for test in mutant.caught_by:
-            console.print(f"    {escape(test)}", soft_wrap=True, highlight=False)
-
-
 def main(arguments: list[str]) -> int:
-    console = Console(highlight=False)
     options = parsed(arguments)
     try:
         mutants = chosen(options.only)
     except ValueError as error:
-        console.print(str(error), markup=False)
+        print(error)
         return 2
     if options.list:
-        listed(mutants, console)
+        for mutant in mutants:
+            print(f"{mutant.name}: {mutant.wrong}", *mutant.caught_by, sep="\n    ")
         return 0
     if options.stale:
-        verdicts = run.stale(mutants, PROJECT)
-        for one in verdicts:
-            _tell(console, one)
-        console.print(f"{len(mutants) - len(verdicts)} of {len(mutants)} mutants can be planted")
+        verdicts = run.stale(mutants, run.PROJECT)
+        for verdict in verdicts:
+            print(f"{verdict.state} {verdict.name}: {verdict.words}")
+        print(f"{len(mutants) - len(verdicts)} of {len(mutants)} mutants can be planted")
         return 1 if verdicts else 0
-    verdicts = everything(options, mutants, console)
-    summary(verdicts, console)
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="zerobench-mutants-") as folder:
+        copies = [run.Copy(Path(folder) / f"copy{number}") for number in range(min(options.jobs, len(mutants)))]
+        for verdict in run.judge_all(
+            copies, mutants, lambda copy, one: run.judge(copy, one, options.timeout, options.against)
+        ):
+            verdicts.append(verdict)
+            print(f"{verdict.state:8} {verdict.name} ({verdict.seconds:.1f} s): {verdict.words}", flush=True)
+    print(*(f"{count} {state}" for state, count in Counter(one.state for one in verdicts).items()), sep=", ")
     return 0 if all(one.state == run.KILLED for one in verdicts) else 1
-
-
-def everything(options: argparse.Namespace, mutants: list[Mutant], console: Console) -> list[run.Verdict]:
-    """Runs each mutant; a line for each as it ends."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    jobs = min(options.jobs, len(mutants))
-    with copies(jobs) as made, Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("mutants", total=len(mutants))
-
-        def tell(one: run.Verdict) -> None:
-            progress.console.print(line(one), soft_wrap=True)
-            progress.advance(task)
-
-        def judge(copy: run.Copy, mutant: Mutant) -> run.Verdict:
-            if options.against:
-                return run.search(copy, mutant, options.against, options.timeout)
-            return run.judge(copy, mutant, options.timeout)
-
-        return run.judge_all(made, mutants, judge, tell)
-
-
-def line(one: run.Verdict) -> str:
-    color = COLORS[one.state]
-    return f"[{color}]{one.state:8}[/{color}] {one.name} ({one.seconds:.1f} s): {escape(one.words)}"
-
-
-def _tell(console: Console, one: run.Verdict) -> None:
-    console.print(line(one), soft_wrap=True)
-
-
-def summary(verdicts: list[run.Verdict], console: Console) -> None:
-    """Prints how many became what, and again those that were not killed."""
-    counts = Counter(one.state for one in verdicts)
-    table = Table("state", "mutants")
-    for state, color in COLORS.items():
-        table.add_row(f"[{color}]{state}[/{color}]", str(counts[state]))
-    console.print(table)
-    for one in verdicts:
-        if one.state != run.KILLED:
-            _tell(console, one)
 
 
 if __name__ == "__main__":

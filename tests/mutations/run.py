@@ -1,15 +1,31 @@
-"""Mutants, one after the other in each copy of the project, and what became of each."""
+"""Copies of the project in which mutants are planted one at a time, and what the tests that run there say of each.
+
+Ranks import the copy too: it comes first in PYTHONPATH, which every process of a test inherits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 
-from .copies import Copy, Outcome, is_of
 from .mutant import Mutant, Stale, check_tests, mutated
+
+PROJECT = Path(__file__).resolve().parents[2]
+LINKED = {"results"}
+"""Folders that tests only read, and that are too large to copy."""
+LEFT_OUT = {".git", ".venv", "__pycache__", "build", "dist", "site", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
 
 KILLED, SURVIVED, STALE = "killed", "survived", "stale"
 
@@ -27,6 +43,90 @@ class Verdict:
     seconds: float = 0.0
 
 
+@dataclass
+class Outcome:
+    """Tests that ran, by pytest's node ids."""
+
+    passed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    broken: str = ""  # why the tests could not be run at all
+
+
+class Copy:
+    """A copy of `project` below `root`, with one fault at a time."""
+
+    def __init__(self, root: Path, project: Path = PROJECT) -> None:
+        self.root = root
+        self._running: subprocess.Popen[str] | None = None
+        root.mkdir()
+        for path in project.iterdir():
+            if path.name in LINKED:
+                (root / path.name).symlink_to(path)
+            elif path.is_dir() and path.name not in LEFT_OUT:
+                shutil.copytree(path, root / path.name, ignore=lambda _, names: LEFT_OUT & {*names})
+            elif path.is_file():
+                shutil.copy2(path, root / path.name)
+
+    @contextlib.contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        path, text = mutated(mutant, self.root)
+        original = path.read_text()
+        self._write(path, text)
+        try:
+            yield
+        finally:
+            self._write(path, original)
+
+    def run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
+        """Runs tests by their node ids."""
+        report = self.root / "report.xml"
+        report.unlink(missing_ok=True)
+        # What pyproject.toml adds (durations, workers) is for a whole run of the tests.
+        flags = ["-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=line", f"--junitxml={report}"]
+        flags += ["--thorough"] * (self.root / "tests/conftest.py").exists()
+        self._running = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *flags, *tests], cwd=self.root, start_new_session=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(self.root)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            said, _ = self._running.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return Outcome(broken=f"nothing after {timeout_s:.0f} s")
+        finally:
+            self.stop()
+        outcome = read_report(report) if report.exists() else Outcome()
+        if not outcome.passed and not outcome.failed and not outcome.broken:
+            outcome.broken = said.strip().splitlines()[-1] if said.strip() else "pytest said nothing"
+        return outcome
+
+    def stop(self) -> None:
+        """Ends pytest and every process that it started and left."""
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(self._running.pid, signal.SIGKILL)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        # A cached compilation is told by size and second: two faults within a second may have both in common.
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def read_report(path: Path) -> Outcome:
+    """Reads a JUnit file. A test whose fixture failed has failed; one whose module is no import has not been run."""
+    outcome = Outcome()
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        trouble = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if trouble is None:
+            if case.find("skipped") is None:
+                outcome.passed.append(name)
+        elif "collection failure" in (trouble.get("message") or ""):
+            outcome.broken = f"{case.get('name')} cannot be imported: {(trouble.text or '').strip().splitlines()[-1]}"
+        else:
+            outcome.failed.append(name)
+    return outcome
+
+
 def stale(mutants: Iterable[Mutant], project: Path) -> list[Verdict]:
     """Finds the mutants that cannot be planted in `project`, or whose tests are not there by name."""
     found = []
@@ -39,61 +139,52 @@ def stale(mutants: Iterable[Mutant], project: Path) -> list[Verdict]:
     return found
 
 
-def judge(copy: Copy, mutant: Mutant, timeout_s: float) -> Verdict:
-    """Plants a fault and runs the tests that must fail."""
-    outcome = _with(copy, mutant, list(mutant.caught_by), timeout_s, until_one_fails=len(mutant.caught_by) == 1)
-    if isinstance(outcome, Verdict):
-        return outcome
-    silent = [test for test in mutant.caught_by if not any(is_of(case, test) for case in outcome.failed)]
-    if silent:
-        return Verdict(mutant.name, SURVIVED, f"{' and '.join(silent)} passes", outcome.seconds)
-    return Verdict(mutant.name, KILLED, " ".join(outcome.failed), outcome.seconds)
-
-
-def search(copy: Copy, mutant: Mutant, tests: list[str], timeout_s: float) -> Verdict:
-    """Plants a fault and says which of `tests` fail: how a test for a new mutant is found."""
-    outcome = _with(copy, mutant, tests, timeout_s)
-    if isinstance(outcome, Verdict):
-        return outcome
-    return Verdict(mutant.name, KILLED if outcome.failed else SURVIVED, "\n".join(outcome.failed), outcome.seconds)
-
-
-def _with(
-    copy: Copy, mutant: Mutant, tests: list[str], timeout_s: float, until_one_fails: bool = False
-) -> Outcome | Verdict:
-    """Runs `tests` with the fault; returns a verdict at once where they cannot judge it."""
+def judge(copy: Copy, mutant: Mutant, timeout_s: float, against: Sequence[str] = ()) -> Verdict:
+    """Plants a fault and runs the tests that must fail, or those of `against`, of which one must."""
+    begin = time.monotonic()
     try:
         check_tests(mutant, copy.root)
         with copy.planted(mutant):
-            outcome = copy.run(tests, timeout_s, until_one_fails)
-    except Stale as stale:
-        return Verdict(mutant.name, STALE, str(stale))
-    return Verdict(mutant.name, STALE, outcome.broken, outcome.seconds) if outcome.broken else outcome
+            outcome = copy.run(against or mutant.caught_by, timeout_s)
+    except Stale as error:
+        return Verdict(mutant.name, STALE, str(error))
+    seconds = time.monotonic() - begin
+    if outcome.broken:
+        return Verdict(mutant.name, STALE, outcome.broken, seconds)
+    blind = [test for test in mutant.caught_by if not any(is_of(case, test) for case in outcome.failed)]
+    if against:
+        return Verdict(mutant.name, KILLED if outcome.failed else SURVIVED, "\n".join(outcome.failed), seconds)
+    if blind:
+        return Verdict(mutant.name, SURVIVED, f"{' and '.join(blind)} passes", seconds)
+    return Verdict(mutant.name, KILLED, " ".join(outcome.failed), seconds)
+
+
+def is_of(case: str, test: str) -> bool:
+    """True if a test's case is one of those that a node id stands for: a file's, a function's, or one case of it."""
+    return case == test or case.startswith((f"{test}[", f"{test}::"))
 
 
 def judge_all(
-    made: list[Copy], mutants: list[Mutant], one: Callable[[Copy, Mutant], Verdict], tell: Callable[[Verdict], None]
-) -> list[Verdict]:
-    """Judges each mutant in whichever copy is free; `tell` hears each verdict as it comes."""
+    copies: Sequence[Copy], mutants: Sequence[Mutant], one: Callable[[Copy, Mutant], Verdict]
+) -> Iterator[Verdict]:
+    """Judges each mutant in whichever copy is free."""
     free: Queue[Copy] = Queue()
-    for copy in made:
+    for copy in copies:
         free.put(copy)
 
     def verdict(mutant: Mutant) -> Verdict:
         copy = free.get()
         try:
-            found = one(copy, mutant)
+            return one(copy, mutant)
         finally:
             free.put(copy)
-        tell(found)
-        return found
 
-    with ThreadPoolExecutor(len(made)) as pool:
+    with ThreadPoolExecutor(len(copies)) as pool:
         waiting = [pool.submit(verdict, mutant) for mutant in mutants]
         try:
-            return [one.result() for one in waiting]
+            yield from (each.result() for each in waiting)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for copy in made:
+            for copy in copies:
                 copy.stop()
             raise

@@ -13,9 +13,7 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.commands.report import command
 from zerobench.records import CATEGORIES, COLLECTIVES
-from zerobench.results import run_files
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect, load
 
@@ -191,33 +189,6 @@ def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
     page = page_of(tmp_path / "page.html", tmp_path / "runs")
     assert "ddp: 250.0 ms a step (too few for an interval)" in page.text
     assert "times are not comparable: there are none" in page.text
-
-
-@pytest.mark.thorough
-def test_of_many_runs_the_newest_are_told_and_no_other_is_read(tmp_path: Path, monkeypatch) -> None:
-    """2,000 runs make a page of 3 MiB: accounts and drawn settings are few, and a run more is a row of the table."""
-    monkeypatch.setattr(run_files, "WORTH", 8)
-    monkeypatch.setattr(command, "MOST_RUNS", 2)
-    monkeypatch.setattr(command, "MOST", 1)
-    read: list[Path] = []
-    real = run_files.read_table
-    monkeypatch.setattr(run_files, "read_table", lambda path, *more: read.append(path) or real(path, *more))
-    lengths = []
-    for count in (8, 16):
-        for seed in range(count - 8, count):
-            strategy = ("zero1", "zero2")[seed % 2]
-            make(tmp_path / "runs", strategy, seed=seed, cell_id=f"{seed:012}", step_s=0.1 + seed / 7)
-        make(tmp_path / "runs", "zero3", status="crash", reason="lost", logs={"rank0.log": "end"})
-        read.clear()
-        page = page_of(tmp_path / "page.html", tmp_path / "runs")
-        lengths.append(len(page.html))
-        accounts, failed = (page.html.count(f'<{name} id="run-') for name in ("details", "article"))
-        assert (accounts, failed) == (2, count // 8)
-        assert len({path.parent for path in read if path.parent.name[0] != "."}) == 2
-    assert (lengths[1] - lengths[0]) / 9 < 2000
-    assert "The newest 2 of 16; `zerobench show RUN` prints any of them." in page.text
-    assert "15 more settings" in page.text
-    assert len(page.data["step_s"]["values"]) == 18
 
 
 def moved(to: Path, **changes: float) -> Path:
