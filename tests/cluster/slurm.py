@@ -1,6 +1,7 @@
 """A real SLURM on this machine, for as long as a test needs it: munged, slurmctld, and a slurmd per node.
 
-All its files, sockets and ports are its own, so that several can be up at once; a node is a slurmd with a name. Debian has what it needs: apt-get install slurm-wlm munge.
+All its files, sockets and ports are its own, so that several can be up at once; a node is a slurmd with a name.
+Debian has what it needs: apt-get install slurm-wlm munge.
 
     step      a slurmstepd, a daemon of its own that outlives its slurmd, and the processes below it
 """

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 
 import zerobench as package
 from analysis import calibration as figure
-from tests.end_to_end.command import heed_ctrl_c, zerobench
+from tests.end_to_end.command import zerobench
 from zerobench.calibrate.collectives import TRANSFERS, evenly, fit_all
 from zerobench.commands.calibrate import calibrate, slowest
 
@@ -83,20 +77,3 @@ def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, capsy
 def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:
     assert figure.main([str(tmp_path)]) == 2
     assert "no calibration" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
-def test_ctrl_c_records_nothing_and_leaves_nobody(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "zerobench", "calibrate", "--repetitions", "9999", "--out", str(tmp_path / "out")]
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
-    deadline = time.monotonic() + 300
-    below: list[psutil.Process] = []
-    while len(below) < 4 and time.monotonic() < deadline:  # fork server, resource tracker, two ranks
-        below = psutil.Process(run.pid).children(recursive=True)
-        time.sleep(0.1)
-    os.kill(run.pid, signal.SIGINT)
-    assert run.communicate(timeout=300)[1].endswith("zerobench calibrate: stopped; nothing is recorded\n")
-    assert run.returncode == 130
-    assert not (tmp_path / "out").exists()
-    psutil.wait_procs(below, timeout=60)
-    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

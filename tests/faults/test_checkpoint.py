@@ -157,9 +157,7 @@ PENDING: dict[str, tuple[Callable[[dict], object], str]] = {
     "no facts": (lambda c: c["facts"]["extra"].pop("pending"), "a damaged one .*'pending'"),
     "facts null": (lambda c: c["facts"]["extra"].update(pending=None), "a damaged one"),
     "coefficient in words": (lambda c: pending_of(c).update(coefficient="x"), "the coefficient .* is 'x'"),
-    "no options": (lambda c: pending_of(c).pop("options"), "a damaged one .*'options'"),
     "options of no group": (lambda c: pending_of(c).update(options=[]), "pending update: 0 parameter groups"),
-    "options a list": (lambda c: pending_of(c).update(options=[[]]), "a damaged one"),
     "lr in words": (lambda c: pending_of(c)["options"][0].update(lr="x"), "pending update: lr of group 0 is 'x'"),
 }
 

@@ -181,18 +181,6 @@ def test_overlap_is_that_of_the_rank_with_the_longest_step() -> None:
     assert (alone.communication_s, alone.overlap) == (0, None)
 
 
-def test_allocators_columns_come_from_the_pass_that_there_is() -> None:
-    one, records = row(), [with_memory(rank, []) for rank in (0, 1)]
-    for made, size in zip(records, (10, 30), strict=True):
-        made.process_memory = {"allocated_bytes": size, "pinned_bytes": None}
-    fill(one, COLUMNS, *records)
-    assert (one.allocated_bytes, one.pinned_bytes, one.resident_bytes) == (30, None, None)
-    timed = record(0, "timed", [], [])
-    timed.process_memory = {"allocated_bytes": 20}
-    fill(one, COLUMNS, timed, *records)
-    assert one.allocated_bytes == 20
-
-
 def test_bytes_of_the_interface_are_per_rank_and_per_step_of_the_warm_up_too() -> None:
     one, records = row(), [record(rank, "timed", [1.0] * 5, [1.0] * 5) for rank in (0, 1)]
     for made, size in zip(records, (990, 1010), strict=True):

@@ -18,7 +18,6 @@ from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from zerobench.judging.judge import (
     MAXIMA,
-    OF_KERNELS,
     RECORDED,
     Finding,
     Limit,
@@ -295,28 +294,6 @@ def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch
         said.append(found.sentence.partition("; ")[0])
     whole = "c: it is not the work that the budget is for"
     assert said == [f"{whole} (optimizer.lr was 0.0003 and is 0.1, clip was 1.0 and is null)", whole]
-
-
-def test_a_part_that_is_recorded_on_another_processor_leaves_the_other_processor_named(tmp_path: Path) -> None:
-    """Values of two processors are then in the file: kernels' scratch is judged on neither."""
-    file = BudgetFile(tmp_path / "b.yaml")
-    about = dict.fromkeys(("commit", "torch_version"), "") | {"cores": 2, "environment": "cpu, torch 2.13"}
-
-    def recorded_on(processor: str, *names: str, metrics: tuple[str, ...] = ("peak_bytes", *OF_KERNELS)) -> str:
-        for name in names:
-            measured = row(**about, processor=processor, name=name, work=f"work of {name}")
-            record_cell(file, measured | dict.fromkeys(metrics, 1), Wanted(metrics), set(names))
-        return str(file.environments["cpu, torch 2.13"].about["processor"])
-
-    assert recorded_on("AMD EPYC", "a", "b") == "AMD EPYC"
-    assert recorded_on("Intel Xeon", "a") == "AMD EPYC; Intel Xeon"
-    assert recorded_on("Intel Xeon", "b") == "AMD EPYC; Intel Xeon", "values of a may be of either"
-    assert recorded_on("Intel Xeon", "a", "b") == "Intel Xeon"
-    assert recorded_on("AMD EPYC", "a", "b", metrics=("peak_bytes",)) == "AMD EPYC; Intel Xeon"
-    for cell_budget in file.environments["cpu, torch 2.13"].cells.values():
-        cell_budget.limits["allocator_peak_bytes"] = Limit(9, "<=")
-        del cell_budget.limits["timed_allocator_peak_bytes"], cell_budget.limits["outside_ledger_bytes"]
-    assert recorded_on("AMD EPYC", "a", metrics=("peak_bytes",)) == "AMD EPYC", "a ceiling by hand is of no processor"
 
 
 @pytest.mark.parametrize(

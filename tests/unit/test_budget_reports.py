@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.unit.test_budget_of_a_loop import HERE, KEPT, budget, loops, recorded
+from tests.unit.test_budget_of_a_loop import HERE, loops, recorded
 from zerobench.judging.github import LEVELS, MOST, commands_of, is_github, repository_root
 from zerobench.judging.judge import Finding, Limit
 from zerobench.judging.lines import Place
@@ -147,47 +147,6 @@ def test_the_checkout_is_the_workflows_or_the_nearest(tmp_path: Path, monkeypatc
         False,
         True,
     ]
-
-
-@pytest.mark.thorough
-def test_in_a_workflow_a_check_annotates_and_sums_up(
-    loops: Path, recorded: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    summary, comment, chart = tmp_path / "summary.md", tmp_path / "out/comment.md", tmp_path / "out/chart.json"
-    summary.write_text("# before\n")
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_WORKSPACE", str(ROOT))
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    words = ["check", recorded, "--runs", loops / "after", "--comment", comment, "--benchmark-json", chart]
-    capsys.readouterr()
-    assert budget(*words) == 1
-    commands = [parse(line) for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
-    where = {"file": str(HERE.relative_to(ROOT)), "line": str(KEPT)}
-    (kept,) = [pairs for level, pairs, _ in commands if pairs.items() >= where.items()]
-    assert "peak_bytes of plain Net N=1 b=64" in kept["title"]
-    body = comment.read_text()
-    assert body.startswith(f"{MARKER}\n### Memory and traffic: ")
-    assert summary.read_text() == "# before\n" + body.removeprefix(f"{MARKER}\n")
-    assert f"{HERE.name}:{KEPT} in Net.forward: +8.0 KiB" in body
-    rows = {row["name"]: row for row in json.loads(chart.read_text())}
-    peak = rows["plain Net N=1 b=64: peak_bytes"]
-    assert set(peak) <= {"name", "unit", "value", "range", "extra"}
-    assert (peak["unit"], peak["value"] in (p := _peaks(loops / "after"))) == ("B", True), p
-    assert f":{KEPT} in Net.forward" in peak["extra"]
-    assert budget(*words, "--no-github") == 1
-    assert "::error" not in capsys.readouterr().out
-    monkeypatch.delenv("GITHUB_ACTIONS")
-    assert budget(*words) == 1
-    assert "::error" not in capsys.readouterr().out
-    assert budget("check", recorded, "--runs", loops / "before", "--github", "--comment", comment) == 0
-    assert "::" not in capsys.readouterr().out
-    assert "### Memory and traffic: every limit holds" in comment.read_text()
-
-
-def _peaks(folder: Path) -> list[int]:
-    from zerobench import load
-
-    return list(load(folder).runs["peak_bytes"])
 
 
 def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from tests.made_up import results_of, run
-from zerobench.records import CATEGORIES, LINKS, PHASES, MemoryRow
+from zerobench.records import CATEGORIES, LINKS, PHASES
 from zerobench.records.describe import columns_of
-from zerobench.results.frames import to_frame
 from zerobench.results.long_form import COLUMNS, FIGURES, RANKS
 from zerobench.results.tables import ALL_TABLES, Results, collect, load, merge
 
@@ -177,16 +176,3 @@ def test_a_run_shows_its_figures_beside_their_predictions(stages: Results) -> No
     }
     assert rows["states"] == ["122.7 MiB", "predicted 122.7 MiB"]
     assert rows["volume"] == ["2.000 ψ", "predicted 2.000 ψ"]
-
-
-def test_a_table_of_an_older_version_is_filled_and_typed() -> None:
-    """Without a tier it has the device's; a missing text is None; a table without rows has the same types."""
-    kept = pd.DataFrame({"run_id": ["a"], "rank": [0], "category": ["gradients"], "beyond": [1]})
-    old, none = to_frame([kept], MemoryRow, "run_id"), to_frame([], MemoryRow, "run_id")
-    assert list(old.columns) == list(none.columns) == ["run_id", *(one.name for one in fields(MemoryRow))]
-    assert old.loc[0, ["run_id", "category", "tier"]].tolist() == ["a", "gradients", "device"]
-    assert old["phase"].tolist() == [None]
-    assert old.dtypes[1:].equals(none.dtypes[1:])
-    none["phase"] = "written by a caller"
-    none["more"] = 1
-    assert list(to_frame([], MemoryRow, "run_id").columns) == list(old.columns)

@@ -120,23 +120,6 @@ def test_a_key_in_bytes_takes_a_size_and_makes_the_cell_of_the_number() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("precision.tile_bytes=1MiX", "wants an integer or null, as 1048576 or 1MiB, and '1MiX' is none"),
-        ("data.path=25MiB", "data.path=25MiB: there is no such file"),
-    ],
-)
-def test_a_size_is_read_in_its_place_alone(override: str, words: str) -> None:
-    try:
-        (one,) = compose_cells(["strategy=zero1", "precision=bf16", "data=text", override, "model=gpt_tiny"])
-        problems = one.problems
-    except RefusedError as refused:
-        problems = tuple(refused.problems)
-    assert any(words in problem for problem in problems)
-
-
-@pytest.mark.slow
 def test_help_and_completion_know_a_users_strategy(capsys: Any, monkeypatch: Any) -> None:
     zerobench.register_strategy("mine", Mine, label="My own")
     assert cli.run(["--help", "strategy=mine"]) == 0
