@@ -1,9 +1,8 @@
-"""Compositions of features: axes of a run, the combinations that make sense, and few of these that hold every pair.
+"""Compositions of features: axes of a run, the combinations that make sense, and few of these to train.
 
 axis           a choice of a run, {name: keys of Config}; the usual value comes first
 choice         (axis, name)
 combination    {axis: name}
-pair           two choices of one combination, in the order of the axes
 core           the axes that composition.problems_of looks at; the others go with everything
 """
 
@@ -13,7 +12,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import zerobench
@@ -27,7 +26,6 @@ from zerobench.registry import MODELS as REGISTRY
 
 Choice = tuple[str, str]
 Combination = dict[str, str]
-Pair = tuple[Choice, Choice]
 
 BLOCK_BYTES = 8192
 """Of files: every unit of a zoo model has several cuts."""
@@ -167,53 +165,14 @@ def core() -> Iterator[Combination]:
         yield dict(zip(names, values, strict=True))
 
 
-PLACES = ("offload", "activation", "arena", "buffers")
-"""Axes that (but for late updates) do not change what is trained."""
-
-WORLDS = (4, 2, 1)
-"""Numbers of ranks that combinations are tried with, by turns: first what needs the most."""
-
 RANKS: dict[Choice, int] = {("node_size", "2"): 4, ("shard_group", "2"): 4, ("zeropp", "hpz"): 4}
 """Choices that do nothing with fewer ranks; two are enough for the others."""
-
-ALONE = {
-    "offload": ("none", "cpu", "cpu, 0.4", "cpu, delayed", "cpu, parameters", "nvme", "nvme, gradients stay"),
-    "zeropp": ("none",),
-}
-"""Values of an axis that are tried on one rank too, without communication."""
 
 
 @cache
 def legal(n: int) -> list[Combination]:
     """The combinations of the core that make sense at N ranks."""
     return [one for one in core() if not problems_of(one, n)]
-
-
-@cache
-def pairs(n: int) -> dict[Pair, None]:
-    """Every pair that occurs in a combination that makes sense at N ranks."""
-    found: dict[Pair, None] = {}
-    for one in legal(n):
-        found |= dict.fromkeys(combinations(one.items(), 2))
-    cores = dict.fromkeys(choice for pair in found for choice in pair)
-    free = [(axis, name) for axis, values in FREE.items() for name in values]
-    found |= dict.fromkeys(product(cores, free))
-    return found | dict.fromkeys(pair for pair in combinations(free, 2) if pair[0][0] != pair[1][0])
-
-
-@cache
-def coverings() -> dict[int, list[Combination]]:
-    """N -> combinations that make sense there: together they hold every pair that makes sense at any N. Four ranks,
-    which take the longest, have what two cannot; one rank has what is left, and what may differ where nobody else is.
-    """
-    missing = {pair: None for n in WORLDS for pair in pairs(n)}
-    rows = {}
-    for n in WORLDS:
-        own = [pair for pair in pairs(n) if pair in missing and max(RANKS.get(choice, 2) for choice in pair) >= n]
-        rows[n] = _cover(n, dict.fromkeys(own + (list(_alone()) if n == 1 else [])))
-        for pair in (pair for row in rows[n] for pair in combinations(row.items(), 2)):
-            missing.pop(pair, None)
-    return rows
 
 
 def by_strategy(n: int) -> list[Combination]:
@@ -233,43 +192,14 @@ def by_strategy(n: int) -> list[Combination]:
     return rows
 
 
+def drawn_at_random(n: int, count: int) -> list[Combination]:
+    """Returns combinations that make sense at N ranks, the same in each run."""
+    draw = random.Random(n)
+    free = ({axis: draw.choice(list(names)) for axis, names in FREE.items()} for _ in range(count))
+    return [draw.choice(legal(n)) | one | {"options": str(number % 3)} for number, one in enumerate(free)]
+
+
 def low_bit(n: int) -> list[Combination]:
     """Returns the combinations with optimizers whose states have fewer bits."""
     rows = by_strategy(n)
     return [row | {"optimizer": "adamw_bf16" if "nvme" in row["offload"] else "adamw8bit"} for row in rows]
-
-
-def _alone() -> Iterator[Pair]:
-    return (pair for pair in pairs(1) if all(name in ALONE.get(axis, (name,)) for axis, name in pair))
-
-
-def _cover(n: int, missing: dict[Pair, None], tries: int = 60) -> list[Combination]:
-    """Combinations of all axes that make sense at N ranks and hold every pair of `missing`: greedily, always the same.
-
-    For the first pair that is missing, of 2 · `tries` combinations with it the one that brings most that are missing
-    for its time: a combination that trains as an earlier one needs no other reference.
-    """
-    drawn, rows, trained = random.Random(n), [], set()
-    while missing:
-        pair = dict(next(iter(missing)))
-        own = [(axis, name) for axis, name in pair.items() if axis not in FREE]
-        fitting = [one for one in legal(n) if all(one[axis] == name for axis, name in own)]
-        free = ({axis: drawn.choice(list(values)) for axis, values in FREE.items()} for _ in range(tries))
-        options = {"options": str(len(trained) % 3)}
-        fresh = [drawn.choice(fitting) | one | pair | options for one in free]
-        again = [drawn.choice(rows) | {axis: one[axis] for axis in PLACES} for one in fresh if rows]
-        again = [one for one in again if one.items() >= pair.items() and not problems_of(one, n)]
-        best = max(fresh + again, key=lambda one: _brings(one, missing) / (1 if _training(one) in trained else 2))
-        for found in combinations(best.items(), 2):
-            missing.pop(found, None)
-        rows.append(best)
-        trained.add(_training(best))
-    return rows
-
-
-def _brings(one: Combination, missing: dict[Pair, None]) -> int:
-    return sum(pair in missing for pair in combinations(one.items(), 2))
-
-
-def _training(one: Combination) -> frozenset[Choice]:
-    return frozenset(choice for choice in one.items() if choice[0] not in PLACES)

@@ -124,21 +124,6 @@ class Slurm:
         except OSError:  # it has ended
             return False
 
-    def ask(self, *command: str) -> str:
-        """Returns what one of SLURM's programs prints."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def jobs(self) -> dict[str, tuple[str, str]]:
-        """Returns id -> state and nodes of each job, the ended ones too."""
-        lines = self.ask("squeue", "--noheader", "--states=all", "--format=%i|%T|%N").splitlines()
-        return {one: (state, nodes) for one, state, nodes in (line.split("|") for line in lines)}
-
-    def wait_for(self, ready: Callable[[], object], within_s: float, what: str) -> None:
-        """Waits until `ready` is true. Raises RuntimeError, with the daemons' logs, where it is not in time."""
-        self._wait(ready, within_s, what)
-
     def stop(self) -> None:
         """Ends all daemons, and what jobs have left."""
         steps = self.steps()

@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,78 +182,3 @@ def test_a_scratch_folder_without_locks_goes_with_its_process_and_stays_on_other
     for one in (mine, dead, theirs):
         one._end()
     assert list(shared.disk.iterdir()) == []
-
-
-SWEEP = [
-    "-m",
-    "strategy=ddp,zero1,zero2,zero3",
-    "world_size=2",
-    "model=gpt_tiny",
-    "model.layers=1",
-    "measure=quick",
-    "device=cpu",
-]
-
-
-def start(name: str, folder: Path, home: Path) -> subprocess.Popen[str]:
-    """Starts the sweep on a machine of its own: host name, boot and pids differ; it writes through the client
-    `folder`.
-    """
-    (home / name).write_text(f"boot of {name}\n")
-    words = f'hostname {name} && mount --bind {home / name} /proc/sys/kernel/random/boot_id && exec "$@"'
-    machine = [
-        "unshare",
-        "--uts",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "sh",
-        "-c",
-        words,
-        "sh",
-    ]
-    command = [sys.executable, "-m", "zerobench", *SWEEP, "backend=simulated", f"results_dir={folder / 'runs'}"]
-    return subprocess.Popen([*machine, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-@contextmanager
-def started(folders: dict[str, Path], home: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Starts the sweep on machines of these names; they end with the test."""
-    machines = [start(name, folder, home) for name, folder in folders.items()]
-    try:
-        yield machines
-    finally:
-        for one in machines:
-            one.kill()
-            one.communicate()
-
-
-@pytest.mark.thorough
-def test_two_clusters_that_sweep_into_one_folder_lose_nothing(shared: Shared, tmp_path: Path) -> None:
-    """A third is killed while it writes; of it nothing is left once it has been silent."""
-    runs = shared.disk / "runs"
-    with started({"n3": shared.a}, tmp_path) as (killed,):
-        while not list(runs.glob("[!.]*/run.json")):
-            assert killed.poll() is None, killed.communicate()[0]
-            time.sleep(0.01)
-    assert any(path.name.startswith(".sweep-") for path in runs.glob(".*"))
-    fall_silent(shared)
-    with started({"n1": shared.a, "n2": shared.b}, tmp_path) as machines:
-        for one in machines:
-            told = one.communicate(timeout=200)[0]
-            assert one.returncode == 0, told
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rows = zerobench.load(runs).runs
-    assert set(rows.status) == {"ok"}
-    assert len(rows.cell_id.unique()) == 4
-    assert not rows.run_id.duplicated().any()
-    assert {path.name for path in runs.iterdir()} == set(rows.run_id), "and nothing half done"
-
-
-def fall_silent(shared: Shared) -> None:
-    """Lets all leases in the results folder have been silent for long."""
-    shared.age(f".*{temporary.LEASE}", 2 * leases.SILENT_S)
-    time.sleep(REMEMBER_S)

@@ -224,7 +224,7 @@ def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) 
         )
         for strategy in STRATEGIES
         for precision in (schema_training.Fp32(), schema_training.Bf16(), schema_training.Fp16(initial_scale=16.0))
-        for count in (1, 2, 3, 4, 5, 8)
+        for count in ((1, 2, 3, 4, 5, 8) if thorough else (1, 3, 5))
         for accumulate in (("last", "every") if thorough else ("last",))
     ]  # fmt: skip
     assert [one.problems for one in cells if one.problems] == []

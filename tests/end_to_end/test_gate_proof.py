@@ -1,5 +1,5 @@
 """The gate over other people's loops: faults of the kind that reached users are replanted in projects outside of the
-package, and each is caught, with its category, its bytes and its line; code that did not change raises no alarm.
+package, and each is caught, with its category, its bytes and its line.
 
     project     a training loop in tests/projects/, copied to a folder of its own
     fault       one statement of it, replaced
@@ -48,17 +48,6 @@ LOGITS = Fault(
 )  # fmt: skip
 """Logits are kept for logging: those of each step."""
 
-HOOK = Fault(
-    "hook", "sizes.append(output.abs().max().item())", "sizes.append(output)",
-    "activations", "growth_bytes", 2 * 3 * 4 * 32 * 64, "return self.linear(x).tanh()",
-)  # fmt: skip
-"""A hook holds activations: each layer's of each step."""
-
-STATES = Fault(
-    "states", 'state["mean"] = torch.zeros_like(p)', 'state["mean"] = torch.zeros_like(p, dtype=torch.float64)',
-    "optimizer", "max_optimizer_bytes", 4 * (2 * 64 * 256 + 64 + 256), 'state["mean"] = torch.zeros_like(p, dtype',
-)  # fmt: skip
-"""An optimizer state is in fp64."""
 
 BUCKET = Fault(
     "bucket", "[torch.zeros(size)]", "[torch.zeros(size), torch.zeros(size)]",
@@ -67,21 +56,8 @@ BUCKET = Fault(
 )  # fmt: skip
 """A gradient bucket is allocated twice."""
 
-HYBRID = Fault(
-    "hybrid", "fully_shard(layer, mesh=mesh)",
-    "fully_shard(layer, mesh=mesh, reshard_after_forward=False)",
-    "parameters", "max_parameters_bytes", 3 * 4 * (128 * 128 + 128), "x = layer(x).relu()",
-    ranks=4,
-)  # fmt: skip
-"""Hybrid sharding keeps the full-size buffers of all layers instead of one's."""
 
-FAULTS = [
-    LOGITS,
-    HOOK,
-    STATES,
-    pytest.param(BUCKET, marks=pytest.mark.thorough),
-    pytest.param(HYBRID, marks=pytest.mark.thorough),
-]
+FAULTS = [LOGITS, BUCKET]
 
 
 def planted(folder: Path, fault: Fault | None = None, project: str = "") -> Path:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -120,28 +119,3 @@ def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path
         assert list(runs["status"]) == [status], errors
         assert set(runs["launcher"]) == {launcher}
         assert all(reason in one for one in runs["reason"])
-
-
-def test_ray_runs_cells_on_two_workers_and_a_killed_one_is_a_row(tmp_path: Path) -> None:
-    if find_spec("ray") is None or find_spec("hydra_plugins.hydra_ray_launcher") is None:
-        pytest.skip("Ray's plugin is not installed: pip install hydra-ray-launcher, in an environment of its own")
-    settings = ("num_cpus=2", "include_dashboard=false", "_node_ip_address=127.0.0.1")
-    ray = ["hydra/launcher=ray", *(f"+hydra.launcher.ray.init.{one}" for one in settings)]
-    words = ["-m", *SMALL, "strategy=ddp,zero2", "world_size=1", "results_dir=results", *ray]
-    process = start([*words, "measure.steps=3,100000"], tmp_path)
-    killed: list[int] = []
-    while len(killed) < 2 and process.poll() is None:
-        time.sleep(0.2)
-        boards = [board for path in (tmp_path / "results").glob(".sweep-*/") if (board := read_board(path)) is not None]
-        for board in boards:
-            if board.pid not in (process.pid, *killed) and "steps=100000" in board.launches[0].name:
-                worker = psutil.Process(board.pid).parent()
-                assert worker is not None
-                assert worker.name().startswith("ray::"), "a worker of Ray's runs the job"
-                worker.kill()
-                killed.append(board.pid)
-    out, errors = process.communicate(timeout=200)
-    assert process.returncode == 1, out + errors
-    runs = load(tmp_path / "results").runs
-    assert sorted(runs["status"]) == ["crash", "crash", "ok", "ok"], errors
-    assert set(runs["launcher"]) == {"ray"}

@@ -215,36 +215,6 @@ def test_a_record_is_made_held_and_made_anew(toy: pytest.Pytester) -> None:
     assert "peek_bytes is none of" in said(toy.runpytest_inprocess())
 
 
-@pytest.mark.thorough
-def test_watches_of_one_test_have_names(toy: pytest.Pytester) -> None:
-    """Several watches, classes and parameters: each has a record of its own; limits may be a watch's."""
-    also = """
-    @pytest.mark.zerobench
-    class TestMany:
-        @pytest.mark.parametrize("steps", [3, 4])
-        def test_twice(self, zerobench_watch, steps):
-            for name in ("first", "second"):
-                model, optimizer = make()
-                with zerobench_watch(model, optimizer, name=name):
-                    train(model, optimizer, steps)
-
-    @pytest.mark.zerobench(peak="<= 9 psi")
-    def test_of_a_watch(zerobench_watch):
-        model, optimizer = make()
-        with zerobench_watch(model, optimizer, limits={"gradients": "4 psi"}):
-            train(model, optimizer, wide=50_000)
-        with zerobench_watch(model, optimizer):
-            train(model, optimizer)
-    """
-    write(toy, "leaks=0", also=also)
-    result = toy.runpytest_inprocess("--zerobench-record", "--zerobench-to", "kept")
-    result.assert_outcomes(passed=3, failed=1)
-    assert "test_of_a_watch has been watched; give each watch of a test a name= of its own" in said(result)
-    cells = recorded(toy, "test_toy")
-    assert list(cells) == [f"TestMany::test_twice[{steps}] {name}" for steps in (3, 4) for name in ("first", "second")]
-    assert len(list((toy.path / "kept").glob("*/run.json"))) == 6
-
-
 FAULTS = {
     "nothing is measured": (
         "@pytest.mark.zerobench(leaks=0)\ndef test():\n    pass",

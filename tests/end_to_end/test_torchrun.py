@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ import pandas as pd
 import pytest
 
 import zerobench
-from tests.end_to_end.command import SMALL, heed_ctrl_c
-from tests.end_to_end.test_faults import LONG, ranks_of, wait_until_gone
 from tests.ranks import free_port
 from zerobench.cli import run
 
@@ -77,43 +74,6 @@ def test_torchruns_agents_measure_what_the_plain_command_does(tmp_path: Path) ->
         folder = tmp_path / "joined" / row.run_id
         assert f'"launched_by": "torchrun",\n "nodes": {nodes}' in (folder / "provenance.json").read_text()
         assert (folder / f"logs/accounted/rank{row.world_size - 1}.log").exists()
-
-
-def start_by_hand(cwd: Path, world_size: int, *arguments: str) -> list[subprocess.Popen[str]]:
-    """As srun and mpirun start a job: rank 0's process keeps the store."""
-    shared = os.environ | {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "zerobench", *SMALL, *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return [
-        subprocess.Popen(
-            command,
-            cwd=cwd,
-            text=True,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            preexec_fn=heed_ctrl_c,
-            **streams,
-        )
-        for rank in range(world_size)
-    ]
-
-
-@pytest.mark.thorough
-def test_a_job_by_hand_survives_its_ranks_and_stops_as_one(tmp_path: Path) -> None:
-    job = start_by_hand(tmp_path, 2, "-m", "strategy=zero1,zero2", "world_size=3,2", *LONG)
-    first = [rank for process in job for rank in ranks_of(process, 1)]
-    first[1].kill()
-    wait_until_gone(first)
-    second = [rank for process in job for rank in ranks_of(process, 1)]
-    job[1].terminate()
-    said = [process.communicate(timeout=300) for process in job]
-    assert [process.returncode for process in job] == [130, 130], said
-    runs = zerobench.load(tmp_path / "results/runs").runs.sort_values("started")
-    assert list(runs.status) == ["crash", "interrupted"]
-    refused = "invalid: world_size=3: the job that was joined has 2 ranks; start more, or ask for fewer"
-    assert said[0][0].count(refused) == 2
-    assert runs.reason.iloc[0] == "timed pass: rank 1 was killed by signal 9 (SIGKILL)"
-    assert said[1] == ("", "")  # rank 0 speaks for all
-    wait_until_gone(second)
 
 
 def test_half_a_job_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

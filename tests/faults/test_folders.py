@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from zerobench.results.folders import amend_row
 from zerobench.results.leftovers import abandoned
 from zerobench.results.rescue import Unwritten, sentences, temporary_place
 from zerobench.sweep.cell import find_or_run, run_cell, run_prefix
-from zerobench.sweep.command import _removed, check_folders
+from zerobench.sweep.command import check_folders
 from zerobench.sweep.sweep import Sweep
 
 ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
@@ -63,50 +62,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def simulated(results_dir: Path | str, **more: Any) -> Cell:
     """A cell that takes no time."""
     return cell("zero2", 2, results_dir=str(results_dir), backend="simulated", **more)
-
-
-def lose(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def replace_by_a_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("no folder any more")
-
-
-def take_for_abandoned(folder: Path) -> None:
-    """Removes what is being written, as a process of another machine does after this one has slept for long."""
-    for partial in folder.glob(".partial-*/"):
-        shutil.rmtree(partial)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("change", "kept"), [(lose, "runs"), (take_for_abandoned, "runs"), (replace_by_a_file, "runs-rescued")]
-)
-def test_a_results_folder_that_goes_midway_loses_no_row(tmp_path: Path, capsys, change, kept: str) -> None:
-    home, heard = tmp_path / "runs", []
-
-    def at_first_step(news: dict) -> None:
-        heard.append(news)
-        if len(heard) == 1:
-            change(home)
-
-    sweep = Sweep(MagicMock(progress=at_first_step))
-    cells = [simulated(home), simulated(home, seed=1, tensors="fake")]
-    sweep.run(cells)
-    assert [heard[0]["loss"] is None, heard[-1]["loss"] is None] == [False, True], "fake tensors have no loss"
-    assert len(sweep.rows) == 2
-    assert sweep.rows[1]["status"] == "ok"
-    assert set(zerobench.load(tmp_path / kept).runs.run_id) == {row["run_id"] for row in sweep.rows}
-    assert {one.kept for one in sweep.unwritten} == ({tmp_path / kept} if kept != "runs" else set())
-    assert _removed(cells, sweep.rows, sweep.unwritten) == []
-    shutil.rmtree(tmp_path / kept / sweep.rows[1]["run_id"])
-    (tmp_path / "runs-rescued").mkdir(exist_ok=True)
-    assert _removed(cells, sweep.rows, sweep.unwritten) == [sweep.rows[1]["run_id"]]
-    assert (tmp_path / "runs-rescued").exists() == (kept != "runs"), "an empty one goes"
-    words = f"1 run of this sweep no longer in {home}: {sweep.rows[1]['run_id']}; removed while it ran"
-    assert words in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_rank(temporary: Path, capsys) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,20 +79,3 @@ def says_pid_and_sleeps(job: Any, tell: Any) -> None:
     with open(job, "w") as file:
         file.write(str(os.getpid()))
     time.sleep(600)
-
-
-def loses_its_peer(job: int, tell: Any) -> None:
-    """Rank 0 fails once rank 1 is gone, of which the end of their pipe tells it."""
-    meeting = Path(tempfile.gettempdir()) / f"peers of {os.getppid()}"
-    with suppress(FileExistsError):
-        os.mkfifo(meeting)
-    with meeting.open("w" if job == 1 else "r") as pipe:
-        if job == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        pipe.read()
-    meeting.unlink()
-    raise RuntimeError("Connection closed by peer")
-
-
-def says_pid_in_the_folder(job: int, tell: Any) -> None:
-    says_pid_and_sleeps(f"{os.environ['SAYS_PID_IN']}/pid{job}", tell)

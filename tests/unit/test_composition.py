@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 
 from tests import compositions
 from tests.cells import cell
-from tests.compositions import CORE, FREE, STRATEGIES, core, problems_of
+from tests.compositions import CORE, core, problems_of
 from zerobench.config import combinations as composition
 from zerobench.config import schema_memory, schema_training
 from zerobench.host.environment import rank_environment
@@ -55,24 +54,6 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() ->
         assert all(SENTENCE.fullmatch(problem) for problem in problems), problems
         assert all(any(words in problem for problem in problems) for words in wanted), (one, problems)
     assert 10_000 < refused < 50_000
-
-
-@pytest.mark.thorough
-def test_what_is_trained_holds_every_pair_that_makes_sense() -> None:
-    """Pairs of the whole product that the config accepts; the rows of all numbers of ranks together have them."""
-    legal = (one for n in compositions.WORLDS for one in compositions.legal(n))
-    wanted = {pair for one in legal for pair in combinations(one.items(), 2)}
-    choices = [[(axis, name) for name in names] for axis, names in FREE.items()]
-    cores = {choice for pair in wanted for choice in pair}
-    assert cores == {("strategy", s) for s in STRATEGIES} | {(a, name) for a, names in CORE.items() for name in names}
-    wanted |= {pair for free in choices for pair in product(cores, free)}
-    wanted |= {pair for two in combinations(choices, 2) for pair in product(*two)}
-    covered = set()
-    for n, rows in compositions.coverings().items():
-        for row in rows:
-            assert not compositions.cell_of(row, n).problems, row
-            covered |= {pair for pair in combinations(row.items(), 2) if pair[1][0] != "options"}
-    assert covered == wanted
 
 
 @pytest.fixture(scope="module")

@@ -146,39 +146,6 @@ def test_readme_is_a_front_door() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 170
 
 
-TASKS = {
-    "install it": "docs/install.md",
-    "choose a stage": "docs/which-stage.md",
-    "know what fits before a run": "docs/how-to/estimate.md",
-    "measure strategies side by side": "docs/how-to/sweeps.md",
-    "measure a model of my own": "docs/tutorials/own-model.md",
-    "take a Hugging Face model": "docs/how-to/huggingface.md",
-    "watch my training loop": "docs/how-to/watch.md",
-    "debug an out-of-memory error": "docs/how-to/out-of-memory.md",
-    "gate memory in CI": "docs/how-to/ci-gate.md",
-    "train with the engine": "docs/how-to/library.md",
-    "save and load checkpoints": "docs/how-to/checkpoints.md",
-    "accumulate gradients, train in bf16": "docs/how-to/precision.md",
-    "checkpoint activations": "docs/how-to/zero-r.md",
-    "shard within a node (HSDP)": "docs/how-to/topology.md",
-    "run on a cluster": "docs/how-to/clusters.md",
-    "know why a cell failed": "docs/how-to/failed-cells.md",
-}
-"""The commonest tasks -> the page that does each."""
-
-
-def test_the_commonest_tasks_are_two_clicks_from_readme() -> None:
-    one = _linked({ROOT / "README.md"})
-    two = one | _linked(one)
-    assert {task: page for task, page in TASKS.items() if (ROOT / page).resolve() not in two} == {}
-
-
-def _linked(from_pages: set[Path]) -> set[Path]:
-    pairs = ((page, link.partition("#")[0]) for page in from_pages for link in LINK.findall(prose(page)))
-    found = {(page.parent / link).resolve() for page, link in pairs if link.endswith(".md")}
-    return {page for page in found if page.is_file()}
-
-
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = set(re.findall(r"([\w/-]+\.md)$", nav, re.MULTILINE))

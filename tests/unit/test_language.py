@@ -32,6 +32,7 @@ PATTERNS: dict[str, str] = {
     r", say[,.;)]|\(say [a-z]|, say\)": "for example, such as",
     r"\b(\w+) of (ours|yours|theirs)\b": "our, your, their, or a built-in one",
     r"\b(those|that) of (those|these|which)\b": "repeat the noun",
+    r"\bpip3? install (-\S+ )*[\"']?zerobench(?![\w.-])": "zerobench on the package index is another project",
 }
 """Patterns that a native reader reads twice -> what to write instead."""
 
@@ -46,7 +47,6 @@ ON_PAGES: dict[str, str] = {
     r"\b(of|in|with) what (is|was|has|it|they) ": "the noun",
     r"\bexecuted (cells?|states?|on fake)\b": "simulated on fake tensors",
     r"\btells? (of|its|nothing|no|apart)\b|\btold (apart|of)\b": "report, distinguish",
-    r"\bpip install [\"']?zerobench(?![\w.-])": "zerobench on the package index is another project",
 }
 """Patterns for README and docs/, outside of generated blocks -> what to write instead."""
 
@@ -93,9 +93,7 @@ def test_no_pattern_that_is_read_twice_on_a_page() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "planted", ["it ends in a sentence", "a bug that was mended", "a table of what moved", "pip install zerobench"]
-)
+@pytest.mark.parametrize("planted", ["it ends in a sentence", "a bug that was mended", "a table of what moved"])
 def test_a_planted_pattern_on_a_page_is_seen(planted: str) -> None:
     block = f"<!-- stages: written by `make pages` -->\n{planted}\n<!-- end of stages -->"
     assert [line for line, _ in on_page(f"{block}\n{planted}\n")] == [4]
@@ -132,7 +130,14 @@ def test_spelling_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize(
     "planted",
-    ['    """Of a figure, in inches."""', "x = 1  # made anew", "a pipe, say, is waited for", "a script of yours"],
+    [
+        '    """Of a figure, in inches."""',
+        "x = 1  # made anew",
+        "a pipe, say, is waited for",
+        "a script of yours",
+        "pip install 'zerobench[hf]'",
+        "pip install -U zerobench",
+    ],
 )
 def test_a_planted_pattern_and_spelling_is_seen(planted: str) -> None:
     assert [line for line, _ in patterns(f"first\n{planted}\n")] == [2]

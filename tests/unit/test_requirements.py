@@ -1,7 +1,4 @@
-"""The locks of requirements/: all that CI installs, by its hash, at the versions of constraints.txt.
-
-And no file has anyone install `zerobench` from the package index, where it is another project.
-"""
+"""The locks of requirements/: all that CI installs, by its hash, at the versions of constraints.txt."""
 
 from __future__ import annotations
 
@@ -22,14 +19,6 @@ ROOT = Path(__file__).parents[2]
 FILES = {"build.txt": "", "ci.txt": "dev", "docs.txt": "docs", "browser.txt": "browser"}
 """Lock -> the extra whose packages it holds."""
 
-FOLDERS = ("analysis", "conf", "docs", "tools/docs", "examples", "requirements", "tests", "validation", "zerobench")
-TEXTS = ("", ".ipynb", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml")
-
-INSTALLED = re.compile(r"\bpip3? (?:install|download|wheel)\b.*")
-OURS = re.compile(
-    r"""(?<![\w./=-])(zerobench(?:[-_]zero)?(?:\[[\w,]*\])?)(?=['"\s,;`)<>=~]|$)(?!['"]?\s*@)""", re.IGNORECASE
-)
-"""Our name, with extras or without, where it is no part of a path or a wheel's name and no address follows."""
 
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "implementation_name": "cpython",
          "platform_python_implementation": "CPython", "os_name": "posix"}  # fmt: skip
@@ -109,29 +98,6 @@ def test_the_makefile_installs_by_hash_alone() -> None:
     ]
     assert of_ci
     assert all("--require-hashes" in line or "--no-deps --no-build-isolation -e ." in line for line in of_ci), of_ci
-
-
-def asked_of_an_index(text: str) -> list[str]:
-    """Requirements of ours that pip, called as `text` says, would look up in a package index."""
-    return [name for command in INSTALLED.findall(text) for name in OURS.findall(command)]
-
-
-PLANTED = (Path(__file__), Path(__file__).with_name("test_language.py"))
-"""Tests that plant what must not be."""
-
-
-def test_zerobench_is_never_installed_by_its_bare_name() -> None:
-    planted = (
-        "pip install -e . zerobench",
-        "pip3 install 'zerobench[hf]'",
-        "pip install -U zerobench-zero && zerobench",
-    )
-    assert [asked_of_an_index(line)[:1] for line in planted] == [["zerobench"], ["zerobench[hf]"], ["zerobench-zero"]]
-    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
-    read = [path for path in files if path.is_file() and path.suffix in TEXTS and path not in PLANTED]
-    texts = {path: path.read_text() for path in read}
-    assert {str(path): found for path, text in texts.items() if (found := asked_of_an_index(text))} == {}
-    assert [str(path) for path, text in texts.items() if "zerobench[" in text] == [], "an extra of another project"
 
 
 def test_the_distribution_has_a_name_and_a_version() -> None:
