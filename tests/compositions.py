@@ -28,7 +28,7 @@ Choice = tuple[str, str]
 Combination = dict[str, str]
 
 BLOCK_BYTES = 8192
-"""Of files: every unit of a zoo model has several cuts."""
+"""Block of a file: every unit of a zoo model has several cuts."""
 
 STRATEGIES: dict[str, list[dict[str, Any]]] = {
     "zero1": [{}, {"mode": "vendor"}, {"accumulate": "every"}],

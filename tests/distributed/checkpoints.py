@@ -48,9 +48,9 @@ def steps(engine: Any, numbers: range) -> list[float]:
 
 
 def gathered(engine: Any, value: Any) -> list[Any]:
-    if engine.comm.size == 1:
+    if engine.comm.ranks == 1:
         return [value]
-    values = [None] * engine.comm.size
+    values = [None] * engine.comm.ranks
     dist.all_gather_object(values, value, group=engine.comm.group)
     return values
 
@@ -58,7 +58,8 @@ def gathered(engine: Any, value: Any) -> list[Any]:
 def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Everything that training goes on from, put together from all ranks of the engine."""
     chunks: dict[str, dict[int, torch.Tensor]] = {}
-    parts = gathered(engine, (tensors_of(engine, copy=True), facts_of(engine, {})))
+    with engine.placement.in_memory(write_back=False):
+        parts = gathered(engine, (tensors_of(engine, copy=True), facts_of(engine, {})))
     for flats, _ in deepcopy(parts):
         for name, own in flats.items():
             chunks.setdefault(name, {}).update(own)

@@ -27,7 +27,7 @@ LATE = "cpu, delayed"
 """The choice of `offload` that makes another training as well."""
 
 NEAR, NEAR_IN_HALF = (1e-6, 2e-4), (2e-2, 6e-2)
-"""Of losses and norms, relatively, and of weights, where sums have another order: Adam makes steps of roundings."""
+"""Tolerances of losses and norms, relative, and of weights, if sums are in another order: Adam steps by roundings."""
 
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 

@@ -97,7 +97,7 @@ class Outcome(NamedTuple):
     losses: list[float]
     state: dict[str, torch.Tensor]
     calls: list[int]
-    """Of Newton-Schulz on this rank in each step."""
+    """Calls of Newton-Schulz on this rank in each step."""
     kept: dict[str, list[str]]
     """Name of a parameter -> the optimizer's states of it on this rank."""
 

@@ -31,7 +31,7 @@ VARIANTS: list[tuple[str, dict[str, Any], torch.dtype]] = [
 
 
 METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-"""Of a tensor: on a CPU they read memory and dispatch nothing."""
+"""Methods of a tensor that, on a CPU, read memory and dispatch nothing."""
 
 
 class Questions(TorchDispatchMode):

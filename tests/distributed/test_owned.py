@@ -25,14 +25,6 @@ CASES = [
     *(Case(strategy, kind=kind) for kind in ("own", "adafactor") for strategy in ("ddp", "zero1", "zero3")),
 ]  # fmt: skip
 
-MORE = [
-    Case("megatron", micro_batches=2), Case("zero2", clip=0.1), Case("megatron", clip=0.1),
-    Case("zero1", options=HOST), Case("zero3", options=HOST), Case("zero2", meta=True),
-    Case("zero2", dtype=torch.bfloat16), Case("zero2", kind="own"), Case("megatron", kind="own"),
-    Case("zero2", options=(("reduce_with", "all_reduce"),)), Case("zero2", options=(("arena", True),)),
-]  # fmt: skip
-"""Of thorough tests."""
-
 
 @pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.thorough)])
 def ranks(request) -> int:
@@ -40,10 +32,9 @@ def ranks(request) -> int:
 
 
 @pytest.fixture(scope="module")
-def found(ranks: int, request) -> dict[Case, list[Outcome]]:
+def found(ranks: int) -> dict[Case, list[Outcome]]:
     """Case -> what each rank found."""
-    cases = CASES + MORE * request.config.getoption("--thorough")
-    return dict(zip(cases, zip(*run_ranks(ranks, owned.train_all, cases), strict=True), strict=True))
+    return dict(zip(CASES, zip(*run_ranks(ranks, owned.train_all, CASES), strict=True), strict=True))
 
 
 def check_equal(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], of: object = "") -> None:

@@ -33,7 +33,7 @@ from zerobench.zero.units.bucket import GradientBucket
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3
-"""Of sends that rank 0 forgets: the others' come first, so that it is done before its own have left."""
+"""Delay of sends that rank 0 forgets: the others' come first, so that it is done before its own have left."""
 ALL_ONES = 0xFF
 """A byte of which every floating dtype makes NaN."""
 

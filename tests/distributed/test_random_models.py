@@ -36,7 +36,7 @@ MORE = (45, 67, 118)
 """Seeds of runs that hold what none of the first ones does: a large tile, a part that leaves, secondary shards."""
 
 IDLE_SHARE = 0.03
-"""Of a model with parameters that no step uses, the executed rank may have fewer of the others than the fullest."""
+"""If a model has parameters that no step uses, the executed rank may hold fewer of the others than the fullest rank."""
 
 
 class RandomBlock(nn.Module):

@@ -84,7 +84,7 @@ class Own(Tied):
 
 
 GATHERS = {Tied: 1, Functional: 1, Front: 2, Recomputed: 2, Beside: 2, Between: 1, Own: 1}
-"""Of the root in a step, and whether it is given back: never where it might be read unseen."""
+"""Gathers of the root in a step, and whether it is given back: never where it might be read unseen."""
 KEPT = (Between, Own)
 
 

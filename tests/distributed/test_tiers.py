@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch
 import torch.distributed as dist
 
 from tests import zoo
-from tests.distributed.checkpoints import assert_same
+from tests.distributed.checkpoints import assert_same, gathered, whole_state
 from tests.ranks import run_ranks
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
-from zerobench.zero.checkpoint.contents import tensors_of
-from zerobench.zero.checkpoint.facts import facts_of, merge
 
 pytestmark = pytest.mark.thorough
 
@@ -62,26 +59,8 @@ def steps(engine: Any, numbers: range, clip: bool = False) -> list[float]:
         if clip:
             engine.clip_grad_norm_(0.1)
         engine.step()
-        losses.append(sum(gathered(loss.item())) / n)
+        losses.append(sum(gathered(engine, loss.item())) / n)
     return losses
-
-
-def gathered(value: Any) -> list[Any]:
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Everything that training goes on from, put together from all ranks."""
-    with engine.placement.in_memory(write_back=False):
-        parts = gathered((tensors_of(engine, copy=True), facts_of(engine, {})))
-    chunks: dict[str, dict[int, torch.Tensor]] = {}
-    for flats, _ in copy.deepcopy(parts):
-        for name, own in flats.items():
-            chunks.setdefault(name, {}).update(own)
-    tensors = {name: torch.cat([own[start] for start in sorted(own)]) for name, own in chunks.items()}
-    return tensors, merge([facts for _, facts in copy.deepcopy(parts)])["optimizer"]
 
 
 def save_all(rank: int, n: int, folder: str) -> None:

@@ -409,7 +409,7 @@ REPEATED = (
     "padding of 16 elements", "a host upload twice, updates late", "fp32 on the wire, zero1",
     "fp32 on the wire, zero3", "an int32 all-reduce of 1 MiB",
 )  # fmt: skip
-"""Of `make test-all` alone: another of the same kind is in every run."""
+"""Faults that only `make test-all` plants: another of the same kind is in every run."""
 
 
 def cell_of(fault: Fault) -> Cell:

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
-from validation.variants import VARIANTS
 from zerobench import zero
 from zerobench.config import schema_memory, schema_training
 from zerobench.fake import world_of_tensors
@@ -269,21 +268,6 @@ def test_a_peer_in_bf16_attends_by_flash_though_its_module_is_in_fp32() -> None:
     found = executed(Target("cuda", "flash"), "fsdp2", precision=schema_training.Bf16())
     assert found.record is not None
     assert found.record.own_activation_bytes is None
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-def test_options_run_on_a_gpu_with_the_traffic_of_a_cpu() -> None:
-    for name, variant in list(VARIANTS.items())[::6]:
-        config = variant.config(variant.sizes[-1])
-        on_cpu, on_gpu = execute(config, target=CPU), execute(config, target=CUDA)
-        assert not on_gpu.problem, name
-        assert (on_gpu.volume_elements, on_gpu.wire_bytes) == pytest.approx(
-            (on_cpu.volume_elements, on_cpu.wire_bytes), abs=0.01
-        ), name
-        assert on_gpu.memory is not None
-        low, high = on_gpu.memory.reserved_bytes
-        assert on_gpu.peak_bytes <= on_gpu.memory.allocated_bytes <= low <= high, name
 
 
 def test_every_table_of_the_engine_by_device_has_a_gpu_s_entry() -> None:

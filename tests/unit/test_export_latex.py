@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,13 +86,3 @@ def test_the_verb_writes_it_and_names_a_column_that_is_none(tmp_path: Path, caps
     assert problems(capsys.readouterr().out) == []
     assert cli.run(["export", str(tmp_path / "runs"), "--format", "latex", "--columns", "peek"]) == 2
     assert "--columns: peek is no column of runs; zerobench columns --table runs lists them" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed; the syntax is checked above")
-def test_pdflatex_sets_it(tmp_path: Path) -> None:
-    table = to_latex(results_of([replace(run("ddp", 2), model=HOSTILE), run("zero1", 2, "oom")]), "runs", None)
-    page = rf"\documentclass{{article}}\usepackage{{booktabs,textcomp}}\begin{{document}}{table}\end{{document}}"
-    (tmp_path / "page.tex").write_text(page)
-    command = ["pdflatex", "-halt-on-error", "-no-shell-escape", "page.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:]

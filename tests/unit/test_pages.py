@@ -40,9 +40,9 @@ OF = {
     "low_bit": ("zero2",),
     "muon": (*COMPARED, "megatron"),
 }
-"""Those of experiments on what only some strategies have."""
+"""Strategies of experiments on what only some strategies have."""
 PEERS = ("fsdp2",)
-"""Those of which theory says nothing."""
+"""Strategies that theory does not predict."""
 
 
 @pytest.mark.slow

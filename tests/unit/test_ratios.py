@@ -107,12 +107,3 @@ def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     points = [point for point in figure.axes[1].lines if point.get_marker() == "D"]
     drawn = [(point.get_fillstyle(), point.get_xdata()[0]) for point in points]
     assert drawn == [("full", 0.25), ("full", 0.5), ("none", 0.4), ("none", pytest.approx(2 / 3))]
-
-
-@pytest.mark.slow
-def test_nothing_to_compare_is_one_sentence_and_exit_2(tmp_path: Path, capsys) -> None:
-    collect(results_of(launches("ddp", [0.1])), tmp_path / "runs")
-    assert compare.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2
-    assert compare.main([str(tmp_path / "nowhere")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
-    assert not (tmp_path / "out").exists()

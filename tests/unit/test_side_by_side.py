@@ -16,7 +16,7 @@ import pytest
 from tests.cells import cell
 from zerobench.fake_execution import Limits, execute, execute_all
 from zerobench.host import environment
-from zerobench.launch.start_ranks import Interrupted, Outcome, launch_each
+from zerobench.launch.start_ranks import Interrupted, launch_each
 
 WORK: dict[str, Callable[[], Any]] = {
     "done": lambda: 7,
@@ -29,20 +29,6 @@ WORK: dict[str, Callable[[], Any]] = {
 def work(name: str, tell: Callable[[Any], None]) -> Any:
     tell(name)
     return WORK[name]()
-
-
-@pytest.mark.thorough
-def test_each_job_ends_on_its_own_and_outcomes_are_in_order(tmp_path: Path) -> None:
-    names, news = ["forever", "killed", "raises", "done", "done"], []
-    outcomes = launch_each(work, names, tmp_path, 5.0, at_once=2, heard=lambda *told: news.append(told))
-    assert [one.status for one in outcomes] == ["timeout", "crash", "crash", "ok", "ok"]
-    assert "after 5 s" in outcomes[0].reason
-    assert "SIGKILL" in outcomes[1].reason
-    assert "KeyError" in outcomes[2].reason
-    assert outcomes[4].results == [7]
-    assert {told for told in news if isinstance(told[1], str)} >= set(list(enumerate(names))[1:])
-    assert {number: told for number, told in news if isinstance(told, Outcome)} == dict(enumerate(outcomes))
-    assert not multiprocessing.active_children()
 
 
 def test_a_system_without_linuxs_files_has_cores_and_sizes_too(monkeypatch) -> None:

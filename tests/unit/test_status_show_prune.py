@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -146,12 +147,9 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sequence", "noun", "batch"), [(32, "tokens", " × 32"), (1, "samples", "")])
-def test_data_without_a_length_are_counted_in_samples_by_every_verb(
-    sequence: int, noun: str, batch: str, tmp_path: Path, capsys
-) -> None:
-    where, other = tmp_path / "runs", {"tokens": "samples", "samples": "tokens"}[noun]
-    first, *_ = (make(where, name, sequence=sequence) for name in ("ddp", "zero2"))
+def test_data_without_a_length_are_counted_in_samples_by_every_verb(tmp_path: Path, capsys) -> None:
+    where = tmp_path / "runs"
+    first, *_ = (make(where, name, sequence=1) for name in ("ddp", "zero2"))
     out = {form: str(tmp_path / form) for form in ("page.html", "figures", "table.tex")}
     said = []
     for words in (
@@ -169,10 +167,9 @@ def test_data_without_a_length_are_counted_in_samples_by_every_verb(
     print_results(results.runs.to_dict("records"))
     said += [capsys.readouterr().out, repr(results), repr(results.run(first.name))]
     everything = "\n".join(said)
-    assert [f"{noun}/s" in text or f"{noun} / s" in text for text in said].count(True) >= 7
-    assert f"{other}/s" not in everything
-    assert f"{other} / s" not in everything
-    assert f"batch {results.runs.batch[0]}{batch}" in everything
+    assert ["samples/s" in text or "samples / s" in text for text in said].count(True) >= 7
+    assert not re.search("tokens ?/ ?s", everything)
+    assert f"batch {results.runs.batch[0]}" in everything
     assert "of 1 tokens" not in everything
 
 
