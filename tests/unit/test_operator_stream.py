@@ -134,11 +134,10 @@ def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[flo
     return both[0].step_s, both[1].step_s
 
 
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(
     "words",
     [
-        ("strategy=zero3", "accumulation=6"),
-        ("strategy=zero3", "model.layers=14"),
         ("strategy=zero3", "model.layers=11", "accumulation=4"),
         ("strategy=zero1", "model.layers=14", "model.hidden=1024", "model.heads=8", "world_size=64"),
         ("strategy=zero2", "model.layers=14", "model.hidden=1024", "model.heads=8", "world_size=64"),
