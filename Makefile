@@ -117,7 +117,7 @@ lint: setup
 	.venv/bin/lint-imports --no-cache
 
 plots: setup
-	$(RUN) analysis/all.py $(REFERENCE)
+	$(RUN) -m analysis all $(REFERENCE)
 	$(RUN) tools/docs/pages.py
 
 pages: setup
@@ -134,10 +134,10 @@ docs: .venv/documents
 	$(RUN) -m pip check
 	@touch .venv/documents
 
-# The experiments that figures and tables are made of: FIGURES in analysis/common.py, and those with a table only. Some of
+# The experiments that figures and tables are made of: FIGURES in analysis/__main__.py, and those with a table only. Some of
 # them: EXPERIMENTS="stages". Those whose times nobody reads run two at a time.
-EXPERIMENTS ?= $(shell $(RUN) analysis/all.py --experiments)
-UNTIMED = $(filter $(shell $(RUN) analysis/all.py --experiments untimed),$(EXPERIMENTS))
+EXPERIMENTS ?= $(shell $(RUN) -m analysis all --experiments)
+UNTIMED = $(filter $(shell $(RUN) -m analysis all --experiments untimed),$(EXPERIMENTS))
 
 reference: experiments
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
@@ -176,7 +176,7 @@ compare: setup
 	  test $$? -le 1 || exit 1; \
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $(COMPARE_TO)/$$name || exit 1; \
 	done
-	$(RUN) analysis/compare.py $(COMPARE_TO)
+	$(RUN) -m analysis compare $(COMPARE_TO)
 	$(RUN) tools/docs/pages.py
 
 # The proofs that are no part of the product: each explains itself, $(VALIDATE) NAME --help.
@@ -207,12 +207,12 @@ largest-model: setup
 	for name in ddp zero1 zero2 zero3; do \
 	  plan 64x32GB-$$name --device-memory 32GB --gpus 64 strategy=$$name offload=none || exit 1; \
 	done
-	$(RUN) analysis/largest_model.py $(LARGEST_TO)
+	$(RUN) -m analysis largest_model $(LARGEST_TO)
 
 # Cells that results/table1 has already are not executed again: TABLE1=--rerun, or TABLE1="--only 7.5B N=64 --rerun".
 table1: setup
 	$(VALIDATE) table1 $(TABLE1)
-	$(RUN) analysis/table1.py
+	$(RUN) -m analysis table1
 	$(RUN) tools/docs/pages.py
 
 RECORDED := results/replay
@@ -252,7 +252,7 @@ predicted-here: setup
 
 predicted-maps: setup
 	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
-	$(RUN) analysis/predicted_maps.py
+	$(RUN) -m analysis predicted_maps
 	$(RUN) tools/docs/pages.py
 
 # FILE=mine.csv predicts the runs of a file of the same columns, and fits nothing.

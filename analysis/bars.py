@@ -1,8 +1,8 @@
-"""Bars of columns: what the figures of ZeRO-R have in common."""
+"""Bars of columns, marks and notes: what figures of several modules have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -45,16 +45,9 @@ def phases(axes: Axes, cells: pd.DataFrame, rows: Rows | None = None) -> None:
 
     def draw(axes: Axes, place: int, cell: Any) -> None:
         known = _known(axes, place, cell, {phase: f"{phase}_s" for phase in PHASES}, 1 / MS)
-        if not known:
-            return
-        step = MS * cell.step_s
-        stack(axes, place, split(step, known), PHASES, 0.6)
-        if pd.isna(cell.step_s_low):
-            number(axes, place, step, show(step))
-            return
-        low, high = MS * cell.step_s_low, MS * cell.step_s_high
-        axes.errorbar([place], [step], [[step - low], [high - step]], color="black", capsize=3, lw=1)
-        number(axes, place, high, show(step))
+        if known:
+            stack(axes, place, split(MS * cell.step_s, known), PHASES, 0.6)
+            number(axes, place, step_interval(axes, place, cell), show(MS * cell.step_s))
 
     bars(axes, cells, draw, rows)
 
@@ -68,7 +61,30 @@ def _known(axes: Axes, place: int, cell: Any, columns: Mapping[str, str], unit: 
     return known
 
 
-def highest(results_runs: pd.DataFrame, columns: Mapping[str, str]) -> float:
+def step_interval(axes: Axes, place: int, cell: Any) -> float:
+    """Draws the 95 % interval of a cell's step, if it has one. Returns the top, in ms."""
+    step = MS * float(cell.step_s)
+    if pd.isna(cell.step_s_low):
+        return step
+    low, high = MS * float(cell.step_s_low), MS * float(cell.step_s_high)
+    axes.errorbar([place], [step], [[step - low], [high - step]], color="black", capsize=3, lw=1)
+    return high
+
+
+def mark(axes: Axes, place: int, height: float) -> None:
+    """Draws the black mark of a prediction or a formula across a bar; none if there is no value."""
+    if not pd.isna(height):
+        axes.hlines(height, place - 0.38, place + 0.38, color="black", lw=1.8)
+
+
+def name_failed(axes: Axes, cells: Iterable[Any], name: Callable[[Any], str], at_top: bool = False) -> None:
+    """Writes the cells that failed, with their status, into a corner of the axes."""
+    failed = "\n".join(f"× {name(cell)}: {cell.status}" for cell in cells if cell.status != "ok")
+    height, alignment = (0.98, "top") if at_top else (0.03, "baseline")
+    axes.text(0.02, height, failed, transform=axes.transAxes, va=alignment, style="italic", fontsize="small")
+
+
+def highest(runs: pd.DataFrame, columns: Mapping[str, str]) -> float:
     """The largest value of any of the columns; 0 if there is none."""
-    most = results_runs[list(columns.values())].astype("float64").max().max()
+    most = runs[list(columns.values())].astype("float64").max().max()
     return 0.0 if pd.isna(most) else float(most)

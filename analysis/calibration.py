@@ -1,6 +1,6 @@
 """Bandwidth of each collective by the size of the full tensor, as `zerobench calibrate` measured it.
 
-    python analysis/calibration.py [FOLDER] --out DIR
+    python -m analysis calibration [FOLDER] --out DIR
 
 Points are medians of the slowest rank's times, whiskers their quartiles, lines the fit: latency and bandwidth. The
 engine's own collectives next to torch's, and a copy in memory as the ceiling.
@@ -8,16 +8,12 @@ engine's own collectives next to torch's, and a copy in memory as the ceiling.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.common import FIGURES_OUT, folder_script
 from zerobench.calibrate.collectives import Calibration, load_calibration
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import BLUE, GRAY, ORANGE, rule
@@ -25,6 +21,7 @@ from zerobench.sizes import show_bytes
 
 LOOKS = {"seam": (BLUE, "o", "ours"), "torch": (ORANGE, "s", "torch"), "memory": (GRAY, "", "copy in memory")}
 MIB, GIB = 2**20, 2**30
+FOLDER = Path("results/calibration/cpu/N=2")
 
 
 def draw(found: Calibration) -> Figure:
@@ -87,11 +84,5 @@ def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
     axes.plot(sizes / MIB, sizes / times / GIB, color=color, lw=1, ls=_line(marker))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 if there is nothing to draw."""
-    usual = Path("results/calibration/cpu/N=2")
-    return folder_script("calibration", __doc__, load_calibration, {"calibration": draw}, usual, arguments, FIGURES_OUT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+read = load_calibration
+FIGURES = {"calibration": draw}

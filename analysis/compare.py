@@ -1,6 +1,6 @@
 """Ours against the peers: ratios with intervals for step time, peak bytes and bytes sent, and the goals.
 
-    python analysis/compare.py [RUNS ...] --out DIR       (runs of experiment=compare and the like; `make compare`)
+    python -m analysis compare [FOLDER] --out DIR       (runs of experiment=compare and the like; `make compare`)
 
 A *ratio* is our engine over a peer, at most 1 if ours needs no more. Launches of one round of a sweep are a pair;
 of the pairs' ratios the geometric mean is shown with a 95 % t-interval over their logarithms, the launch being the
@@ -15,8 +15,6 @@ interval holds the bound. Other settings than the gated N are reported without a
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,18 +24,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from analysis.ratios import METRICS, ratios_of, source, table
-from zerobench.commands.plot import load_all
-from zerobench.plots.page import add_page_options, key, page_of, sheet
+from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS
 from zerobench.plots.style import GRAY, PURPLE, look, rule
-from zerobench.results.options import add_options
 from zerobench.results.selection import latest
-from zerobench.results.tables import Results
+from zerobench.results.tables import Results, load
 
-ROOT = Path("results/compare/cpu")
+FOLDER = Path("results/compare/cpu")
 
 PANELS = {
     "step time": ["step_s"],
@@ -52,6 +46,14 @@ CAPTION = (
 )
 GOAL, GOAL_WIDTH, SHIFT = PURPLE, 2.2, 0.16
 """Color and width of a goal's mark; how far two metrics of one pair lie from its row."""
+
+
+def read(folder: Path) -> Results:
+    """Returns the newest runs of each cell. Raises ValueError, or FileNotFoundError, if there is nothing to compare."""
+    results, _ = load(folder).chosen((), everything=False)
+    if not any(one.pairs for one in ratios_of(results)):
+        raise ValueError(f"nothing to compare in {folder}; `make compare` makes it")
+    return results
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -129,37 +131,13 @@ def _notes(mine: pd.DataFrame) -> list[str]:
     return notes
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Writes the tables and the figure, prints the ratios. Exit code 2 if there is nothing to compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "runs", nargs="*", default=[ROOT], type=Path, help="results folders or collections (%(default)s)"
-    )
-    parser.add_argument("--out", type=Path, help="folder for tables and figure (default: the first of RUNS)")
-    add_page_options(parser)
-    add_options(parser)
-    chosen = parser.parse_args(arguments)
-    page = page_of(vars(chosen))
-    out = chosen.out or chosen.runs[0]
-    try:
-        results, left_out = load_all(chosen.runs).chosen(chosen.where, chosen.all)
-        if left_out:
-            print(f"compare.py: {left_out}", file=sys.stderr)
-        ratios = ratios_of(results)
-        if not any(one.pairs for one in ratios):
-            raise ValueError(f"nothing to compare in {', '.join(map(str, chosen.runs))}; `make compare` makes it")
-    except (FileNotFoundError, ValueError) as error:
-        print(f"compare.py: {error}", file=sys.stderr)
-        return 2
-    out.mkdir(parents=True, exist_ok=True)
+def write_tables(results: Results, out: Path) -> None:
+    """Writes the ratios as ratios.parquet and ratios.md, and prints them."""
+    ratios = ratios_of(results)
     pd.DataFrame(map(asdict, ratios)).to_parquet(out / "ratios.parquet", index=False)
     text = f"{table(ratios)}\n\n{source(latest(results.runs), ratios)}\n"
     (out / "ratios.md").write_text(text)
     print(text)
-    with page.used():
-        page.save(draw(results), out, "compare")
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+FIGURES = {"compare": draw}

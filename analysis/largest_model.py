@@ -1,6 +1,6 @@
 """The largest model for each strategy and device: bars, and a table with ZeRO's Table 2 beside it.
 
-    python analysis/largest_model.py [FOLDER] --out DIR
+    python -m analysis largest_model [FOLDER] --out DIR
 
 FOLDER has the plans of `make largest-model` as JSON, one per device and strategy. Each bar is an executed cell that
 fits; the next shape of the family does not: executed as well, or its states alone are too large. Full fine-tuning in
@@ -10,16 +10,12 @@ bf16 with fp32 masters and AdamW, batch 1, blocks recomputed, sequence 1,024.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.common import folder_script
 from zerobench.plots.marks import absent
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import BLUE, ORANGE, SKY, number, patches
@@ -48,6 +44,8 @@ TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3
 """Strategy -> the largest model in billions by the paper's analysis, and as it measured (ZeRO, arXiv 1910.02054v3,
 Table 2, row of 64 GPUs of 32 GB without model parallelism).
 """
+
+TABLE_2_GPUS = 64
 
 SHARES = {"ddp": (1, 1, 1), "zero1": (1, 1, 64), "zero2": (1, 64, 64), "zero3": (64, 64, 64)}
 """Strategy -> of how many ranks parameters, gradients and optimizer are divided among, at N = 64."""
@@ -111,7 +109,10 @@ def read(folder: Path) -> list[Largest]:
 
 
 def draw(rows: list[Largest]) -> Figure:
-    """Draws bars by strategy, a color for each device; billions of parameters on a logarithmic scale."""
+    """Draws bars by strategy, a color for each device; billions of parameters on a logarithmic scale. The devices of
+    Table 2 are in the table alone.
+    """
+    rows = [one for one in rows if one.gpus != TABLE_2_GPUS]
     devices = list(dict.fromkeys(one.device for one in rows))
     labels = list(dict.fromkeys(one.label for one in sorted(rows, key=lambda one: one.place)))
     figure = Sheet(1, 2.4, CAPTION)
@@ -169,7 +170,7 @@ def table(rows: list[Largest]) -> str:
 
 def table_2(rows: list[Largest]) -> str:
     """Returns ZeRO's Table 2 in markdown, row of 64 GPUs, with what was executed beside it; empty without such rows."""
-    same = {one.strategy: one for one in rows if one.gpus == 64 and one.offload == "none"}
+    same = {one.strategy: one for one in rows if one.gpus == TABLE_2_GPUS and one.offload == "none"}
     if not same:
         return ""
     header = ["strategy", "formula", "paper, theoretical", "paper, measured", "simulated"]
@@ -191,12 +192,6 @@ def _shape(probe: dict[str, Any]) -> str:
     return str(probe["shape"]).replace(" x ", " × ")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure and writes the tables. Exit code 2 if there is nothing to draw."""
-    figures = {"largest_model": lambda rows: draw([one for one in rows if one.gpus != 64])}
-    return folder_script("largest_model", __doc__, read, figures, FOLDER, arguments, also=write_tables)
-
-
 def write_tables(rows: list[Largest], out: Path) -> None:
     """Writes the tables as markdown and prints them."""
     text = "\n".join(filter(None, [table(rows), table_2(rows)]))
@@ -204,5 +199,4 @@ def write_tables(rows: list[Largest], out: Path) -> None:
     print(text)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+FIGURES = {"largest_model": draw}

@@ -1,16 +1,7 @@
-"""Which stage under a memory cap? Tokens/s of each strategy's fastest way to train within a limit a rank.
-
-    python analysis/memory_cap.py [RUNS ...] --out DIR
-
-Searches (`zerobench experiment=memory_cap`) have run every split of a rank's batch into micro-batches, with and without
-recomputing blocks. Each bar is the fastest that fits, with its 95 % interval over launches; above it stands which that
-was: micro-batch × accumulation, and r where blocks are recomputed. Where nothing fits, the axis says so.
-"""
+"""The fastest way to train within a memory limit, by strategy."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,9 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.common import script
 from zerobench.plots.marks import absent, unit_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS
@@ -39,8 +27,14 @@ HATCHES = ("", "//", "..", "\\\\", "xx", "--")
 """For bars that stand side by side."""
 
 
-def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One panel a model, world size and batch. Raises ValueError if there are no searches."""
+def memory_cap(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """Which stage under a memory cap? Tokens/s of each strategy's fastest way to train within a limit a rank.
+
+    Searches (`zerobench experiment=memory_cap`) have run every split of a rank's batch into micro-batches, with and
+    without recomputing blocks. Each bar is the fastest that fits, with its 95 % interval over launches; above it stands
+    which that was: micro-batch × accumulation, and r where blocks are recomputed. Where nothing fits, the axis says so.
+    One panel a model, world size and batch. Raises ValueError if there are no searches.
+    """
     settings = [mine for _, mine in results.searches.groupby(SETTING, sort=False)]
     if not settings:
         raise ValueError("no searches in these folders; `zerobench experiment=memory_cap` makes some")
@@ -88,12 +82,3 @@ def _bar(axes: Axes, at: float, width: float, strategy: str, n: int, one: Any) -
         axes.errorbar([at], [rate], [[rate - one.tokens_per_s_low], [top - rate]], color="black", capsize=2, lw=0.8)
     recomputed = pd.notna(one.checkpointing) and one.checkpointing
     number(axes, at, top, f"{one.micro_batch}×{one.accumulation}" + " r" * bool(recomputed))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 if there is nothing to draw."""
-    return script("memory_cap", __doc__, draw, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Maps of predicted steps, from the tables of `python -m validation predicted-maps`.
 
-    python analysis/predicted_maps.py [FOLDER] --out DIR
+    python -m analysis predicted_maps [FOLDER] --out DIR
 
 Left: the fastest strategy of what fits, over parameters and ranks; in each field its tokens/s per GPU. Right: tokens/s
 per GPU of one model over the ranks, by strategy, if its states fit.
@@ -8,7 +8,6 @@ per GPU of one model over the ranks, by strategy, if its states fit.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -16,9 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.common import folder_script
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import look
 
@@ -76,10 +72,4 @@ def _scaling(axes: Axes, steps: pd.DataFrame) -> None:
     axes.set_title(f"{MODEL}, tokens/s per GPU", loc="left")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 if there is nothing to draw."""
-    return folder_script("predicted_maps", __doc__, read, {"predicted_maps": draw}, FOLDER, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FIGURES = {"predicted_maps": draw}

@@ -1,4 +1,4 @@
-"""Ratios of our engine over a peer, with intervals and the verdict on a goal: the numbers of analysis/compare.py.
+"""Ratios of our engine over a peer, with intervals and the verdict on a goal: the numbers of compare.py.
 
 A *ratio* is at most 1 if ours needs no more. Launches of one round of a sweep are a pair; of the pairs' ratios there
 is the geometric mean with a 95 % t-interval over their logarithms, the launch being the unit. A *goal* bounds the ratio

@@ -1,6 +1,6 @@
 """Table 1 and figure 1 of the ZeRO paper: formula, simulated on fake tensors and printed, from `make table1`.
 
-    python analysis/table1.py [FOLDER] --out DIR
+    python -m analysis table1 [FOLDER] --out DIR
 
 table1      a panel for each size and stage: states per rank against N; bars by formula and simulated, and the printed
             number
@@ -10,7 +10,6 @@ in_flight   the simulated states beyond the formula, and how they shrink with ot
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.common import folder_script
 from zerobench.plots.marks import absent
 from zerobench.plots.page import Sheet, key, room_for
 from zerobench.plots.style import CATEGORIES, number, patches, rule, seen, stack
@@ -34,7 +30,7 @@ GB = 1e9
 WIDTH = 0.38
 
 
-def load(folder: Path) -> pd.DataFrame:
+def read(folder: Path) -> pd.DataFrame:
     """Returns the executed cells. Raises ValueError if there are none."""
     file = folder / "cells.csv"
     if not file.is_file():
@@ -122,12 +118,3 @@ def _legend(figure: Figure) -> None:
 
 
 FIGURES = {"table1": draw_table, "figure1": draw_figure_1, "in_flight": draw_in_flight}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Draws the figures. Exit code 2 if there is nothing to draw."""
-    return folder_script("table1", __doc__, load, FIGURES, FOLDER, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

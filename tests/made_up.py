@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.common import FIGURES, module_of
+from analysis.__main__ import FIGURES, draw_of
 from tests.cells import cell
 from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
 from zerobench.results.frames import frame_of
@@ -91,7 +91,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def figure_of(name: str, results: Results, **options: Any) -> Figure:
-    figure: Figure = module_of(name).draw(results, **options)
+    figure: Figure = draw_of(name)(results, **options)
     return figure
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import zerobench as package
-from analysis import calibration as figure
+from analysis.__main__ import main
 from tests.end_to_end.command import zerobench
 from zerobench.calibrate.collectives import TRANSFERS, evenly, fit_all
 from zerobench.commands.calibrate import calibrate, slowest
@@ -27,7 +27,7 @@ def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:
         assert fit.collective in done.stdout
     with pytest.raises(KeyError, match="seam all_gather N=3 is not calibrated; there is seam reduce_scatter N=2"):
         found.fit("all_gather", 3)
-    assert figure.main([str(tmp_path / "here"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["calibration", str(tmp_path / "here"), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "calibration.png").stat().st_size > 10_000
 
 
@@ -75,5 +75,5 @@ def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, capsy
 
 
 def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:
-    assert figure.main([str(tmp_path)]) == 2
+    assert main(["calibration", str(tmp_path)]) == 2
     assert "no calibration" in capsys.readouterr().err

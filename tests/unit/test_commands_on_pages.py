@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from analysis import __main__ as analysis
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
 from validation.__main__ import NAMES, main
 from zerobench.cli import VERBS
@@ -100,7 +101,9 @@ def problem_of(line: str) -> str:
     if words[0] in ("python", "python3") and words[1] in OF_READERS:
         return ""
     if words[0] in ("python", "python3") and (ROOT / words[1]).is_file():
-        return problem_of_script(words[1], words[2:])
+        return ""
+    if words[:3] == ["python", "-m", "analysis"]:
+        return parsed(lambda: analysis.main(words[3:]))
     if words[:2] == ["python", "-m"]:  # torch's own
         return "" if importlib.util.find_spec(words[2]) is not None else f"{words[2]}: no such module"
     return f"{words[0]}: no such command"
@@ -146,13 +149,6 @@ def problem_of_proof(name: str, variables: list[str]) -> str:
     return parsed(lambda: main([name, *needed, *options])) if options else ""
 
 
-def problem_of_script(path: str, words: list[str]) -> str:
-    if not path.startswith("analysis/") or "--help" in words or "--experiments" in words:
-        return ""
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
-    return parsed(lambda: module.main(words))
-
-
 def parsed(run: Any) -> str:
     """Empty where argparse accepts it; what it says else."""
     try:
@@ -196,8 +192,8 @@ def test_every_command_of_the_workflows_parses() -> None:
         "torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero4",
         "make nothing",
         'make table1 TABLE1="--onyl 7.5B"',
-        "python analysis/gone.py",
-        "python analysis/arena.py --out",
+        "python -m analysis gone",
+        "python -m analysis arena --out",
         "zerobnch status",
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.common import FIGURES
+from analysis.__main__ import FIGURES
 from tools.docs import quoted, references
 from tools.docs.pages import pages
 from zerobench.cli import VERBS

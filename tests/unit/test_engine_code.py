@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.common import UNTIMED
+from analysis.__main__ import UNTIMED
 from tools.docs import recorded
 from zerobench.config.compose import compose_cells
 from zerobench.config.world import has_times

@@ -63,7 +63,7 @@ def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool)
 
 @pytest.mark.slow
 def test_what_table_1_and_the_largest_models_lack_is_drawn_as_missing() -> None:
-    cells = table1.load(ROOT / "results/table1")
+    cells = table1.read(ROOT / "results/table1")
     assert "× missing" not in texts(table1.draw_table(cells))
     kept = cells[(cells["size"] != "1T") | (cells["ranks"] != 16)]
     assert texts(table1.draw_table(kept)).count("× missing") == 3

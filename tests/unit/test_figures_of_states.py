@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from analysis.__main__ import main
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
 from zerobench.commands.account_memory import tier_passages
@@ -137,9 +137,8 @@ def test_memory_cap_has_a_bar_a_limit_or_says_that_nothing_fits(tmp_path: Path) 
     ((whisker,),) = [[s[:, 1].tolist() for s in bar.get_segments()] for bar in axes.collections]
     assert whisker == [180.0, 230.0]
     collect(results, tmp_path / "runs")
-    main = import_module("analysis.memory_cap").main
-    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2, (
+    assert main(["memory_cap", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2, (
         "no runs: the search's are in the folder"
     )
     collect(replace(results_of([run("ddp", 2)]), searches=results.searches), tmp_path / "runs")
-    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["memory_cap", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import zerobench
-from analysis.common import FIGURES
+from analysis.__main__ import FIGURES
 from tools.docs import questions
 from tools.docs.blocks import EXPERIMENT, SOURCES
 from tools.docs.pages import pages, rewritten

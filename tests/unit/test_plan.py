@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from analysis import largest_model
+from analysis.__main__ import main
 from tests.cells import cell
 from zerobench.commands.plan import memory
 from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
@@ -371,7 +372,7 @@ def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_
     (tmp_path / "a.json").write_text(json.dumps(same | {"rows": [row, none, hosted]}))
     world = {"device_bytes": 32 * 10**9, "usable_bytes": 29 * 10**9, "rows": [row | {"best": probe | {"gpus": 64}}]}
     (tmp_path / "b.json").write_text(json.dumps(world))
-    assert largest_model.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert main(["largest_model", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     endings = ("md", "png", "svg", "txt")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in endings}
     text = (tmp_path / "out/largest_model.md").read_text()
@@ -382,7 +383,7 @@ def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_
     assert "ZeRO-3 + cpu" in text
     assert "| ddp | 2.0B | 2.0B | 1.3B | 2.40B (54 × 1920) |" in text
     assert "| zero1 | 7.6B | 7.6B | 6.2B | – |" in text
-    assert largest_model.main([str(tmp_path / "nowhere")]) == 2
+    assert main(["largest_model", str(tmp_path / "nowhere")]) == 2
 
 
 @pytest.mark.parametrize("strategy", largest_model.TABLE_2)

@@ -9,6 +9,7 @@ import pytest
 
 from analysis import compare
 from analysis import ratios as numbers
+from analysis.__main__ import main
 from tests.made_up import results_of, run, texts
 from zerobench.results.tables import collect
 
@@ -95,7 +96,7 @@ def test_the_table_says_what_is_not_there() -> None:
 def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     where = tmp_path / "results/compare/cpu"
     collect(results_of(example()), where / "compare")
-    assert compare.main([str(where)]) == 0
+    assert main(["compare", str(where)]) == 0
     figure = {f"compare.{ending}" for ending in ("png", "svg", "txt")}
     assert {p.name for p in where.iterdir()} == {"compare", "ratios.parquet", "ratios.md", *figure}
     kept = pd.read_parquet(where / "ratios.parquet")

@@ -13,11 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.arena import counted
-from analysis.nodes import crossing_bytes
-from analysis.offload import name_of, parts_of
-from analysis.zeropp import losses_of
-from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
+from analysis.residual import counted
+from analysis.tiers import parts_of
+from analysis.topology import crossing_bytes, losses_of
+from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, Section, beside, cells, load, recorded
 from tools.docs.render import MiB, render, table
 from validation.releases import Release, read_release
 from validation.releases import rows_of as rows_of_releases
@@ -149,8 +148,15 @@ def offload_time() -> Iterator[Any]:
     for cell in by_states:
         parts = parts_of(results, cell)
         cell.device, cell.host, cell.files = parts["device"], parts["host memory"], parts["files"]
-        cell.offloaded, cell.base = name_of(cell.text), by_states[0]
+        cell.offloaded, cell.base = _offloaded(cell.config.offload), by_states[0]
         yield cell
+
+
+def _offloaded(section: Section) -> str:
+    """Where the states of a cell are, from its section of the config: "offload=cpu fraction=0.5"."""
+    fraction = section.get("fraction", 1)
+    words = [f"offload={section.name or 'none'}"] + [f"fraction={fraction:g}"] * (fraction < 1)
+    return " ".join(words + ["delayed"] * bool(section.delayed))
 
 
 def delayed() -> str:
@@ -199,7 +205,7 @@ def outside_ledger() -> str:
 def nodes() -> Iterator[Any]:
     """Flat collectives, and the same in two hops.
 
-    Of the bytes that a flat exchange sends, those count as sent to others that analysis/nodes.py draws so.
+    Of the bytes that a flat exchange sends, those count as sent to others that the figure draws so.
     """
     both = cells(REFERENCE / "nodes", "strategy")
     size = next(cell.config.node_size for cell in both if "node_size" in cell.config)

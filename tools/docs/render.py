@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.partition import NAMES as CONFIGURATIONS
+from analysis.residual import NAMES as CONFIGURATIONS
 from validation.table1 import GB, STAGES
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of

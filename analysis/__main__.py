@@ -1,0 +1,165 @@
+"""Draws figures: `python -m analysis NAME ...`; `make plots` draws those of the committed tables of experiments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from analysis import convergence, memory_cap, residual, tiers, topology
+from zerobench.commands.plot import FIGURES as PLOTTED
+from zerobench.commands.plot import add_figure_options, plot, save_figure
+from zerobench.config.unknown_keys import nearest
+from zerobench.plots.page import SETTINGS, add_page_options, page_of
+from zerobench.results.options import refuse
+
+HELP = """\
+usage: python -m analysis FIGURE [RUNS ...] [OPTION ...]   a figure of an experiment's runs
+       python -m analysis FOLDER_FIGURE [FOLDER] ...       figures of a folder of tables, written by a make target
+       python -m analysis all [ROOT] [OPTION ...]          every FIGURE, from ROOT/stages, ROOT/scaling ...
+
+FIGURE: {figures}
+FOLDER_FIGURE: {folders}
+
+Each explains itself: python -m analysis NAME --help. Exit code 2: there is nothing to draw.
+"""
+
+FIGURES = {
+    "memory": "stages", "volume": "stages", "timeline": "stages", "step_time": "step_time", "scaling": "scaling",
+    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "memory_cap": "memory_cap", "offload": "offload",
+    "offload_time": "offload_time", "infinity": "infinity", "delayed": "delayed", "activation": "activation",
+    "partition": "partition", "buffers": "buffers", "arena": "arena", "tiling": "tiling", "zeropp": "zeropp",
+    "shard_group": "shard_group", "nodes": "nodes", "muon": "muon", "compile": "compile",
+    "long_sequences": "long_sequences", "low_bit": "low_bit",
+}  # fmt: skip
+"""Figure -> the experiment that produces its runs."""
+
+DRAWN_HERE: dict[str, Callable[..., Figure]] = {
+    draw.__name__: draw
+    for draw in (
+        residual.activation, residual.partition, residual.buffers, residual.arena, residual.tiling, tiers.offload,
+        tiers.offload_time, tiers.infinity, convergence.delayed, convergence.low_bit, topology.zeropp,
+        topology.shard_group, topology.nodes, memory_cap.memory_cap,
+    )
+}  # fmt: skip
+"""Figure -> the function of its name; the others are figures of `zerobench plot`."""
+
+DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
+"""Figure -> the figure of `zerobench plot` that draws its runs."""
+
+OF_FOLDERS = ("compare", "largest_model", "table1", "predicted_maps", "calibration")
+"""Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
+
+WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation")
+"""Experiments whose runs make a table on a page and no figure."""
+
+UNTIMED = (
+    "losses", "offload", "infinity", "delayed", "partition", "buffers", "arena", "tiling", "zeropp", "shard_group",
+    "nodes", "muon", "long_sequences", "low_bit", "zeropp_error", "settings", "accumulation",
+)  # fmt: skip
+"""Experiments of bytes, traffic or losses alone: `make experiments` runs two of them at a time."""
+
+REFERENCE = Path("results/reference/cpu")
+FIGURES_OUT = Path("results/figures")
+"""Where figures go that have no place of their own."""
+
+
+def main(arguments: list[str]) -> int:
+    """Draws a figure, or all. Returns the exit code."""
+    mpl.rcParams.update(SETTINGS)  # this process draws nothing but its figures
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(HELP.format(figures=", ".join(FIGURES), folders=", ".join(OF_FOLDERS)), end="")
+        return 0
+    if name == "all":
+        return draw_all(rest)
+    if name in OF_FOLDERS:
+        return draw_folder(name, rest)
+    if name in PLOTTED:
+        return plot([name, *rest])
+    if name in FIGURES:
+        return draw_runs(name, rest)
+    print(f"analysis {name}: no such figure{nearest(name, [*FIGURES, *OF_FOLDERS])}", file=sys.stderr)
+    return 2
+
+
+def draw_of(figure: str) -> Callable[..., Figure]:
+    """Returns the function that draws a figure of runs."""
+    if figure in DRAWN_HERE:
+        return DRAWN_HERE[figure]
+    draw: Callable[..., Figure] = import_module(f"zerobench.plots.{DRAWN_AS.get(figure, figure)}").draw
+    return draw
+
+
+def draw_runs(name: str, arguments: list[str]) -> int:
+    """Draws a figure of runs, by default of the committed ones of its experiment."""
+    draw, default = draw_of(name), REFERENCE / FIGURES[name]
+    parser = _parser(name, draw.__doc__)
+    words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
+    parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
+    add_figure_options(parser, FIGURES_OUT)
+    options = vars(parser.parse_args(arguments))
+    return save_figure(f"analysis {name}", name, draw, options.pop("runs"), options)
+
+
+def draw_folder(name: str, arguments: list[str]) -> int:
+    """Draws the figures of a folder of tables, by default into it."""
+    module = import_module(f"analysis.{name}")
+    parser = _parser(name, module.__doc__)
+    out = FIGURES_OUT if name == "calibration" else None
+    parser.add_argument("folder", nargs="?", default=module.FOLDER, type=Path, help="the tables (default: %(default)s)")
+    parser.add_argument("--out", default=out, type=Path, help=f"folder for figures (default: {out or 'the same'})")
+    add_page_options(parser)
+    options = vars(parser.parse_args(arguments))
+    page, folder, out = page_of(options), options["folder"], options["out"] or options["folder"]
+    try:
+        tables = module.read(folder)
+    except (OSError, ValueError, KeyError) as error:
+        return refuse(error, f"analysis {name}")
+    with page.used():
+        for figure, draw in module.FIGURES.items():
+            page.save(draw(tables), out, figure)
+    if hasattr(module, "write_tables"):
+        module.write_tables(tables, out)
+    return 0
+
+
+def draw_all(arguments: list[str]) -> int:
+    """Draws the figures of every experiment that has runs; a figure whose runs are missing is named and left out."""
+    parser = _parser("all", draw_all.__doc__)
+    parser.add_argument("root", nargs="?", type=Path, default=REFERENCE, help="a folder of folders (%(default)s)")
+    parser.add_argument("--out", type=Path, help="folder for the figures (default: ROOT/figures)")
+    kinds = ("all", "timed", "untimed")
+    words = "only print the names of the experiments; untimed: of those whose times nobody reads"
+    parser.add_argument("--experiments", nargs="?", choices=kinds, const=kinds[0], help=words)
+    add_page_options(parser)
+    chosen = parser.parse_args(arguments)
+    if chosen.experiments:
+        named = [*dict.fromkeys(FIGURES.values()), *WITHOUT_FIGURE]
+        print(*(one for one in named if chosen.experiments in ("all", "untimed" if one in UNTIMED else "timed")))
+        return 0
+    page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
+    out = chosen.out or chosen.root / "figures"
+    codes = []
+    for figure, experiment in FIGURES.items():
+        runs = chosen.root / experiment
+        if runs.is_dir():
+            codes.append(main([figure, str(runs), "--out", str(out), *page]))
+        else:
+            words = f"{figure} is left out: no folder {runs}; experiment={experiment} makes it"
+            print(f"analysis all: {words}", file=sys.stderr)
+    return max(codes, default=2)
+
+
+def _parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m analysis {name}", description=doc, formatter_class=raw)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
