@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cells import MODELS, cell
-from zerobench.config import schema, schema_memory, schema_training
 from zerobench.config.cell import CellConfig
-from zerobench.config.schema import Measure
+from zerobench.config.compose import compose_cells
+from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.fake_execution import Execution
 from zerobench.rank_record import RankRecord
 from zerobench.strategies import spec_of, specs
@@ -41,13 +40,25 @@ KINDS = ("gpt", "mlp", "transformers")
 
 TRIES = 200
 
+ACTIVATIONS = (
+    "", "", "activation=checkpoint", "activation=offload activation.least_bytes=2048",
+    "activation=checkpoint_offload activation.least_bytes=2048",
+)  # fmt: skip
+
+NODES = ("node_size", "zeropp")
+"""Keys that need four ranks."""
+
+COMMON = (
+    "device=cpu", "data=text", "launch.threads=1", "measure.warmup=2", "measure.steps=1", "measure.passes=accounted",
+)  # fmt: skip
+
 FOR_DTENSORS = ("sgd", "adam", "adamw", "asgd", "rmsprop", "adadelta")
 """Optimizers whose operators torch has for DTensors: a cell of FSDP2 with Rprop fails, in a run as well."""
 
 
 @dataclass(frozen=True)
 class BlindCell:
-    """`words`: the choices as on a command line, for people."""
+    """`words`: the cell's command line."""
 
     number: int
     words: str
@@ -65,100 +76,77 @@ def draw(seed: int, cells: int = CELLS) -> list[BlindCell]:
 def _cell(chance: random.Random, number: int, strategy: str, kind: str) -> BlindCell:
     for _ in range(TRIES):
         model, options = _model(chance, kind), _options(chance, strategy)
-        n = chance.randint(2, 4)
-        if options.pop("nodes", False) and n == 4:
-            options |= {"node_size": 2}
-        MODELS["blind"] = model.pop("schema")
-        one = cell(strategy, n, "blind", measure=Measure(1, 2, passes="accounted"), **model, **dict(options))
-        if not one.problems:
-            return BlindCell(number, _words(strategy, n, MODELS["blind"], {**model, **options}), one.config)
-    raise AssertionError(f"{strategy}: no cell that makes sense in {TRIES} draws: {one.problems}")
+        ranks = chance.randint(2, 4)
+        if ranks < 4:
+            options = [word for word in options if not word.startswith(NODES)]
+        words = [f"strategy={strategy}", f"world_size={ranks}", *model, *options]
+        cell = compose_cells([*words, *COMMON])[0]
+        if not cell.problems:
+            return BlindCell(number, " ".join(words), cell.config)
+    raise AssertionError(f"{strategy}: no cell that makes sense in {TRIES} draws: {cell.problems}")
 
 
-def _model(chance: random.Random, kind: str) -> dict[str, Any]:
+def _model(chance: random.Random, kind: str) -> list[str]:
     heads = chance.choice((1, 2, 4))
     layers, hidden = chance.randint(1, 4), heads * chance.choice((8, 12, 18, 24))
     vocabulary = chance.choice((256, 301, 777, 2000))
     if kind == "mlp":
-        return {
-            "schema": schema.Mlp(layers=layers + 1, hidden=chance.choice((33, 70, 128, 190)), vocabulary=vocabulary)
-        }
+        sizes = {"layers": layers + 1, "hidden": chance.choice((33, 70, 128, 190)), "vocabulary": vocabulary}
+        return ["model=mlp", *(f"model.{name}={size}" for name, size in sizes.items())]
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary}
     if kind == "gpt":
-        tied, checkpointing = chance.random() < 0.5, chance.random() < 0.2
-        return {
-            "schema": schema.Gpt(
-                layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary, tied=tied, checkpointing=checkpointing
-            )
-        }
+        flags = {"tied": chance.random() < 0.5, "checkpointing": chance.random() < 0.2}
+        flags_words = [f"model.{name}={str(value).lower()}" for name, value in flags.items()]
+        return ["model=gpt", *(f"model.{name}={size}" for name, size in sizes.items()), *flags_words]
     architecture = chance.choice(("gpt2", "llama", "gpt_neox", "opt"))
-    shape = schema.Huggingface(architecture, layers, hidden, heads, vocabulary)
-    return {"schema": schema.HuggingfaceModel(), "huggingface": shape}
+    words = [f"huggingface.{name}={size}" for name, size in sizes.items()]
+    return ["model=huggingface", f"huggingface.architecture={architecture}", *words]
 
 
-def _options(chance: random.Random, strategy: str) -> dict[str, Any]:
+def _options(chance: random.Random, strategy: str) -> list[str]:
     spec = spec_of(strategy)
-    precisions: list[schema_training.Precision] = [schema_training.Fp32(), schema_training.Bf16()]
     shards = strategy.startswith("fsdp2")
-    optimizers = [one for name, one in schema_training.OPTIMIZERS.items() if not shards or name in FOR_DTENSORS]
-    options: dict[str, Any] = {
-        "precision": chance.choice([*precisions, schema_training.Fp16(initial_scale=256.0)]),
-        "optimizer": chance.choice(optimizers)(),
-        "accumulation": chance.randint(1, 3),
-        "micro_batch": chance.randint(1, 3),
-        "sequence": chance.choice((8, 16, 24, 32)),
-        "clip": chance.choice((None, None, 1.0)),
-        "bucket_bytes": chance.choice((4096, 65536, 1 << 20)),
-        "activation": chance.choice(
-            (
-                schema_memory.Activation(), schema_memory.Activation(), schema_memory.CheckpointActivations(),
-                schema_memory.OffloadActivations(least_bytes=2048),
-                schema_memory.CheckpointOffloadActivations(least_bytes=2048),
-            )
-        ),
-    }  # fmt: skip
-    if shards and options["optimizer"].name == "sgd":
-        options["optimizer"] = schema_training.Sgd(implementation="loop")  # torch's fused one is not for DTensors
+    optimizers = [name for name in OPTIMIZERS if not shards or name in FOR_DTENSORS]
+    words = [
+        chance.choice(("precision=fp32", "precision=bf16", "precision=fp16 precision.initial_scale=256")),
+        f"optimizer={(optimizer := chance.choice(optimizers))}",
+        f"accumulation={chance.randint(1, 3)}",
+        f"micro_batch={chance.randint(1, 3)}",
+        f"sequence={chance.choice((8, 16, 24, 32))}",
+        chance.choice(("", "", "clip=1.0")),
+        f"strategy.bucket_bytes={chance.choice((4096, 65536, 1 << 20))}",
+        chance.choice(ACTIVATIONS),
+    ]
+    if not hasattr(spec.options(), "bucket_bytes"):
+        words = [word for word in words if not word.startswith("strategy.bucket_bytes")]
+    if shards and optimizer == "sgd":
+        words.append("optimizer.implementation=loop")  # torch's fused one is not for DTensors
     if spec.tuning:
-        options["tuned"] = chance.random() < 0.5
-    return options | (_of_ours(chance, strategy) if spec.composes.arena else {})
+        words += ["strategy.tuned=true"] * (chance.random() < 0.5)
+    if spec.composes.arena:
+        words += _of_ours(chance, strategy)
+    return " ".join(words).split()
 
 
-def _of_ours(chance: random.Random, strategy: str) -> dict[str, Any]:
-    section: dict[str, Any] = {
+def _of_ours(chance: random.Random, strategy: str) -> list[str]:
+    options: dict[str, Any] = {
         "mode": chance.choice(("own", "paper", "vendor")),
         "accumulate": chance.choice(("last", "every")),
         "construct": chance.choice(("plain", "plain", "meta")),
     }
     if strategy == "zero3":
-        section |= {"prefetch": chance.randrange(3), "persistence_numel": chance.choice((0, 100))}
+        options |= {"prefetch": chance.randrange(3), "persistence_numel": chance.choice((0, 100))}
     kind = chance.choice(("none", "arena", "fused", "nodes", "cpu", "delayed", "nvme"))
-    kinds: dict[str, dict[str, Any]] = {
-        "none": {},
-        "arena": {"arena": True},
-        "fused": {"buffers": schema_memory.FusedBuffers()},
-        "nodes": {"nodes": True} | ({"zeropp": schema_memory.AllOfZeropp()} if strategy == "zero3" else {}),
-        "cpu": {"offload": schema_memory.CpuOffload(fraction=chance.choice((1.0, 0.5)))},
-        "delayed": {"offload": schema_memory.CpuOffload(delayed=True, delayed_after=1)},
-        "nvme": {"offload": schema_memory.NvmeOffloadConfig(block_bytes=64 * 1024)},
+    words = {
+        "none": "",
+        "arena": "arena=true",
+        "fused": "buffers=fused",
+        "nodes": "node_size=2" + " zeropp=all" * (strategy == "zero3"),
+        "cpu": f"offload=cpu offload.fraction={chance.choice((1.0, 0.5))}",
+        "delayed": "offload=cpu offload.delayed=true offload.delayed_after=1",
+        "nvme": "offload=nvme offload.block_bytes=65536",
     }
-    return {"strategy": section} | kinds[kind]
-
-
-def _words(strategy: str, n: int, model: Any, options: dict[str, Any]) -> str:
-    """Returns the choices that are not the defaults' as words."""
-    told = [f"strategy={strategy}", f"world_size={n}", f"model={_told(model)}"]
-    return " ".join([*told, *(f"{key}={_told(value)}" for key, value in options.items() if value is not None)])
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        return "(" + " ".join(f"{key}={_told(one)}" for key, one in value.items() if one is not None) + ")"
-    if not hasattr(value, "values"):
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    default = type(value)()
-    name = getattr(value, "name", None) or getattr(value, "kind", None) or getattr(value, "architecture", "")
-    other = {key: one for key, one in vars(value).items() if one != getattr(default, key) and key[0] != "_"}
-    return f"{name}{_told(other) if other else ''}"
+    return [*(f"strategy.{key}={value}" for key, value in options.items()), words[kind]]
 
 
 @dataclass(frozen=True)

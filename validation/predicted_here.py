@@ -17,7 +17,7 @@ import math
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -42,7 +42,6 @@ from .link import run_on_nodes
 from .store import read, write
 
 OUT = Path("results/predicted_here/cpu.csv")
-OPTIONS_OUT = Path("results/predicted_here/options/cpu.csv")
 CALIBRATIONS = Path("results/calibration/cpu")
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "megatron")
@@ -51,13 +50,6 @@ SETTINGS = (
     ("gpt_small", 2, 1.0), ("gpt_small", 4, 1.0), ("gpt_small", 2, 0.1),
 )  # fmt: skip
 """(model, ranks, Gbit/s of the link; 0: loopback)."""
-
-OPTIONS = (
-    ("zero3", "strategy.prefetch=0", 1.0), ("zero3", "strategy.reshard_after_forward=false", 1.0),
-    ("zero1", "strategy.overlap_gather=false", 1.0), ("zero1", "activation=checkpoint", 0.0),
-    ("zero3", "accumulation=2", 1.0), ("zero3", "node_size=1 zeropp=qwz", 1.0),
-)  # fmt: skip
-"""(strategy, option, Gbit/s of the link), at 10M on two ranks. The last one is within the interval: not live."""
 
 REFERENCE = "reference"
 """The strategy of a row that holds the calibration's reference step in place of a prediction."""
@@ -68,15 +60,12 @@ MEASURED = Measure(steps=5, warmup=2, passes="timed")
 
 @dataclass(frozen=True)
 class HereRow:
-    """A cell. Seconds: predicted, and the median of its launches; `error`: predicted / measured - 1. `option`: a key
-    beside the strategy, empty: none.
-    """
+    """A cell. Seconds: predicted, and the median of its launches; `error`: predicted / measured - 1."""
 
     model: str
     ranks: int
     link_gbit_s: float
     strategy: str
-    option: str
     predicted_s: float
     exposed_s: float
     measured_s: float | None = None
@@ -85,68 +74,36 @@ class HereRow:
     error: float | None = None
 
     @property
-    def cell(self) -> str:
-        """The strategy and its option."""
-        return f"{self.strategy} {self.option}".strip()
-
-    @property
     def setting(self) -> tuple[str, int, float]:
-        """What all strategies of a comparison have in common."""
+        """Key of the rows that are compared with each other."""
         return self.model, self.ranks, self.link_gbit_s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("what", choices=("predict", "measure"))
-    parser.add_argument("--options", action="store_true", help="the cells of options in place of those of strategies")
-    parser.add_argument("--out", type=Path, metavar="CSV", help=f"default: {OUT}, with --options {OPTIONS_OUT}")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="CSV", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each cell (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of a launch (default: %(default)s)")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Predicts, or measures what was predicted."""
-    out = chosen.out or (OPTIONS_OUT if chosen.options else OUT)
     if chosen.what == "predict":
-        made = predictions(with_options() if chosen.options else without())
-        write(out, HereRow, [*references({row.ranks for row in made}), *made])
-        print(f"{out}: predicted; commit it, then: python -m validation predicted-here measure")
+        write(chosen.out, HereRow, [*references(), *predictions()])
+        print(f"{chosen.out}: predicted; commit it, then: python -m validation predicted-here measure")
         return 0
-    found: list[HereRow] = []
-    for found in measured(predicted(out), chosen.rounds, chosen.timeout):
-        write(out, HereRow, found)
-    show(found)
-    if chosen.options:
-        return 0
-    renew_interval(HERE, [abs(math.log(1 + error)) for error in measured_errors(found)])
+    rows: list[HereRow] = []
+    for rows in measured(predicted(chosen.out), chosen.rounds, chosen.timeout):
+        write(chosen.out, HereRow, rows)
+    show(rows)
+    renew_interval(HERE, [abs(math.log(1 + error)) for error in measured_errors(rows)])
     return 0
 
 
-Wanted = tuple[str, int, float, str, str]
-"""Model, ranks, link, strategy, option."""
-
-
-def without() -> list[Wanted]:
-    """Returns the cells of all settings and strategies."""
-    return [(*setting, name, "") for setting in SETTINGS for name in STRATEGIES]
-
-
-def with_options() -> list[Wanted]:
-    """Returns the cells of options, each with the one beside which it stands."""
-    pairs = [("gpt_small", 2, link, name, one) for name, option, link in OPTIONS for one in ("", option)]
-    return list(dict.fromkeys(pairs))
-
-
-def config_of(model: str, ranks: int, strategy: str, option: str) -> CellConfig:
+def config_of(model: str, ranks: int, strategy: str) -> CellConfig:
     """Returns the cell of a row."""
-    words = [
-        *option.split(),
-        f"model={model}",
-        f"world_size={ranks}",
-        f"strategy={strategy}",
-        *BATCH,
-        "launch.threads=1",
-    ]
+    words = [f"model={model}", f"world_size={ranks}", f"strategy={strategy}", *BATCH, "launch.threads=1"]
     (cell,) = ask(words, "cpu").cells
     if cell.problems:
         raise ValueError("; ".join(cell.problems))
@@ -156,28 +113,26 @@ def config_of(model: str, ranks: int, strategy: str, option: str) -> CellConfig:
 # -- the predictions -------------------------------------------------------------------------------
 
 
-def predictions(wanted: Sequence[Wanted]) -> list[HereRow]:
-    """Returns the rows of cells, without measurements."""
-    cells = {
-        (model, ranks, name, option): reduced(config_of(model, ranks, name, option))
-        for model, ranks, _, name, option in wanted
-    }
-    schedules = dict(zip(cells, execute_schedules("schedules", list(cells.values()), CPU), strict=True))
+def predictions() -> list[HereRow]:
+    """Returns the rows of all settings and strategies, without measurements."""
+    shapes = dict.fromkeys((model, ranks, name) for model, ranks, _ in SETTINGS for name in STRATEGIES)
+    cells = [reduced(config_of(*shape)) for shape in shapes]
+    schedules = dict(zip(shapes, execute_schedules("schedules", cells, CPU), strict=True))
     rows = []
-    for model, ranks, link, name, option in wanted:
+    for model, ranks, link in SETTINGS:
         costs = calibrated_costs(CALIBRATIONS / f"N={ranks}", link or None)
-        found = step_time(schedules[model, ranks, name, option], costs)
-        step_s, exposed_s = round(found.step_s, 5), round(found.exposed_s, 5)
-        rows.append(HereRow(model, ranks, link, name, option, step_s, exposed_s))
+        for name in STRATEGIES:
+            step = step_time(schedules[model, ranks, name], costs)
+            rows.append(HereRow(model, ranks, link, name, round(step.step_s, 5), round(step.exposed_s, 5)))
     return rows
 
 
-def references(ranks: Iterable[int]) -> list[HereRow]:
+def references() -> list[HereRow]:
     """Returns the rows of the reference step, as the calibrations have it."""
     rows = []
-    for number in sorted(ranks):
-        known = load_operators(CALIBRATIONS / f"N={number}").set_index("operator")["seconds"]
-        rows.append(HereRow("gpt_small", number, 0.0, REFERENCE, "", round(float(known[STEP]), 5), 0.0))
+    for ranks in sorted({ranks for _, ranks, _ in SETTINGS}):
+        known = load_operators(CALIBRATIONS / f"N={ranks}").set_index("operator")["seconds"]
+        rows.append(HereRow("gpt_small", ranks, 0.0, REFERENCE, round(float(known[STEP]), 5), 0.0))
     return rows
 
 
@@ -192,22 +147,20 @@ def predicted(path: Path) -> list[HereRow]:
 
 
 def measured(rows: Sequence[HereRow], rounds: int, timeout_s: float) -> Iterator[list[HereRow]]:
-    """Yields, after each round, the rows with what their cells take, launched in turns."""
-    found: defaultdict[HereRow, list[float]] = defaultdict(list)
+    """Yields, after each round, the rows with the steps of their cells, launched in turns."""
+    steps: defaultdict[HereRow, list[float]] = defaultdict(list)
     for number in range(rounds):
         for row in rows:
-            found[row].append(step_of(row, timeout_s))
-            words = f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.cell}"
-            print(f"{words}: {found[row][-1]:.3f} s, predicted {row.predicted_s:.3f}", file=sys.stderr, flush=True)
-        yield [_with_steps(row, found[row]) for row in rows]
-
-
-def _with_steps(row: HereRow, steps: Sequence[float]) -> HereRow:
-    seconds = median(steps)
-    return replace(
-        row, measured_s=round(seconds, 5), lowest_s=round(min(steps), 5), highest_s=round(max(steps), 5),
-        error=round(row.predicted_s / seconds - 1, 4),
-    )  # fmt: skip
+            steps[row].append(step_of(row, timeout_s))
+            words = f"round {number + 1}: {row.model} N={row.ranks} {row.link_gbit_s:g} {row.strategy}"
+            print(f"{words}: {steps[row][-1]:.3f} s, predicted {row.predicted_s:.3f}", file=sys.stderr, flush=True)
+        yield [
+            replace(
+                row, measured_s=round(median(of_cell), 5), lowest_s=round(min(of_cell), 5),
+                highest_s=round(max(of_cell), 5), error=round(row.predicted_s / median(of_cell) - 1, 4),
+            )
+            for row, of_cell in steps.items()
+        ]  # fmt: skip
 
 
 def step_of(row: HereRow, timeout_s: float) -> float:
@@ -215,23 +168,21 @@ def step_of(row: HereRow, timeout_s: float) -> float:
     if row.strategy == REFERENCE:
         return reference_step_s(row.ranks, timeout_s)
     with tempfile.TemporaryDirectory() as folder:
+        shape = row.model, row.ranks, row.strategy
         if not row.link_gbit_s:
-            return _launch(row, range(row.ranks), folder, timeout_s)
+            return _launch(*shape, range(row.ranks), folder, timeout_s)
         module = [sys.executable, "-m", "validation.predicted_here"]
-        run_on_nodes([*module, row.model, str(row.ranks), row.strategy, row.option, folder], row.link_gbit_s, timeout_s)
+        run_on_nodes([*module, *map(str, shape), folder], row.link_gbit_s, timeout_s)
         return max(float(path.read_text()) for path in Path(folder).glob("step-*"))
 
 
-def _launch(row: HereRow, ranks: range, folder: str, timeout_s: float) -> float:
-    config = replace(
-        config_of(row.model, row.ranks, row.strategy, row.option), backend="gloo", tensors="real", measure=MEASURED
-    )
+def _launch(model: str, n: int, strategy: str, ranks: range, folder: str, timeout_s: float) -> float:
+    config = replace(config_of(model, n, strategy), backend="gloo", tensors="real", measure=MEASURED)
     jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous", folder) for rank in ranks]
     outcome = launch(run_rank, jobs, Path(folder) / f"logs-{ranks[0]}", timeout_s, first=ranks[0])
     if outcome.status != "ok":
-        raise ValueError(f"{row.cell}: {outcome.status}: {outcome.reason}")
-    steps = [[one.seconds for one in record.steps if not one.warmup] for record in outcome.results]
-    return float(max(median(mine) for mine in steps))
+        raise ValueError(f"{strategy}: {outcome.status}: {outcome.reason}")
+    return max(float(median(step.seconds for step in rank.steps if not step.warmup)) for rank in outcome.results)
 
 
 def show(rows: Sequence[HereRow]) -> None:
@@ -239,7 +190,7 @@ def show(rows: Sequence[HereRow]) -> None:
     console = stdout_console()
     header = ["model", "N", "Gbit/s", "strategy", "predicted", "measured", "lowest", "highest", "error"]
     lines = [
-        [row.model, str(row.ranks), f"{row.link_gbit_s:g}" if row.link_gbit_s else "loopback", row.cell,
+        [row.model, str(row.ranks), f"{row.link_gbit_s:g}" if row.link_gbit_s else "loopback", row.strategy,
          *(f"{value:.3f} s" for value in (row.predicted_s, row.measured_s, row.lowest_s, row.highest_s)),
          f"{row.error:+.1%}"]
         for row in rows if row.error is not None
@@ -266,16 +217,6 @@ def without_drift(rows: Sequence[HereRow]) -> list[float]:
     )
 
 
-def effects(rows: Sequence[HereRow]) -> Iterator[tuple[HereRow, float, float | None]]:
-    """Yields rows with an option, and what it adds to the step as predicted and as measured, fractions."""
-    usual = {(row.setting, row.strategy): row for row in rows if not row.option}
-    for row in rows:
-        if row.option:
-            base = usual[row.setting, row.strategy]
-            seen = row.measured_s / base.measured_s - 1 if row.measured_s and base.measured_s else None
-            yield row, row.predicted_s / base.predicted_s - 1, seen
-
-
 APART = 1.02
 """Steps that differ by less are not distinguished by single launches."""
 
@@ -283,7 +224,7 @@ APART = 1.02
 def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
     """Returns (pairs of strategies in the predicted order, pairs whose launches do not overlap)."""
     right, apart = 0, 0
-    for one, other in combinations([row for row in rows if not row.option and row.strategy != REFERENCE], 2):
+    for one, other in combinations([row for row in rows if row.strategy != REFERENCE], 2):
         if one.setting != other.setting or one.highest_s is None or other.highest_s is None:
             continue
         first, second = sorted((one, other), key=lambda row: row.measured_s or math.inf)
@@ -293,12 +234,11 @@ def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
     return right, apart
 
 
-def _node(model: str, ranks: str, strategy: str, option: str, folder: str, node: str) -> None:
+def _node(model: str, ranks: str, strategy: str, folder: str, node: str) -> None:
     """One node of two: half of the ranks. Leaves its step in a file of the folder."""
     count = int(ranks) // 2
-    row = HereRow(model, int(ranks), 1.0, strategy, option, 0.0, 0.0)
-    step = _launch(row, range(int(node) * count, (int(node) + 1) * count), folder, 300.0)
-    (Path(folder) / f"step-{node}").write_text(str(step))
+    of_node = range(int(node) * count, (int(node) + 1) * count)
+    (Path(folder) / f"step-{node}").write_text(str(_launch(model, int(ranks), strategy, of_node, folder, 300.0)))
 
 
 if __name__ == "__main__":

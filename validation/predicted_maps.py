@@ -25,10 +25,8 @@ from zerobench.commands.predict import costs_of
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CHOICES
 from zerobench.fake_execution import CUDA
-from zerobench.host.terminal import stdout_console
 from zerobench.predict.build import ModelFacts, facts_of
 from zerobench.predict.estimate import closed_form
-from zerobench.results.grid import Grid
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
 
@@ -43,7 +41,6 @@ RANKS = (8, 64, 512, 4096)
 MODELS = {"gpt2_1_5b": RANKS, "gpt_7b": RANKS[:3], "zero_40b": RANKS[1:3]}
 """Model -> its ranks: the schedule of a larger one on 4,096 takes minutes."""
 
-SCALED = "gpt2_1_5b"
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 MICRO_BATCH, SEQUENCE = 4, 1024
 USABLE = 0.92
@@ -105,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
-    grid = {key: config for key, config in all_cells().items() if fits(config)}
+    grid = fitting_cells()
     options = dict(options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"], grid[OPTION_MODEL, OPTION_RANKS, "zero1"]))
     schedules = Schedules(chosen.cache, chosen.jobs)
     everything = [*grid.values(), *options.values()]
@@ -122,9 +119,7 @@ def run(chosen: argparse.Namespace) -> int:
     write(chosen.out / "options.csv", OptionRow, effects)
     edges = list(_break_even_rows(grid, options, seconds))
     write(chosen.out / "break_even.csv", BreakEvenRow, edges)
-    stdout_console().print(Grid(["model", "N", "fastest strategy that fits", "step"], [
-        [one.model, f"{one.ranks:,}", one.strategy, f"{one.step_s:.3f} s"] for one in fastest(steps)
-    ], left=1))  # fmt: skip
+    print(f"{chosen.out}: steps.csv, options.csv, break_even.csv")
     return 0
 
 
@@ -137,11 +132,15 @@ def cells_of() -> dict[tuple[str, str], CellConfig]:
     return {(config.model_name, config.strategy.name): config for config in cells}
 
 
-def all_cells() -> dict[tuple[str, int, str], CellConfig]:
-    """Returns (model, ranks, strategy) -> its cell."""
-    cells = cells_of()
-    return {(model, ranks, name): with_ranks(cells[model, name], ranks)
-            for model, all_ranks in MODELS.items() for ranks in all_ranks for name in STRATEGIES}  # fmt: skip
+def fitting_cells() -> dict[tuple[str, int, str], CellConfig]:
+    """Returns (model, ranks, strategy) -> its cell, of those whose states fit the device."""
+    usable = USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
+    places = [(model, ranks, name) for model, of_model in MODELS.items() for ranks in of_model for name in STRATEGIES]
+    cells = {
+        (model, ranks, name): replace(cells_of()[model, name], world_size=ranks, batch=MICRO_BATCH * ranks)
+        for model, ranks, name in places
+    }
+    return {key: config for key, config in cells.items() if states_of(config) <= usable}
 
 
 @cache
@@ -153,16 +152,6 @@ def facts(model: str) -> ModelFacts:
 def states_of(config: CellConfig) -> int:
     """Returns the bytes of a rank's states."""
     return closed_form(config, facts(config.model_name)) or 0
-
-
-def fits(config: CellConfig) -> bool:
-    """Returns whether the states fit the device."""
-    return states_of(config) <= USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
-
-
-def with_ranks(config: CellConfig, ranks: int) -> CellConfig:
-    """Returns the cell on so many ranks, with the same micro-batch on each."""
-    return replace(config, world_size=ranks, batch=config.micro_batch * config.accumulation * ranks)
 
 
 def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str, str], CellConfig]]:
@@ -190,16 +179,6 @@ def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: 
     psi = sum(shape.numel for shape in facts(model).shapes)
     rate = config.micro_batch * config.accumulation * config.sequence / found.step_s
     return StepRow(model, psi, ranks, strategy, states_of(config), found.step_s, found.exposed_s, rate)
-
-
-def fastest(rows: list[StepRow]) -> list[StepRow]:
-    """Returns the fastest strategy that fits, by model and ranks."""
-    there: dict[tuple[str, int], StepRow] = {}
-    for row in rows:
-        key = row.model, row.ranks
-        if key not in there or row.step_s < there[key].step_s:
-            there[key] = row
-    return list(there.values())
 
 
 def _option_rows(options: dict[tuple[str, str], CellConfig], seconds: Any) -> Iterator[OptionRow]:

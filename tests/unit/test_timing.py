@@ -11,8 +11,6 @@ import yaml
 
 from tests.cells import cell
 from tools.docs.predicted import held_out_error
-from validation import predicted_here
-from validation.predicted_here import HereRow
 from validation.published_runs.hardware import hardware_of
 from validation.published_runs.rows import PublishedRun
 from validation.schedules import NOT_EXECUTED
@@ -357,20 +355,6 @@ def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monk
     assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)
     assert hardware.scales_of(hardware.device("h100-sxm-80gb")).compute == 4.0
     assert math.isclose(hardware.scales_of(hardware.device("l40s-48gb")).attention, 1.1)
-
-
-def test_the_effect_of_an_option_is_over_the_same_strategy_without_it_in_the_same_setting() -> None:
-    def cell(link: float, option: str, predicted: float, measured: float | None) -> HereRow:
-        return HereRow("gpt_small", 2, link, "zero3", option, predicted, 0.0, measured)
-
-    rows = [cell(0.0, "", 1.0, 2.0), cell(1.0, "", 4.0, None), cell(0.0, "strategy.prefetch=0", 1.5, 2.2)]
-    rows += [cell(1.0, "strategy.prefetch=0", 5.0, 9.0)]
-    (here, *seen), (_, linked, unknown) = predicted_here.effects(rows)
-    assert here.cell == "zero3 strategy.prefetch=0"
-    assert seen == pytest.approx([0.5, 0.1])
-    assert (linked, unknown) == (pytest.approx(0.25), None)
-    assert len(predicted_here.with_options()) == len(set(predicted_here.with_options()))
-    assert predicted_here.order_of(rows) == (0, 0), "an option is no strategy"
 
 
 def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() -> None:

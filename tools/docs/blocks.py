@@ -14,6 +14,7 @@ from tools.docs import keys, measured, predicted, references
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
 from tools.docs.render import render
 from validation.kills import KillsRow
+from validation.predicted_maps import BreakEvenRow, OptionRow
 from validation.store import read
 
 
@@ -45,10 +46,16 @@ MEASURED = (
 PREDICTED = (
     "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
     "memory_verdicts", "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
-    "predicted_here", "predicted_options", "map_fastest", "map_scaling", "map_break_even", "map_options",
+    "predicted_here", "map_fastest", "map_scaling",
     "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
 )  # fmt: skip
 """Functions of predicted.py that are named as their blocks."""
+
+ROWS: dict[str, tuple[str, type]] = {
+    "kills": ("kills/kills.csv", KillsRow), "map_options": ("predicted_maps/options.csv", OptionRow),
+    "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
+}  # fmt: skip
+"""Block whose rows are those of a file as they are -> the file and its kind of row."""
 
 GPU_SECTIONS = {
     "gpu_largest": ("largest", "cell", "layers × hidden", "ψ", "predicted need", "peak", "allocated"),
@@ -64,7 +71,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     **{name: getattr(predicted, name) for name in PREDICTED},
     **{name: partial(predicted.gpu_section, *section) for name, section in GPU_SECTIONS.items()},
     "compile": measured.compile_blocks,
-    "kills": partial(read, RESULTS / "kills/kills.csv", KillsRow),
+    **{name: partial(read, RESULTS / path, kind) for name, (path, kind) in ROWS.items()},
     "compare": compare,
     "published": partial(pasted, "published/published.md"),
     "keys": keys.page,

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from analysis import largest_model as largest
+from analysis import predicted_maps as figure
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
 from validation import predicted_here as here
-from validation import predicted_maps as maps
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
 from validation.published_runs.peaks import NEEDED, OUT_OF_MEMORY
@@ -222,30 +222,21 @@ def predicted_here() -> str:
     )
 
 
-def predicted_options() -> Iterator[Any]:
-    """What options add to a step of this machine, predicted and measured (`make predicted-here`)."""
-    for row, predicted, measured in here.effects(here.predicted(RESULTS / "predicted_here/options/cpu.csv")):
-        yield SimpleNamespace(row=row, predicted=predicted, measured=measured)
-
-
 # -- predicted time: maps --------------------------------------------------------------------------
-
-
-def _steps() -> list[maps.StepRow]:
-    return read(RESULTS / "predicted_maps/steps.csv", maps.StepRow)
 
 
 def map_fastest() -> str:
     """The fastest strategy of what fits, over parameters and ranks."""
-    best = {(row.psi, row.ranks): f"{row.strategy}, {row.tokens_s_gpu:,.0f}" for row in maps.fastest(_steps())}
+    rows = figure.fastest(figure.read(RESULTS / "predicted_maps")).itertuples()
+    best = {(row.psi, row.ranks): f"{row.strategy}, {row.tokens_s_gpu:,.0f}" for row in rows}
     return _by_ranks("parameters", "–", {(f"{psi / 1e9:.1f}B", ranks): best[psi, ranks] for psi, ranks in sorted(best)})
 
 
 def map_scaling() -> str:
     """Tokens per second and GPU of one model over the ranks."""
-    rates = {
-        (f"`{row.strategy}`", row.ranks): f"{row.tokens_s_gpu:,.0f}" for row in _steps() if row.model == maps.SCALED
-    }
+    steps = figure.read(RESULTS / "predicted_maps")
+    rows = steps[steps["model"] == figure.MODEL].itertuples()
+    rates = {(f"`{row.strategy}`", row.ranks): f"{row.tokens_s_gpu:,.0f}" for row in rows}
     return _by_ranks("strategy", "does not fit", rates)
 
 
@@ -254,16 +245,6 @@ def _by_ranks(what: str, otherwise: str, shown: dict[tuple[str, int], str]) -> s
     names = dict.fromkeys(name for name, _ in shown)
     lines = [[name, *(shown.get((name, number), otherwise) for number in ranks)] for name in names]
     return table([what, *(f"{number:,} ranks" for number in ranks)], lines)
-
-
-def map_break_even() -> list[maps.BreakEvenRow]:
-    """The network between nodes below which one is ahead of another."""
-    return read(RESULTS / "predicted_maps/break_even.csv", maps.BreakEvenRow)
-
-
-def map_options() -> list[maps.OptionRow]:
-    """What options add to a predicted step, and whether that is beyond the interval."""
-    return read(RESULTS / "predicted_maps/options.csv", maps.OptionRow)
 
 
 def interpolation() -> Iterator[Any]:

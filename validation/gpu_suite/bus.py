@@ -37,14 +37,6 @@ LEAST_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
-class BusJob:
-    """Copies of these sizes."""
-
-    device: str
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class CopyBuffers:
     """Buffers of one size, uint8. `here`: on the device; `back`: there too, for the way down while
     `here` is written.
@@ -88,14 +80,14 @@ COPIES: dict[str, dict[str, tuple[Copy, int]]] = {
 """Device -> kind -> the copy, and the multiple of the size that it moves."""
 
 
-def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, Any]]:
-    """Returns a row per kind and size: kind, bytes, bytes_per_s."""
+def measure_copies(job: tuple[str, tuple[int, ...]], tell: Callable[[Any], None]) -> list[dict[str, Any]]:
+    """Returns a row per kind and size: kind, bytes, bytes_per_s. `job`: the device, and the sizes."""
     rows = []
-    device = torch.device(job.device)
+    device, sizes = job
     torch.set_num_threads(1)
-    for size in job.sizes:
-        buffers = CopyBuffers.of(size, device)
-        for kind, (copy, times) in COPIES[job.device].items():
+    for size in sizes:
+        buffers = CopyBuffers.of(size, torch.device(device))
+        for kind, (copy, times) in COPIES[device].items():
             seconds = median(_seconds(copy, buffers) for _ in range(REPETITIONS + 1))
             rows.append({"kind": kind, "bytes": size, "bytes_per_s": times * size / seconds})
         tell(size)
@@ -105,17 +97,13 @@ def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, A
 def _seconds(copy: Copy, buffers: CopyBuffers) -> float:
     """Returns the seconds of one copy. Small ones are timed in groups: the launch of one takes as long as the copy."""
     again = max(1, LEAST_BYTES // buffers.here.numel())
-    _finish(buffers)
+    finish = torch.cuda.synchronize if buffers.here.is_cuda else lambda: None
+    finish()
     begun = time.perf_counter()
     for _ in range(again):
         copy(buffers)
-    _finish(buffers)
+    finish()
     return (time.perf_counter() - begun) / again
-
-
-def _finish(buffers: CopyBuffers) -> None:
-    if buffers.here.is_cuda:
-        torch.cuda.synchronize()
 
 
 def _tasks(setup: SuiteSetup) -> list[SuiteTask]:
@@ -124,8 +112,8 @@ def _tasks(setup: SuiteSetup) -> list[SuiteTask]:
     return [SuiteTask(name, measure_copies, partial(_jobs, setup.device, of), LIMIT_S) for name, of in parts.items()]
 
 
-def _jobs(device: str, sizes: tuple[int, ...], rendezvous: str) -> list[BusJob]:
-    return [BusJob(device, sizes)]
+def _jobs(device: str, sizes: tuple[int, ...], rendezvous: str) -> list[Any]:
+    return [(device, sizes)]
 
 
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:

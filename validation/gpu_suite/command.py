@@ -78,23 +78,17 @@ def _check(chosen: argparse.Namespace) -> tuple[SuiteSetup, list[SuiteSection]]:
         raise ValueError(f"--only: name at least one section (valid: {', '.join(SECTIONS)})")
     if not 0 < chosen.minutes < 24 * 60:
         raise ValueError(f"--minutes {chosen.minutes:g}: must be above 0 and below a day")
-    if chosen.out.exists() and not chosen.out.is_dir():
-        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
     device, size = _device(chosen.device)
     if device == "cpu" and not chosen.small:
         raise ValueError("--device cpu: its models are of a GPU's size; add --small, or run it where there is a GPU")
-    _make(chosen.out)
+    try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {chosen.out}: it cannot be made: {error.strerror}") from error
+    if not os.access(chosen.out, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {chosen.out}: it cannot be written to")
     setup = SuiteSetup(chosen.out.resolve(), device, chosen.small, size)
     return setup, [SECTIONS[name] for name in SECTIONS if name in names]
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {folder}: it cannot be made: {error.strerror}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {folder}: it cannot be written to")
 
 
 def _device(wanted: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ SuiteTable     a section's output on its Dones
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,6 @@ class SuiteTable:
     differs: list[str] = field(default_factory=list)
 
 
-def _none(_: SuiteSetup) -> list[Any]:
-    return []
-
-
 @dataclass(frozen=True)
 class SuiteSection:
     """`asks`: the question in a sentence. `seconds`: of its launches on an H100. `answers`: how a launch may end so
@@ -110,19 +106,11 @@ class SuiteSection:
     asks: str
     seconds: int
     table: Callable[[SuiteSetup, list[SuiteLaunch]], SuiteTable]
-    cells: Callable[[SuiteSetup], list[Cell]] = _none
-    tasks: Callable[[SuiteSetup], list[SuiteTask]] = _none
+    cells: Callable[[SuiteSetup], list[Cell]] = lambda _: []
+    tasks: Callable[[SuiteSetup], list[SuiteTask]] = lambda _: []
     answers: tuple[str, ...] = ("ok",)
     may_fail: Callable[[SuiteLaunch], bool] = lambda _: False
     limit_s: float = 60.0
-
-
-def by_name(done: Iterable[SuiteLaunch]) -> dict[str, list[SuiteLaunch]]:
-    """Groups launches by cell."""
-    groups: dict[str, list[SuiteLaunch]] = {}
-    for one in done:
-        groups.setdefault(one.name, []).append(one)
-    return groups
 
 
 def shorter(done: Sequence[SuiteLaunch]) -> tuple[dict[str, str], list[str]]:

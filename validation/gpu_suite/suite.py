@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from zerobench.host.files import read_text
+from zerobench.host.files import read_text, replace_text
 from zerobench.host.temporary import temporary_folder
 from zerobench.launch.start_ranks import launch
 from zerobench.results import tables
@@ -63,10 +63,10 @@ class SuiteRecord:
         cells = self.sections.get(section, {}).get("cells", [])
         return next((cell for cell in cells if cell["name"] == name), None)
 
-    def add_run(self, results_dir: Path, run_id: str) -> None:
+    def add_run(self, run: Path) -> None:
         """Adds a new or reused run to the collection."""
-        if run_id not in set(self._runs.runs["run_id"]):
-            self._runs = tables.merge([self._runs, tables.load(results_dir / run_id)])
+        if run.name not in set(self._runs.runs["run_id"]):
+            self._runs = tables.merge([self._runs, tables.load(run)])
             tables.collect(self._runs, self.setup.out)
 
     def write(self, section: SuiteSection, done: list[SuiteLaunch], table: SuiteTable) -> None:
@@ -77,8 +77,8 @@ class SuiteRecord:
         }  # fmt: skip
         ordered = {name: self.sections[name] for name in self.order if name in self.sections}
         text = json.dumps({"about": self.about, "sections": ordered}, indent=1)
-        _replace(self.setup.out / "suite.json", text + "\n")
-        _replace(self.setup.out / "summary.md", markdown(self.about, ordered))
+        replace_text(self.setup.out / "suite.json", text + "\n")
+        replace_text(self.setup.out / "summary.md", markdown(self.about, ordered))
 
 
 def _told(one: SuiteLaunch) -> Told:
@@ -94,12 +94,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and "sections" in found else {}
-
-
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text)
-    aside.replace(path)
 
 
 def markdown(about: Told, sections: dict[str, Told]) -> str:
@@ -214,40 +208,30 @@ class GpuSuite:
             reporter.expect(launches)
             mine = [SuiteLaunch(each.name, each.cell.config) for each in launches]
             self.done[section.name] += mine  # behind the tasks
+            failed = set[str]()
             for each, one in zip(launches, mine, strict=True):
-                spoilt = next((d for d in self._before(section, one) if d.name == one.name and not d.is_ok), None)
-                if spoilt is not None or self.deadline.is_near:
-                    one.status, one.reason = (NOT_RUN, TOO_LATE) if spoilt is None else ("skipped", "")
+                if one.name in failed or self.deadline.is_near:
+                    one.status, one.reason = ("skipped", "") if one.name in failed else (NOT_RUN, TOO_LATE)
                     reporter.skip(each)
                 else:
-                    limited = self._limited(section, each)
-                    reporter.replace(each, limited)
-                    self._run_cell(section, sweep, limited, one)
+                    self._run_cell(section, sweep, each, one)
+                if not one.is_ok:
+                    failed.add(one.name)
                 self._write(section)
                 if sweep.stopped:
                     raise KeyboardInterrupt
 
-    def _before(self, section: SuiteSection, one: SuiteLaunch) -> Iterator[SuiteLaunch]:
-        """Yields the launches before it."""
-        for other in self.done[section.name]:
-            if other is one:
-                return
-            yield other
-
-    def _limited(self, section: SuiteSection, each: CellLaunch) -> CellLaunch:
-        """Returns a launch whose passes have the time that is left for them."""
-        share = self.deadline.left_s / len(passes_of(each.cell.config))
-        limit = round(min(section.limit_s, share), 1)
-        launch = replace(each.cell.config.launch, timeout_s=limit)
-        return replace(each, cell=each.cell.changed(launch=launch))
-
     def _run_cell(self, section: SuiteSection, sweep: Sweep, each: CellLaunch, one: SuiteLaunch) -> None:
-        row = sweep.run_one(each)
+        share = self.deadline.left_s / len(passes_of(each.cell.config))  # each pass has a share of the time left
+        limit = replace(each.cell.config.launch, timeout_s=round(min(section.limit_s, share), 1))
+        limited = replace(each, cell=each.cell.changed(launch=limit))
+        sweep.reporter.replace(each, limited)
+        row = sweep.run_one(limited)
         if row is None:
             one.status, one.reason = "interrupted", "stopped by the user"
             return
         one.row, one.status, one.reason, one.seconds = row, row["status"], row["reason"], row["seconds"]
         one.reused = sweep.reused
-        if one.status == "timeout" and each.cell.config.launch.timeout_s < section.limit_s:
+        if one.status == "timeout" and limit.timeout_s < section.limit_s:
             one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row['seconds']:.0f} s of it"
-        self.record.add_run(self.setup.folder(section.name), row["run_id"])
+        self.record.add_run(self.setup.folder(section.name) / row["run_id"])
