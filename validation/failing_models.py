@@ -10,52 +10,45 @@ from torch import nn
 import zerobench
 
 
-class Failing(nn.Module):
-    """A layer, and a forward that ends as `how` says, at its third call: raises, grabs all memory, or hangs."""
+class Raises(nn.Module):
+    """A layer whose forward fails at its third call. The cell is a crash."""
 
-    def __init__(self, how: str, vocabulary: int, hidden: int = 8) -> None:
+    def __init__(self, vocabulary: int = 256) -> None:
         super().__init__()
-        self.how, self.calls = how, 0
-        self.embedding, self.head = nn.Embedding(vocabulary, hidden), nn.Linear(hidden, vocabulary)
+        self.calls = 0
+        self.embedding, self.head = nn.Embedding(vocabulary, 8), nn.Linear(8, vocabulary)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the loss of tokens (batch, sequence), until it fails."""
         self.calls += 1
         if self.calls == 3:
-            FAILURES[self.how]()
+            self.fail()
         logits = self.head(self.embedding(tokens))
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-
-def _raise() -> None:
-    raise RuntimeError("this model fails by design")
-
-
-FAILURES = {
-    "raises": _raise,
-    "grabs": lambda: torch.empty(2**60, dtype=torch.uint8),
-    "hangs": lambda: time.sleep(1000),
-}
+    def fail(self) -> None:
+        """Raises RuntimeError."""
+        raise RuntimeError("this model fails by design")
 
 
-def build_raises(vocabulary: int = 256) -> nn.Module:
-    """A model whose cell is a crash."""
-    return Failing("raises", vocabulary)
+class Grabs(Raises):
+    """The cell is out of memory."""
+
+    def fail(self) -> None:
+        """Asks for more memory than any machine has."""
+        torch.empty(2**60, dtype=torch.uint8)
 
 
-def build_grabs(vocabulary: int = 256) -> nn.Module:
-    """A model whose cell is out of memory."""
-    return Failing("grabs", vocabulary)
+class Hangs(Raises):
+    """The cell is a timeout."""
+
+    def fail(self) -> None:
+        """Waits for longer than any time limit."""
+        time.sleep(1000)
 
 
-def build_hangs(vocabulary: int = 256) -> nn.Module:
-    """A model whose cell is a timeout."""
-    return Failing("hangs", vocabulary)
-
-
-zerobench.register_model("raises", build_raises)
-zerobench.register_model("grabs", build_grabs)
-zerobench.register_model("hangs", build_hangs)
+for model in (Raises, Grabs, Hangs):
+    zerobench.register_model(model.__name__.lower(), model)
 
 if __name__ in ("__main__", "__mp_main__"):
     zerobench.main()

@@ -109,48 +109,34 @@ class MeasuredRelease:
 
 
 def rows_of(found: Sequence[MeasuredRelease], loop: str) -> list[list[str]]:
-    """Returns a row per metric: its name, and its value in each release, with the step where it has moved."""
+    """Returns a row per metric: its name, and its value in each release, bold and with the step where it has moved."""
     rows = []
     for metric in METRICS:
         values = [one.value(loop, metric) for one in found]
         if any(one is not None and one.high for one in values) or metric in ALWAYS:
-            rows.append([metric, *(_cell(metric, values, place) for place in range(len(values)))])
+            rows.append([metric, *(_cell(metric, value, values[:place]) for place, value in enumerate(values))])
     return rows
 
 
-def step(values: Sequence[Value | None], place: int) -> float | None:
-    """Returns the step of a value from the last one before it; None if there is none."""
-    value, before = values[place], next((one for one in reversed(values[:place]) if one is not None), None)
-    return None if value is None or before is None else value.step_from(before)
-
-
-def _cell(metric: str, values: Sequence[Value | None], place: int) -> str:
-    value, by = values[place], step(values, place)
-    if value is None:
-        return "–"
-    if by is None:
-        return str(value)
+def _cell(metric: str, value: Value | None, earlier: Sequence[Value | None]) -> str:
+    before = next((one for one in reversed(earlier) if one is not None), None)
+    by = None if value is None or before is None else value.step_from(before)
+    if value is None or before is None or by is None:
+        return "–" if value is None else str(value)
     size = show_bytes(abs(by)) if metric.endswith("_bytes") else _show(abs(by))
-    before = next(one for one in reversed(values[:place]) if one is not None)
     least = "" if value.steady and before.steady else "at least "
-    return f"{value} ({least}{'+' if by > 0 else '−'}{size})"
-
-
-def problems(found: Sequence[MeasuredRelease]) -> list[str]:
-    """Returns a sentence per release or loop that could not be measured."""
-    return [f"{one.release.label}, {loop}: {why}" for one in found for loop, why in one.problems.items()]
+    return f"**{value} ({least}{'+' if by > 0 else '−'}{size})**"
 
 
 def page(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int) -> str:
-    """Formats the tables; values that have moved are bold."""
+    """Formats the tables, and a sentence per release or loop that could not be measured."""
     parts = []
     for loop in loops:
         lines = ["| | " + " | ".join(one.title for one in found) + " |", "| --- |" + " --: |" * len(found)]
-        for name, *cells in rows_of(found, loop):
-            shown = (f"**{cell}**" if "(" in cell else cell for cell in cells)
-            lines.append(f"| {name} | " + " | ".join(shown) + " |")
+        lines += [f"| {' | '.join(row)} |" for row in rows_of(found, loop)]
         parts.append(f"## {loop}, N = {world_size}\n\n" + "\n".join(lines) + "\n")
-    return "\n".join([*parts, *(f"{words}\n" for words in problems(found))])
+    parts += [f"{one.release.label}, {loop}: {why}\n" for one in found for loop, why in one.problems.items()]
+    return "\n".join(parts)
 
 
 def _same(one: float, other: float) -> bool:
@@ -220,32 +206,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Measures the releases, one after the other, and prints the tables. Returns 1 if one could not be measured."""
-    releases, loops = _releases(chosen), _loops(chosen)
+    releases = [parse_python(text) for text in chosen.python]
+    loops: list[str] = list(dict.fromkeys(chosen.loops.split(",")))
+    _check(chosen, releases, loops)
     found = [_measured(release, chosen, loops, place) for place, release in enumerate(releases, 1)]
     print(page(found, loops, chosen.world_size), end="")
     return int(any(one.problems for one in found))
 
 
-def _releases(chosen: argparse.Namespace) -> list[Release]:
-    """Returns the releases in the order given. Raises ValueError, an error message."""
-    found = [parse_python(text) for text in chosen.python]
-    if not found:
+def _check(chosen: argparse.Namespace, releases: Sequence[Release], loops: Sequence[str]) -> None:
+    """Raises ValueError, an error message, for a command line that makes no sense."""
+    if not releases:
         raise ValueError("name environments: --python PATH=LABEL, once for each release")
-    folders = [release.folder for release in found]
-    if twice := next((one for one in found if folders.count(one.folder) > 1), None):
+    folders = [release.folder for release in releases]
+    if twice := next((one for one in releases if folders.count(one.folder) > 1), None):
         raise ValueError(f"{twice.label} is named twice; give each release a label of its own")
-    return found
-
-
-def _loops(chosen: argparse.Namespace) -> list[str]:
-    loops: list[str] = list(dict.fromkeys(chosen.loops.split(",")))
     for loop in loops:
         if loop not in LOOPS:
             raise ValueError(f"--loops {loop}: no such loop; there are {', '.join(LOOPS)}")
     for name, value in (("--world-size", chosen.world_size), ("--launches", chosen.launches)):
         if value < 1:
             raise ValueError(f"{name} {value}: must be 1 or more")
-    return loops
 
 
 def _measured(release: Release, chosen: argparse.Namespace, loops: Sequence[str], place: int) -> MeasuredRelease:

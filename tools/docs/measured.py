@@ -107,24 +107,20 @@ ALWAYS = ("peak_bytes", "states_bytes", "volume_psi")
 
 def versions() -> str:
     """A table per loop: what moved from release to release of torch, and the whole."""
-    folders = sorted((RESULTS / "versions/cpu").glob("torch-*"), key=lambda folder: _numbers(folder.name))
+    numbers = lambda folder: [int(part) for part in folder.name.removeprefix("torch-").split(".")]  # noqa: E731
+    folders = sorted((RESULTS / "versions/cpu").glob("torch-*"), key=numbers)
     releases = [read_release(Release(folder.name.replace("-", " "), Path("python")), folder) for folder in folders]
     parts = []
     for loop in releases[0].rows:
         rows = rows_of_releases(releases, loop)
-        moved = [row for row in rows if any("(" in cell for cell in row[1:])]
-        shown = [row for row in rows if row in moved or row[0] in ALWAYS]
-        lines = [[row[0], *(f"**{cell}**" if "(" in cell else cell for cell in row[1:])] for row in shown]
+        moved = [row for row in rows if any("**" in cell for cell in row)]
+        lines = [row for row in rows if row in moved or row[0] in ALWAYS]
         words = f"{len(moved)} of {len(rows)} figures moved."
         parts.append(f"{table([loop, *(release.title for release in releases)], lines)}\n\n{words}")
     first = next(iter(releases[0].rows.values()))[0]
     launches = min(len(rows) for release in releases for rows in release.rows.values())
     source = f"N = {first['world_size']} on gloo, ψ = {first['psi']:,}, {launches} launches, {first['started'][:10]}."
     return "\n\n".join([*parts, source])
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(part) for part in name.removeprefix("torch-").split(".")]
 
 
 # -- tiers, groups, ZeRO++, ZeRO-R -----------------------------------------------------------------
