@@ -123,7 +123,8 @@ def draw(rows: list[Largest]) -> Figure:
         for one in (one for one in rows if one.device == device):
             place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-            number(axes, place, one.billions, "≥ " * bool(one.at_end) + _three_digits(one.billions), 2)
+            words = f"{one.billions:,.0f}" if one.billions >= 1000 else f"{one.billions:.3g}"
+            number(axes, place, one.billions, "≥ " * bool(one.at_end) + words, 2)
         there = {one.label for one in rows if one.device == device}
         for place in (place for place, label in enumerate(labels) if label not in there):
             absent(axes, place + (n - (len(devices) - 1) / 2) * width, "missing")
@@ -137,21 +138,10 @@ def draw(rows: list[Largest]) -> Figure:
     return figure
 
 
-def _three_digits(billions: float) -> str:
-    return f"{billions:,.0f}" if billions >= 1000 else f"{billions:.3g}"
-
-
 HEADER = [
-    "GPUs",
-    "strategy",
-    "largest model",
-    "layers × hidden",
-    "peak",
-    "reserved",
-    "host per GPU",
-    "binds",
+    "GPUs", "strategy", "largest model", "layers × hidden", "peak", "reserved", "host per GPU", "binds",
     "the next, which does not fit",
-]
+]  # fmt: skip
 
 
 def table(rows: list[Largest]) -> str:

@@ -62,17 +62,13 @@ def _storages(shape: GptShape) -> list[int]:
     return [*[stream] * 5, 3 * stream, 4 * shape.heads * shape.tokens, 4 * stream, 4 * stream]
 
 
-def _moved_bytes(shape: GptShape) -> int:
-    """Bytes of a layer that go to host memory."""
-    kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
-    return sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
-
-
 def activation_bytes(shape: GptShape) -> int:
     """Returns the largest sum of activations and of their gradients on the device: where backward begins, or while it
     is in a layer that is recomputed, or in the last one while the one before comes back.
     """
-    stream, layer, moved = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape), _moved_bytes(shape)
+    stream, layer = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape)
+    kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
+    moved = sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
     at_the_end = 2 * stream + 12 * shape.tokens * shape.vocabulary
     coming = moved * (shape.layers > 1)
     if shape.checkpointing:

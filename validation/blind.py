@@ -21,10 +21,11 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.fake_execution import Execution
+from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
 from zerobench.strategies import spec_of, specs
 
-from .runner import execute_cells, on_cpu, progress, run_real
+from .runner import execute_cells, on_cpu, run_real
 from .store import Store
 
 FOLDER = Path("results/blind")
@@ -238,11 +239,11 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     commit, before = committed(file), store.rows
     measured = Store(folder / "measured.csv", Figures, lambda row: row.number)
-    with tempfile.TemporaryDirectory() as scratch, progress("runs", len(cells), "cells") as show:
+    with tempfile.TemporaryDirectory() as scratch, progress_bar("runs", len(cells), "cells") as advance:
         for drawn, one in zip(cells, before, strict=True):
             if chosen.rerun or drawn.number not in measured.found:
                 measured.put([measure(drawn, one, Path(scratch) / str(drawn.number))])
-            show(drawn.number + 1)
+            advance()
     told = summary(chosen.seed, commit, before, measured.rows)
     (folder / "summary.md").write_text(told)
     verdict = next(line for line in told.splitlines() if " cells: " in line)

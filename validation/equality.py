@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.config.cell import CellConfig
+from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
 
-from .runner import Records, progress, run_fake, run_real
+from .runner import Records, run_fake, run_real
 from .store import Store
 from .variants import VARIANTS
 
@@ -134,14 +135,11 @@ def hold(configs: Mapping[str, CellConfig], folder: Path, attempts: int = ATTEMP
     fake = run_fake(configs, folder / "executed")
     differences: dict[str, list[Difference]] = {}
     for attempt in range(attempts):
-        left = {name: one for name, one in configs.items() if not _equal(differences.get(name))}
+        equal = {name for name, rows in differences.items() if all(row.is_none for row in rows)}
+        left = {name: one for name, one in configs.items() if name not in equal}
         if left:
             differences |= _differences(left, run_real(left, folder / f"attempt-{attempt}"), fake, differences)
     return [row for name in configs for row in differences[name]]
-
-
-def _equal(rows: list[Difference] | None) -> bool:
-    return bool(rows) and all(row.is_none for row in rows or [])
 
 
 def _differences(
@@ -221,12 +219,12 @@ def run(chosen: argparse.Namespace) -> int:
     wanted = {n: [name for name in names if n in VARIANTS[name].sizes] for n in chosen.sizes}
     due = {n: [name for name in mine if chosen.rerun or (name, n) not in store.found] for n, mine in wanted.items()}
     batches = [(n, mine[at : at + AT_ONCE]) for n, mine in due.items() for at in range(0, len(mine), AT_ONCE)]
-    with progress("fake-equality", len(batches), "launches") as show:
-        for number, (n, mine) in enumerate(batches, 1):
+    with progress_bar("fake-equality", len(batches), "launches") as advance:
+        for n, mine in batches:
             with tempfile.TemporaryDirectory() as folder:
                 store.put(hold({name: VARIANTS[name].config(n) for name in mine}, Path(folder)))
             (chosen.out / "equality.md").write_text(HEAD + summary(store.rows))
-            show(number)
+            advance()
     rows = [row for n, mine in wanted.items() for name in mine for row in store.found[name, n]]
     different = [row for row in rows if not row.is_none]
     for row in different:

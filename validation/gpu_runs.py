@@ -82,9 +82,10 @@ def run(chosen: argparse.Namespace) -> int:
     rows = [_row(*one) for one in zip(names, rows_here, executions, strict=True)]
     write(chosen.folder / ESTIMATED, GpuRunRow, rows)
     lines = [
-        [row.cell, *(show_bytes(size) for size in (row.allocated, row.estimated_allocated)), _error(row)]
+        [row.cell, show_bytes(row.allocated), show_bytes(row.estimated_allocated),
+         f"{row.estimated_allocated / row.allocated - 1:+.1%}"]
         for row in rows
-    ]
+    ]  # fmt: skip
     stdout_console().print(Grid(["cell", "allocated", "estimated", "error"], lines))
     return 0
 
@@ -94,7 +95,8 @@ def steps(folder: Path) -> list[GpuStep]:
     measured: dict[tuple[Any, ...], list[float]] = {}
     for row in _records(load(folder).runs):
         config = CellConfig.from_json(row["config"])
-        if row["status"] == "ok" and pd.notna(row["step_s"]) and config.precision.name == "bf16" and not _saves(config):
+        saves = config.activation.label or config.offload.label or config.recomputes  # which no prediction here does
+        if row["status"] == "ok" and pd.notna(row["step_s"]) and config.precision.name == "bf16" and not saves:
             shape = (config.strategy.name, config.model_name, config.world_size, config.micro_batch, config.sequence)
             measured.setdefault(shape, []).append(row["step_s"])
     found = []
@@ -106,11 +108,6 @@ def steps(folder: Path) -> list[GpuStep]:
                 GpuStep(one["name"], one["step_s"], one["low_s"], one["high_s"], geometric_mean(measured[shape]))
             )
     return found
-
-
-def _saves(config: CellConfig) -> bool:
-    """Whether the cell trades time for memory, which no prediction here does."""
-    return bool(config.activation.label or config.offload.label or config.recomputes)
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -141,7 +138,3 @@ def _row(name: str, row: dict[str, Any], found: Execution) -> GpuRunRow:
         measured["peak_bytes"], found.peak_bytes, int(row["allocated_bytes"]), found.memory.allocated_bytes,
         int(row["reserved_bytes"]), found.memory.reserved_by_default,
     )  # fmt: skip
-
-
-def _error(row: GpuRunRow) -> str:
-    return f"{row.estimated_allocated / row.allocated - 1:+.1%}"

@@ -26,6 +26,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,6 +35,7 @@ import pandas as pd
 import psutil
 
 import zerobench
+from zerobench.host.files import replace_text
 from zerobench.results import selection
 from zerobench.results.provenance import commit_of, source_hash
 from zerobench.results.run_files import PREFIX as CACHE
@@ -211,7 +213,9 @@ class Campaign:
                 raise RuntimeError(f"{name} is not done after {MOST_STARTS} starts")
             begun, before = time.monotonic(), len(self.state.sent)
             code = self._run_one_start(name, self.every_s * 2 ** (starts // LONGER_AFTER))
-            statuses = {(row["cell_id"], row["repeat"]): row["status"] for row in self._rows()}
+            begun_first = sorted(finished(self.killed), key=selection.split)
+            rows = [json.loads((self.killed / run / "run.json").read_text()) for run in begun_first]
+            statuses = {(row["cell_id"], row["repeat"]): row["status"] for row in rows}
             if code == wanted["code"] and all(statuses.get((c, r)) == s for c, r, s in wanted["launches"]):
                 self.state.done.append(name)
             self.state.starts += 1
@@ -219,11 +223,6 @@ class Campaign:
             self._save()
             sent = ", ".join(word for _, word in self.state.sent[before:]) or "no signal"
             print(f"{name}, start {starts}: exit {code}, {sent}", flush=True)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """Returns the rows of the killed sweep's runs, in the order in which they began."""
-        names = sorted(finished(self.killed), key=selection.split)
-        return [json.loads((self.killed / name / "run.json").read_text()) for name in names]
 
     def run_once_more(self, names: list[str]) -> list[str]:
         """Runs all commands without signals, which must reuse every run; returns what is wrong.
@@ -258,10 +257,11 @@ class Campaign:
             "TORCHINDUCTOR_CACHE_DIR": str(self.work / "torch"),
         }  # fmt: skip
         line = [sys.executable, "-m", "validation.failing_models", "-m", *COMMANDS[name], f"results_dir={where}"]
+        heed_ctrl_c = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
         with (self.work / f"{where.name}.txt").open("ab") as log:
             return subprocess.Popen(
                 line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=_heed_ctrl_c, cwd=Path(__file__).parents[1],
+                preexec_fn=heed_ctrl_c, cwd=Path(__file__).parents[1],
             )  # fmt: skip
 
     def _run_one_start(self, name: str, every_s: float) -> int:
@@ -311,13 +311,7 @@ class Campaign:
             self.state.seen[run_id] = digest(self.killed / run_id)
 
     def _save(self) -> None:
-        aside = self.work / ".state.json"
-        aside.write_text(json.dumps(asdict(self.state), indent=1))
-        aside.replace(self.work / "state.json")
-
-
-def _heed_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        replace_text(self.work / "state.json", json.dumps(asdict(self.state), indent=1))
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> bool:
@@ -421,9 +415,8 @@ def repeated(columns: pd.Index[str]) -> list[str]:
 
 def last_of_each(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the last run of each cell and repeat, by that index."""
-    order = sorted(range(len(runs)), key=[selection.split(name) for name in runs["run_id"]].__getitem__)
-    last = runs.iloc[order].drop_duplicates(["cell_id", "repeat"], keep="last")
-    return last.set_index(["cell_id", "repeat"], drop=False)
+    begun = runs.sort_values("run_id", key=lambda names: names.map(selection.split), kind="stable")
+    return begun.drop_duplicates(["cell_id", "repeat"], keep="last").set_index(["cell_id", "repeat"], drop=False)
 
 
 def _differences(wanted: dict[tuple[str, int], str], calm: Results, killed: Results) -> list[str]:

@@ -113,7 +113,12 @@ def run(chosen: argparse.Namespace) -> int:
     def seconds(config: CellConfig, gbit_s: float | None = None) -> Any:
         return step_time(laid[config.cell_id], costs_of(CLUSTER, gbit_s))
 
-    steps = [_step_row(*key, config, seconds(config)) for key, config in grid.items()]
+    steps = []
+    for (model, ranks, strategy), config in grid.items():
+        step, psi = seconds(config), sum(shape.numel for shape in facts(model).shapes)
+        rate = config.micro_batch * config.accumulation * config.sequence / step.step_s
+        states = states_of(config)
+        steps.append(StepRow(model, psi, ranks, strategy, states, step.step_s, step.exposed_s, rate))
     write(chosen.out / "steps.csv", StepRow, steps)
     effects = list(_option_rows(options, seconds))
     write(chosen.out / "options.csv", OptionRow, effects)
@@ -173,12 +178,6 @@ def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str
 
 def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
     return replace(config, strategy=replace(config.strategy, **options))
-
-
-def _step_row(model: str, ranks: int, strategy: str, config: CellConfig, found: Any) -> StepRow:
-    psi = sum(shape.numel for shape in facts(model).shapes)
-    rate = config.micro_batch * config.accumulation * config.sequence / found.step_s
-    return StepRow(model, psi, ranks, strategy, states_of(config), found.step_s, found.exposed_s, rate)
 
 
 def _option_rows(options: dict[tuple[str, str], CellConfig], seconds: Any) -> Iterator[OptionRow]:

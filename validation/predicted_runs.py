@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import minimize
 
 from zerobench.config.cell import CellConfig
@@ -296,10 +297,9 @@ def fitted(rows: Sequence[Laid]) -> Fitted:
 
 def _weights(rows: Sequence[Laid]) -> list[float]:
     """Returns weights that give every source of a type of device the same say."""
-    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for row in rows:
-        counts[row.device, _publisher(row.source)] += 1
-    return [1 / counts[row.device, _publisher(row.source)] for row in rows]
+    keys = [(row.device, _publisher(row.source)) for row in rows]
+    counts = Counter(keys)
+    return [1 / counts[key] for key in keys]
 
 
 def _publisher(source: str) -> str:
@@ -366,35 +366,19 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
     return kinds
 
 
-def groups_of(rows: Iterable[ErrorRow]) -> dict[str, list[ErrorRow]]:
-    """Returns the compared rows by publisher, and all of them."""
-    there = [row for row in rows if row.error is not None]
-    found: dict[str, list[ErrorRow]] = {"all": there}
-    for row in there:
-        found.setdefault(f"{_publisher(row.source)}, {row.gpu}", []).append(row)
-    return found
-
-
-def quantile(rows: Iterable[ErrorRow], column: str, at: float) -> float | None:
-    """Returns a quantile of |error|; None without rows."""
-    values = [abs(value) for row in rows if (value := getattr(row, column)) is not None]
-    return float(np.quantile(values, at)) if values else None
-
-
 HEADER = ["source", "runs", "median", "90th", "left out: median", "90th", "naive: median", "90th"]
 
 
 def table(rows: Sequence[ErrorRow]) -> list[list[str]]:
-    """Returns the lines of the table by source."""
-
-    def shown(mine: Sequence[ErrorRow], column: str) -> list[str]:
-        return ["–" if (value := quantile(mine, column, at)) is None else f"{value:.1%}" for at in (0.5, 0.9)]
-
-    columns = ("error", "left_out_error", "naive_error")
-    return [
-        [name, str(len(mine)), *(text for column in columns for text in shown(mine, column))]
-        for name, mine in groups_of(rows).items()
-    ]
+    """Returns the lines of the table of |error|: all compared rows, then those of each publisher and type of GPU."""
+    compared = pd.DataFrame(map(asdict, rows)).dropna(subset=["error"])
+    publishers = compared["source"].map(_publisher) + ", " + compared["gpu"]
+    lines = []
+    for name, group in [("all", compared), *compared.groupby(publishers, sort=False)]:
+        errors = group[["error", "left_out_error", "naive_error"]].astype("float64").abs().quantile([0.5, 0.9])
+        shown = ["–" if pd.isna(error) else f"{error:.1%}" for column in errors for error in errors[column]]
+        lines.append([str(name), str(len(group)), *shown])
+    return lines
 
 
 def show(rows: Sequence[ErrorRow]) -> None:

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from zerobench.config.cell import CellConfig
 from zerobench.fake_execution import CPU, LIMITS, Execution, Limits, Target, execute_all
-from zerobench.fake_execution.execute import steps_of
 from zerobench.host.environment import FAKE, SIMULATED
-from zerobench.host.terminal import progress_console
+from zerobench.host.terminal import progress_bar
 from zerobench.launch.start_ranks import launch
 from zerobench.rank_record import RankRecord
 from zerobench.worker import RankJob, run_rank
@@ -35,15 +32,6 @@ Records = dict[str, dict[int, RankRecord | str]]
 """Name of a cell -> rank -> its record, or where there is none the error."""
 
 
-@contextmanager
-def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Shows on standard error how many of `total` are done; yields a function that takes this number."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
-    with Progress(*columns, console=progress_console(), transient=True) as shown:
-        task = shown.add_task("", total=total)
-        yield lambda done: shown.update(task, completed=done)
-
-
 def execute_cells(
     what: str, work: Sequence[Work], jobs: int | None = None, limits: Limits = LIMITS,
     take: Callable[[int, Execution], None] = lambda *_: None,
@@ -51,19 +39,15 @@ def execute_cells(
     """Executes cells, `jobs` at once (None: one per core), and returns their executions in order. `take` gets each as
     it ends, with its place. Whatever goes wrong is the `problem` of an execution.
     """
-    steps = [steps_of(config) for config, _ in work]
     found: dict[int, Execution] = {}
-    with progress(what, sum(steps), "steps") as show:
-        done = dict[int, int]()
+    with progress_bar(what, len(work), "cells") as advance:
         for target in dict.fromkeys(target for _, target in work):
             places = [place for place, (_, its) in enumerate(work) if its == target]
 
             def heard(number: int, news: Any, places: Sequence[int] = places) -> None:
-                place = places[number]
-                done[place] = steps[place] if isinstance(news, Execution) else news["step"]
-                show(sum(done.values()))
                 if isinstance(news, Execution):
-                    take(place, news)
+                    advance()
+                    take(places[number], news)
 
             executions = execute_all([work[place][0] for place in places], target, jobs, heard, limits)
             found |= zip(places, executions, strict=True)

@@ -173,26 +173,16 @@ def printed(size: str, ranks: int, strategy: str) -> str:
     return _PRINTED[size][strategy][RANKS.index(ranks)] if ranks in RANKS else ""
 
 
-def unit_of(text: str) -> float:
-    """Returns one unit of the last digit of a printed number."""
-    return 10.0 ** -len(text.partition(".")[2])
-
-
-def agrees(text: str, gigabytes: float) -> bool:
-    """Returns True if the printed number is the formula's within one unit of its last digit."""
-    return abs(float(text) - gigabytes) < unit_of(text)
-
-
 def how_printed(text: str, gigabytes: float) -> str:
     """Returns "exact", "rounded", "cut off", or "misprint" for a number that is neither: the columns of 7.5B are
     rounded, those of 128B and 1T are cut off where rounding would have given the next number.
     """
-    unit = unit_of(text)
+    unit = 10.0 ** -len(text.partition(".")[2])  # of the last printed digit
     if math.isclose(float(text), gigabytes, rel_tol=1e-12):
         return "exact"
     if math.isclose(float(text), math.floor(gigabytes / unit + 0.5) * unit, rel_tol=1e-9):
         return "rounded"
-    return "cut off" if agrees(text, gigabytes) else "misprint"
+    return "cut off" if abs(float(text) - gigabytes) < unit else "misprint"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import zerobench as package
 from tests.end_to_end.command import ROOT
 from validation.__main__ import main as validate
 from validation.gpu_suite import SECTIONS
-from validation.gpu_suite.section import NONE
+from validation.gpu_suite.suite import NONE
 
 PACKAGES = (
     "torch", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil", "transformers", "hydra-core", "omegaconf",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.__main__ import DRAWN_AS, FIGURES, PLOTTED
+from analysis.__main__ import DRAWN_AS, DRAWN_HERE, FIGURES, PLOTTED
 from tests.cells import cell
 from tests.made_up import GRID, MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench.records import CATEGORIES, STATES

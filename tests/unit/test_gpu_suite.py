@@ -17,8 +17,17 @@ from validation.__main__ import main
 from validation.activation_formula import activation_bytes, shape_of
 from validation.gpu_suite import SECTIONS, bus, command, probe
 from validation.gpu_suite.command import MINUTES, RESERVE_S
-from validation.gpu_suite.section import NOT_RUN, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
-from validation.gpu_suite.suite import Deadline, GpuSuite, SuiteRecord
+from validation.gpu_suite.suite import (
+    NOT_RUN,
+    Deadline,
+    GpuSuite,
+    SuiteLaunch,
+    SuiteRecord,
+    SuiteSection,
+    SuiteSetup,
+    SuiteTable,
+    SuiteTask,
+)  # fmt: skip
 from zerobench.config import schema as schemas
 from zerobench.config import world
 from zerobench.config.cell import CellConfig

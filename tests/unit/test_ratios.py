@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from analysis import compare
-from analysis import ratios as numbers
 from analysis.__main__ import main
 from tests.made_up import results_of, run, texts
 from zerobench.results.tables import collect
@@ -39,7 +38,7 @@ def example() -> list:
 
 @pytest.mark.slow
 def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
-    found = {(one.peer, one.metric): one for one in numbers.ratios_of(results_of(example())) if one.pairs}
+    found = {(one.peer, one.metric): one for one in compare.ratios_of(results_of(example())) if one.pairs}
     step = found["fsdp2", "step_s"]
     assert step.ratio == pytest.approx((0.7 * 0.8 * 0.9) ** (1 / 3))
     assert step.low < 0.75 < 0.85 < step.high
@@ -64,15 +63,15 @@ def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
     ],
 )
 def test_the_word_for_a_ratio(ratio: float, low: float, high: float, word: str) -> None:
-    assert numbers.judge(ratio, low, high, 0.8) == word
-    assert numbers.judge(ratio, low, high, None) == ""
+    assert compare.judge(ratio, low, high, 0.8) == word
+    assert compare.judge(ratio, low, high, None) == ""
 
 
 def test_larger_models_have_their_own_bound_and_other_ranks_none() -> None:
-    (goal,) = [goal for goal in numbers.GOALS if (goal.ours, goal.peer) == ("zero3", "fsdp2")]
+    (goal,) = [goal for goal in compare.GOALS if (goal.ours, goal.peer) == ("zero3", "fsdp2")]
     assert (goal.bound(10**7), goal.bound(5 * 10**7)) == (0.80, 0.70)
     rows = [*launches("zero3", [0.08], ranks=4), *launches("fsdp2", [0.1], ranks=4)]
-    (step,) = [one for one in numbers.ratios_of(results_of(rows)) if one.metric == "step_s" and one.peer == "fsdp2"]
+    (step,) = [one for one in compare.ratios_of(results_of(rows)) if one.metric == "step_s" and one.peer == "fsdp2"]
     assert pd.isna(step.goal)
     assert step.verdict == ""
 
@@ -80,13 +79,13 @@ def test_larger_models_have_their_own_bound_and_other_ranks_none() -> None:
 @pytest.mark.slow
 def test_the_table_says_what_is_not_there() -> None:
     results = results_of(example())
-    ratios = numbers.ratios_of(results)
-    lines = numbers.table(ratios).splitlines()
+    ratios = compare.ratios_of(results)
+    lines = compare.table(ratios).splitlines()
     (line,) = [line for line in lines if "zero3 / deepspeed_zero3" in line]
     assert line == "| zero3 / deepspeed_zero3 | – | – | – | – | ≤ 0.85 | zero3 ok, deepspeed_zero3 invalid |"
     (line,) = [line for line in lines if "zero3 / fsdp2 |" in line]
     assert line.split(" | ")[2:6] == ["0.500", "0.667", "0.750", "≤ 0.80"]
-    words = numbers.source(results.runs, ratios)
+    words = compare.source(results.runs, ratios)
     assert "2026-01-01" in words
     assert ", interleaved;" in words
     assert "deepspeed_zero3, N = 2" in words
@@ -100,7 +99,7 @@ def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     figure = {f"compare.{ending}" for ending in ("png", "svg", "txt")}
     assert {p.name for p in where.iterdir()} == {"compare", "ratios.parquet", "ratios.md", *figure}
     kept = pd.read_parquet(where / "ratios.parquet")
-    assert set(kept["metric"]) == set(numbers.METRICS)
+    assert set(kept["metric"]) == set(compare.METRICS)
     assert "zero3 / fsdp2" in capsys.readouterr().out
     figure = compare.draw(results_of(example()))
     assert [axes.get_xlabel() for axes in figure.axes] == list(compare.PANELS)

@@ -24,7 +24,7 @@ def test_all_54_printed_numbers_agree_with_the_formula_within_one_unit() -> None
     how: dict[str, Counter[str]] = {size: Counter() for size in table1.SIZES}
     for size, ranks, stage in TABLE:
         text, value = table1.printed(size, ranks, stage), table1.SIZES[size] * states_per_parameter(stage, ranks) / GB
-        assert table1.agrees(text, value), (size, ranks, stage)
+        assert table1.how_printed(text, value) != "misprint", (size, ranks, stage)
         how[size][table1.how_printed(text, value)] += 1
     assert how["7.5B"]["cut off"] == 0
     assert how["128B"]["cut off"] + how["1T"]["cut off"] > 0

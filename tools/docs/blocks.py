@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tools.docs import keys, measured, predicted, references
+from tools.docs import measured, predicted, references
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
 from tools.docs.render import render
 from validation.kills import KillsRow
@@ -45,7 +45,7 @@ MEASURED = (
 
 PREDICTED = (
     "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
-    "memory_verdicts", "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
+    "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
     "predicted_here", "map_fastest", "map_scaling",
     "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
 )  # fmt: skip
@@ -74,7 +74,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     **{name: partial(read, RESULTS / path, kind) for name, (path, kind) in ROWS.items()},
     "compare": compare,
     "published": partial(pasted, "published/published.md"),
-    "keys": keys.page,
+    "keys": references.keys,
     "columns": references.columns,
     "commands": references.commands,
     "estimates": references.estimates,

@@ -101,13 +101,11 @@ class Chromium:
         for entry in self.driver.get_log("performance"):
             event = json.loads(entry["message"])["message"]
             if event["method"] == "Network.requestWillBeSent":
-                self._asked(event["params"])
-
-    def _asked(self, request: dict[str, Any]) -> None:
-        address = request["request"]["url"]
-        is_the_page = request.get("type") == "Document" and request["documentURL"].startswith(address)
-        if not is_the_page and not address.startswith(INLINE):
-            self.requests.append(address)
+                request = event["params"]
+                address = request["request"]["url"]
+                is_the_page = request.get("type") == "Document" and request["documentURL"].startswith(address)
+                if not is_the_page and not address.startswith(INLINE):
+                    self.requests.append(address)
 
     def screenshot(self, to: Path, whole: bool = False) -> None:
         """Writes the screen, or the `whole` page, as PNG."""

@@ -57,11 +57,6 @@ def executed(notebook: Any, where: Path | None = None) -> Any:
     return notebook
 
 
-def sources_of(notebook: Any) -> list[tuple[str, str]]:
-    """Returns kind, text or code, and source of each cell."""
-    return [("code" if one["cell_type"] == "code" else "text", one["source"].strip()) for one in notebook["cells"]]
-
-
 def sources_on(page: str) -> list[tuple[str, str]]:
     """Returns kind and source of each cell that a page was written from."""
     return [(kind, re.sub(r"^```\w*\n|\n```$", "", source)) for kind, source in PARTS.findall(page)]
@@ -77,19 +72,17 @@ def recorded() -> str:
 
 def page_of(notebook: Any, said: str, figures: Path) -> str:
     """Returns the page; writes figures as PNG into the folder `figures`, named by the method that draws them."""
-    cells = [
-        "\n\n".join(
-            [f"<!-- {kind} -->\n{_shown(kind, source)}\n<!-- end of {kind} -->", *_outputs(cell, source, figures)]
-        )
-        for cell, (kind, source) in zip(notebook["cells"], sources_of(notebook), strict=True)
-    ]
+    cells = []
+    for cell in notebook["cells"]:
+        source = shown = cell["source"].strip()
+        kind = "code" if cell["cell_type"] == "code" else "text"
+        if kind == "code":
+            shown = f"```python\n{source}\n```"
+        parts = [f"<!-- {kind} -->\n{shown}\n<!-- end of {kind} -->", *_outputs(cell, source, figures)]
+        cells.append("\n\n".join(parts))
     link = f"[The notebook itself]({NOTEBOOK.name}) has no outputs: download it and run it. {said}"
     head = f"<!-- written by `make notebook` from {NOTEBOOK.name} -->"
     return "\n\n".join([head, cells[0], link, *cells[1:]]) + "\n"
-
-
-def _shown(kind: str, source: str) -> str:
-    return f"```python\n{source}\n```" if kind == "code" else source
 
 
 def _outputs(cell: Any, source: str, figures: Path) -> Iterator[str]:

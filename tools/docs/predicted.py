@@ -24,11 +24,8 @@ from tools.docs.render import render, table
 from validation import predicted_here as here
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
-from validation.published_runs.peaks import NEEDED, OUT_OF_MEMORY
-from validation.published_runs.rows import read as read_runs
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
-from zerobench.commands.plan.memory import RESERVE
 from zerobench.strategies import spec_of
 from zerobench.timing.costs import ShapeTable, matmul_rows
 from zerobench.timing.hardware import validated as fitted
@@ -145,24 +142,6 @@ def not_compared() -> Iterator[Any]:
     errors = _errors()
     for reason, same in errors[errors["status"].isin(["no estimate", "failed"])].groupby("reason", sort=False):
         yield SimpleNamespace(reason=reason, runs=", ".join(f"`{name}`" for name in same["id"]))
-
-
-def memory_verdicts() -> str:
-    """Whether a run fits its card, as estimated, next to what happened: precision and recall of "does not fit"."""
-    training = read_runs(RESULTS / "published_runs/training.csv", NEEDED)
-    memory = {run.id: run.gpu_mem_gib for run in training if run.gpu_mem_gib is not None}
-    rows = [
-        SimpleNamespace(
-            id=row.id, card=memory[row.id], estimate_low_gib=row.estimate_low_gib, failed=row.status == OUT_OF_MEMORY,
-            refused=float(row.estimate_low_gib) > memory[row.id] * (1 - RESERVE),
-        )
-        for row in _errors().itertuples()
-        if row.status in ("compared", OUT_OF_MEMORY) and row.id in memory
-    ]  # fmt: skip
-    refused, failed = sum(row.refused for row in rows), sum(row.failed for row in rows)
-    right = sum(row.refused and row.failed for row in rows)
-    words = f"Estimated not to fit: {refused} ({refused - right} did not). Out of memory: {failed} ({right} found)."
-    return f"{render('memory_verdicts', rows)}\n\n{words}"
 
 
 # -- predicted time: published runs ----------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The references of the pages: commands, columns, fields of an estimate, packages and modules.
+"""The references of the pages: commands, columns, fields of an estimate, packages and modules, groups and keys.
 
-They are made of schemas, help texts and docstrings, as keys.py makes that of keys.
+They are made of schemas, help texts and docstrings.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ import os
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 from unittest import mock
 
 from zerobench import cli
 from zerobench.commands.columns import as_markdown
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
+from zerobench.config import help
+from zerobench.config.compose import checker
+from zerobench.config.keys import AUTO, GROUPS, KEYS
+from zerobench.config.overrides import Overrides
+from zerobench.config.schema import SCHEMAS
 from zerobench.records.describe import ROWS, columns_of, meanings_of
+from zerobench.sections import Key
+from zerobench.sizes import show_bytes
 
 HERE = Path(__file__).resolve().parents[2]
 PACKAGE = HERE / "zerobench"
@@ -98,3 +106,121 @@ def where(folder: Path = PACKAGE) -> str:
     lines = ["", "| file | what |", "| --- | --- |", *lines] if modules else []
     section = "\n".join([f"## {folder.relative_to(HERE)}/\n\n{said_of(folder)}.", *lines])
     return "\n\n".join([section, *(where(path) for path in below if path.is_dir())])
+
+
+# -- groups and keys -------------------------------------------------------------------------------
+
+HEAD = "| key | default | range | meaning | DeepSpeed | torch | transformers |\n" + "|" + " --- |" * 7
+SYSTEMS = ("DeepSpeed", "torch", "transformers")
+LARGE = 2**60
+
+
+def keys() -> str:
+    """Groups and keys: default, range, unit, meaning, and names elsewhere. Keys of their own, then each group with its
+    choices and keys, then other sections.
+    """
+    check = checker([])
+    usual = {key: value for key, value, _ in help._leaves(check.config_of([]))}
+    defaults = _defaults(check)
+    sections = [
+        "## Keys of a run",
+        "Those that belong to no group.",
+        _table({key: {(): usual[key]} for key in KEYS if "." not in key}),
+    ]
+    for group, choices in check.choices.items():
+        sections += [f"## {group}", _introduction(group), _choices(group, choices, check)]
+        if mine := defaults.get(group):
+            sections.append(_table({key: _shared(values, len(choices)) for key, values in mine.items()}))
+    for section in dict.fromkeys(key.split(".")[0] for key in KEYS if "." in key):
+        if section not in check.choices:
+            mine = {key: {(): usual[key]} for key in KEYS if key.startswith(f"{section}.") and key in usual}
+            sections += [f"## {section}", _introduction(section), _table(mine)]
+    return "\n\n".join(sections)
+
+
+def _introduction(group: str) -> str:
+    """Formats the meaning of a group as a sentence, and its names elsewhere."""
+    line = GROUPS[group].meaning
+    said = [f"{system} {name}" for system, name in zip(SYSTEMS, _names(GROUPS[group]), strict=True) if name]
+    return f"{line[:1].upper()}{line[1:]}." + (f" Elsewhere: {'; '.join(said)}." if said else "")
+
+
+def _names(key: Key) -> tuple[str, str, str]:
+    return key.deepspeed, key.torch, key.transformers
+
+
+def _choices(group: str, choices: list[str], check: Overrides) -> str:
+    lines = [f"| `{group}={name}` | {_cell(help._line_of(group, name, check))} |" for name in choices]
+    return "\n".join(["| choice | |", "| --- | --- |", *lines])
+
+
+def _defaults(check: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
+    """Group -> key -> choice -> default. One choice of each group is composed at a time, of all groups at once."""
+    groups = {group: choices for group, choices in check.choices.items() if group != "experiment"}
+    found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in groups}
+    for number in range(max(map(len, groups.values()))):
+        chosen = {group: choices[number] for group, choices in groups.items() if number < len(choices)}
+        for key, value, _ in help._leaves(check.config_of([f"{group}={choice}" for group, choice in chosen.items()])):
+            if (group := key.split(".")[0]) in chosen and "." in key:
+                found[group].setdefault(key, {})[chosen[group]] = value
+    return found
+
+
+def _shared(values: dict[str, Any], number: int) -> dict[tuple[str, ...], Any]:
+    shown = {choice: repr(value) for choice, value in values.items()}
+    alike = {text: tuple(c for c, other in shown.items() if other == text) for text in shown.values()}
+    if len(alike) == 1 and len(values) == number:
+        return {(): next(iter(values.values()))}
+    return {choices: values[choices[0]] for choices in alike.values()}
+
+
+def _table(defaults: dict[str, dict[tuple[str, ...], Any]]) -> str:
+    return "\n".join([HEAD, *(_row(key, values) for key, values in defaults.items())])
+
+
+def _row(key: str, values: dict[tuple[str, ...], Any]) -> str:
+    declared = KEYS.get(key, help.OF_A_BUILDER)
+    said = _cell(declared.meaning) + f" [{declared.unit}]" * bool(declared.unit)
+    shown = "; ".join(f"`{show(key, value)}`" + f" ({', '.join(of)})" * bool(of) for of, value in values.items())
+    names = (name or "–" for name in _names(declared))
+    cells = [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *names]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def show(key: str, value: Any) -> str:
+    """A default as a command line has it, of bytes also in words."""
+    if value is None:
+        return "null"
+    sized = isinstance(value, int) and key.endswith("_bytes") and value >= 1024
+    return f"{value} ({show_bytes(value)})" if sized else help._show(value)
+
+
+def range_of(key: str, default: Any) -> str:
+    """Least and greatest value, or the words; empty if only the meaning says what is right."""
+    declared = KEYS.get(key, help.OF_A_BUILDER)
+    if declared.words and declared.limits is None:
+        return ", ".join(f"`{help._show(one)}`" for one in declared.words)
+    if isinstance(default, bool) or key in _flags():
+        return "`false`, `true`"
+    if declared.limits is None:
+        return declared.rule
+    least, most = (_number(one, key.endswith("_bytes")) for one in declared.limits)
+    return f"{least} to {most}" + f", or `{AUTO}`" * (AUTO in declared.words)
+
+
+@cache
+def _flags() -> set[str]:
+    """Keys of true and false that may be null."""
+    schemas = [(group, schema) for group, choices in SCHEMAS.items() for schema in choices.values()]
+    hints = {f"{group}.{name}": kind for group, one in schemas for name, kind in get_type_hints(one).items()}
+    return {key for key, kind in hints.items() if set(get_args(kind)) == {bool, type(None)}}
+
+
+def _number(value: float, is_size: bool) -> str:
+    if is_size:
+        return show_bytes(value) if value else "0"
+    return f"{value:,.0f}".replace(",", " ") if value >= 1 and value == int(value) and value < LARGE else f"{value:g}"

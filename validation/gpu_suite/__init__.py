@@ -1,6 +1,6 @@
 """The GPU suite: its sections, in the order of their value to a run that is cut short.
 
-section.py   the definition of a section           suite.py     through the sections, against the clock; the results
+suite.py     a section, the way through the sections against the clock, and the results
 probe.py training.py bus.py tiers.py largest.py: the sections
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from .bus import BUS
 from .largest import LARGEST
 from .probe import PROBE
-from .section import SuiteSection
+from .suite import SuiteSection
 from .tiers import TIERS
 from .training import MEMORY, PARITY, SPEED
 

@@ -21,7 +21,7 @@ import torch
 from zerobench.sizes import SIZES, show_bytes
 
 from .probe import card, link_bytes_per_s
-from .section import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
+from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
 
 MIB = SIZES["mib"]
 LIMIT_S = 60.0

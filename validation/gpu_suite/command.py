@@ -18,8 +18,7 @@ from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 
 from . import SECTIONS
-from .section import NOT_RUN, WAITING, SuiteSection, SuiteSetup
-from .suite import Deadline, GpuSuite, SuiteRecord
+from .suite import NOT_RUN, WAITING, Deadline, GpuSuite, SuiteRecord, SuiteSection, SuiteSetup
 
 MINUTES = 9.0
 RESERVE_S = 15.0

@@ -16,7 +16,7 @@ from zerobench.predict.estimate import estimate
 from zerobench.sizes import SIZES, show_bytes
 
 from ..activation_formula import activation_bytes, shape_of
-from .section import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, shorter
+from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, shorter
 
 SHARE = 0.92
 """Usable fraction of the device's memory: the rest is for the context, libraries, rounding and fragmentation."""

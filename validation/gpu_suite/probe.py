@@ -28,7 +28,7 @@ from zerobench.zero.comm.backends import NcclComm, gather_into, scatter_into
 from zerobench.zero.comm.base import Comm
 from zerobench.zero.comm.hierarchical import connect
 
-from .section import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
+from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
 
 LIMIT_S = 45.0
 """Time limit: the first process on a new machine reads CUDA's libraries from a cold disk."""

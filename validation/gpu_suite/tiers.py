@@ -21,7 +21,7 @@ from zerobench.config.schema_memory import CpuOffload
 from zerobench.sizes import show_bytes
 from zerobench.worker import RankJob, run_rank
 
-from .section import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
+from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, padded
 
 SAME = ("strategy=zero1", "world_size=1", "precision=bf16", "optimizer=adam", "data=synthetic", "draw_on=device")
 SHAPE = ("model=gpt2_124m", "sequence=1024", "micro_batch=4", "measure.warmup=2", "measure.steps=8")

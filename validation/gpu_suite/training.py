@@ -17,7 +17,7 @@ from zerobench.results.tables import load
 from zerobench.sizes import show_bytes
 from zerobench.sweep.parity import DIFFERS, UNCHECKED, compare
 
-from .section import NONE, OURS, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, padded, shorter
+from .suite import NONE, OURS, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, padded, shorter
 
 SMALL_GPT = ("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2")
 

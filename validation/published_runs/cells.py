@@ -136,15 +136,17 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
         notes.assume("model", f"our GPT, with flash attention, in place of {family.architecture}, without biases")
     config = schemas.Config(
         strategy=schemas.SCHEMAS["strategy"][strategy](**OPTIONS.get((run.system, strategy), {})),
-        model=_gpt(run) if as_gpt else schemas.HuggingfaceModel(),
+        model=schemas.Gpt("gpt", *_shape(run)) if as_gpt else schemas.HuggingfaceModel(),
         data=schemas.Synthetic(),
         optimizer=_optimizer(run, on_cpu, notes),
         precision=_precision(run, strategy, notes),
         activation=_activation(run, notes),
         huggingface=built_as(run, family),
-        world_size=run.gpus, micro_batch=run.micro_batch, accumulation=_accumulation(run, notes), sequence=run.seq or 1,
+        world_size=run.gpus, micro_batch=run.micro_batch, accumulation=run.grad_accum or 1, sequence=run.seq or 1,
         device="cpu", backend=SIMULATED, tensors=FAKE, compile="blocks" if compiles else "none",
     )  # fmt: skip
+    if run.grad_accum is None:
+        notes.assume("grad_accum", "one micro-batch a step")
     cell = resolve(config, "gpt" if as_gpt else "huggingface", [])
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
@@ -202,11 +204,6 @@ def built_as(run: PublishedRun, family: Family) -> schemas.Huggingface:
         options |= {"multi_query": run.kv_heads == 1, "new_decoder_architecture": (run.kv_heads or 1) > 1}
     options["tie_word_embeddings"] = family.ties or re.search(r"\btied embeddings", run.notes) is not None
     return schemas.Huggingface(family.architecture, *_shape(run), run.seq, options)
-
-
-def _gpt(run: PublishedRun) -> schemas.Gpt:
-    layers, hidden, heads, vocabulary = _shape(run)
-    return schemas.Gpt(layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary)
 
 
 def _shape(run: PublishedRun) -> tuple[int, int, int, int]:
@@ -288,9 +285,3 @@ def _activation(run: PublishedRun, notes: _Notes) -> Any:
     if run.act_ckpt == "selective":
         notes.assume("selective", "selective by operators, as torchtitan does by default")
     return SCHEMAS["activation"][POLICIES[run.act_ckpt or "none"]]()
-
-
-def _accumulation(run: PublishedRun, notes: _Notes) -> int:
-    if run.grad_accum is None:
-        notes.assume("grad_accum", "one micro-batch a step")
-    return run.grad_accum or 1

@@ -137,11 +137,9 @@ def compare(runs: Sequence[PublishedRun], cells: ExecutedCells) -> list[PeakRow]
         if plan := plans.get(run.id):
             rows[run.id] = _judged(rows[run.id], run, plan, eager[run.id], cells)
             sizes = cells.of(plan)
-            if (
-                sizes
-                and rows[run.id].status == COMPARED
-                and abs(sizes.error(run.peak_kind, run.peak_mem_gib or 0)) > CLOSE
-            ):
+            if sizes is None or rows[run.id].status != COMPARED:
+                continue
+            if abs(sizes.error(run.peak_kind, run.peak_mem_gib or 0)) > CLOSE:
                 far.append((run, sizes))
     tried: dict[str, list[tuple[str, ExecutedSizes]]] = {run.id: [] for run, _ in far}
     for count in (1, 2):
@@ -193,17 +191,8 @@ def show(rows: Sequence[PeakRow]) -> None:
     """Prints the rows that were compared, what explains errors beyond 5 %, why others have no estimate, and counts."""
     console = stdout_console()
     compared = [row for row in rows if row.status == COMPARED]
-    lines = [
-        [
-            row.id,
-            row.peak_kind,
-            f"{row.published_gib:g}",
-            row.estimate_low_gib,
-            row.estimate_high_gib,
-            row.error_percent,
-        ]
-        for row in compared
-    ]
+    shown = ("id", "peak_kind", "published_gib", "estimate_low_gib", "estimate_high_gib", "error_percent")
+    lines = [[str(getattr(row, name)) for name in shown] for row in compared]
     if lines:
         console.print(Grid(["run", "kind", "published GiB", "estimate GiB", "to", "error %"], lines, left=2))
     for row in rows:
