@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
+.PHONY: questions compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
 .PHONY: gpu-runs published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
 	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
 	@echo "make table1     table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks (results/table1/)"
+	@echo "make questions  commands whose output pages show, run again (QUESTIONS=\"t1 t9\")"
 	@echo "make replay     the recorded step as a page and a film (docs/assets/), with screenshots; needs make setup-browser"
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
@@ -225,6 +226,17 @@ replay: setup
 	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
 	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif --seconds 5
 	$(RUN) tools/docs/screenshots.py
+
+# Commands whose output pages show. A file has its command in the first line; one that fails leaves its file as it is.
+QUESTIONS ?= $(basename $(notdir $(wildcard results/published/questions/*.txt)))
+
+questions: setup
+	for name in $(QUESTIONS); do \
+	  file=results/published/questions/$$name.txt; line=$$(head -n 1 $$file); \
+	  said=$$(export PATH=$(CURDIR)/.venv/bin:$$PATH COLUMNS=120; eval "$${line#??}") || exit $$?; \
+	  printf '%s\n\n%s\n' "$$line" "$$said" | sed 's/ *$$//' > $$file; \
+	done
+	$(RUN) tools/docs/pages.py
 
 # The report that docs/how-to/report.md shows, of the committed comparison with the peers.
 report: setup

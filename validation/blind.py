@@ -20,12 +20,12 @@ from typing import Any
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import OPTIMIZERS
-from zerobench.fake_execution import Execution
+from zerobench.fake_execution import CPU, Execution
 from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
 from zerobench.strategies import spec_of, specs
 
-from .runner import execute_cells, on_cpu, run_real
+from .runner import execute_cells, run_real
 from .store import Store
 
 FOLDER = Path("results/blind")
@@ -233,7 +233,7 @@ def run(chosen: argparse.Namespace) -> int:
     file = folder / "predictions.csv"
     store = Store(file, Figures, lambda row: row.number)
     if not store.found:
-        executed = execute_cells("predictions", on_cpu([one.config for one in cells]))
+        executed = execute_cells("predictions", [(one.config, CPU) for one in cells])
         store.put([predicted(drawn, one) for drawn, one in zip(cells, executed, strict=True)])
         print(f"{file}: commit it, then call this again")
         return 0

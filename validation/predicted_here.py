@@ -22,6 +22,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import yaml
 
 from zerobench.calibrate.operators import STEP, load_operators
 from zerobench.commands.estimate.command import ask
@@ -29,15 +33,13 @@ from zerobench.commands.predict import calibrated_costs
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.fake_execution.execute import CPU
-from zerobench.host.terminal import stdout_console
+from zerobench.host.files import replace_text
 from zerobench.launch.start_ranks import launch
-from zerobench.results.grid import Grid
 from zerobench.timing.interval import HERE
 from zerobench.timing.prediction import execute_schedules, reduced, step_time
 from zerobench.timing.reference import reference_step_s
 from zerobench.worker import RankJob, run_rank
 
-from .intervals import renew_interval
 from .link import run_on_nodes
 from .store import read, write
 
@@ -186,20 +188,11 @@ def _launch(model: str, n: int, strategy: str, ranks: range, folder: str, timeou
 
 
 def show(rows: Sequence[HereRow]) -> None:
-    """Prints errors by setting, and how many pairs of strategies that launches separate are in the right order."""
-    console = stdout_console()
-    header = ["model", "N", "Gbit/s", "strategy", "predicted", "measured", "lowest", "highest", "error"]
-    lines = [
-        [row.model, str(row.ranks), f"{row.link_gbit_s:g}" if row.link_gbit_s else "loopback", row.strategy,
-         *(f"{value:.3f} s" for value in (row.predicted_s, row.measured_s, row.lowest_s, row.highest_s)),
-         f"{row.error:+.1%}"]
-        for row in rows if row.error is not None
-    ]  # fmt: skip
-    console.print(Grid(header, lines, left=4))
+    """Prints the errors, and how many pairs of strategies that launches separate are in the right order."""
     errors = [abs(error) for error in measured_errors(rows)]
     right, all_ = order_of(rows)
     words = f"mean |error| {mean(errors):.1%}, largest {max(errors):.1%}"
-    console.print(f"{words}; {right} of {all_} pairs that all launches separate are in order", highlight=False)
+    print(f"{words}; {right} of {all_} pairs that all launches separate are in order")
 
 
 def measured_errors(rows: Sequence[HereRow]) -> list[float]:
@@ -232,6 +225,44 @@ def order_of(rows: Sequence[HereRow]) -> tuple[int, int]:
             apart += 1
             right += first.predicted_s < second.predicted_s
     return right, apart
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+VALIDATED = Path("zerobench/hardware/validated.yaml")
+COVERED = 0.9
+"""Part of the errors that an interval holds."""
+
+HEADER = "# Written by `make predicted-runs` and `make predicted-here`: validation/predicted_runs.py says how.\n"
+
+
+def write_validated(found: dict[str, Any]) -> None:
+    """Writes scales and intervals."""
+    replace_text(VALIDATED, HEADER + yaml.safe_dump(found, sort_keys=False))
+
+
+def renew_interval(kind: str, errors: Sequence[float]) -> None:
+    """Writes the interval of one kind of run again. `errors`: |log| of predicted over measured."""
+    found = yaml.safe_load(VALIDATED.read_text())
+    found["intervals"][kind] = interval_of(errors)
+    write_validated(found)
+
+
+def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
+    """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns."""
+    wide = math.exp(float(np.quantile(errors, COVERED)))
+    shuffled = np.random.default_rng(0).permutation(np.array(errors))
+    inside = 0
+    for part in range(10):
+        held = shuffled[part::10]
+        rest = np.concatenate([shuffled[other::10] for other in range(10) if other != part])
+        inside += int((held <= np.quantile(rest, COVERED)).sum())
+    return {
+        "low": round(1 / wide, 3),
+        "high": round(wide, 3),
+        "runs": len(errors),
+        "covered": round(inside / len(errors), 3),
+    }
 
 
 def _node(model: str, ranks: str, strategy: str, folder: str, node: str) -> None:

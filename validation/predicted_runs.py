@@ -34,14 +34,14 @@ from zerobench.config.cell import CellConfig
 from zerobench.fake_execution import Target
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
+from zerobench.sections import known
 from zerobench.sizes import show_count
 from zerobench.timing.hardware import Scales
 from zerobench.timing.interval import HERE, NOT_VALIDATED, interval, kind_of
 from zerobench.timing.prediction import Reduced, StepTime, reduced, step_time
 
-from .intervals import interval_of, write_validated
 from .predicted_here import OUT as HERE_RESULTS
-from .predicted_here import HereRow, measured_errors
+from .predicted_here import HereRow, interval_of, measured_errors, write_validated
 from .published_runs.cells import plan_of
 from .published_runs.hardware import RunHardware, hardware_of
 from .published_runs.rows import SIMULATED, NotGivenError, PublishedRun
@@ -124,9 +124,14 @@ class PlannedRun:
         costs = self.hardware.costs if scales is None else self.hardware.costs.scaled(scales)
         return step_time(schedules.of(self.cell, self.target), costs, self.hardware.declared)
 
-    def utilization(self, step_s: float) -> float:
-        """Returns model FLOPs over the peak in a step."""
-        return _flops_per_token(self.run) * self.tokens / (step_s * _peak(self))
+    @property
+    def ideal(self) -> float:
+        """Tokens per second and GPU if the model's FLOPs ran at the device's peak."""
+        layers, hidden = known(self.run.layers), known(self.run.hidden)
+        params = self.run.params or 12 * layers * hidden**2
+        peaks = self.hardware.costs.device.peak_tflops
+        peak = peaks.get(self.config.precision.name, max(peaks.values())) * 1e12
+        return peak / (6.0 * params + 12.0 * layers * hidden * (self.run.seq or 0))
 
 
 @dataclass(frozen=True)
@@ -241,18 +246,6 @@ def _laid(plan: PlannedRun, schedules: Schedules) -> Laid:
     return Laid(plan, measured, plain.step_s - rest - attention, attention, rest)
 
 
-def _flops_per_token(run: PublishedRun) -> float:
-    assert run.layers is not None
-    assert run.hidden is not None
-    params = run.params or 12 * run.layers * run.hidden**2
-    return 6.0 * params + 12.0 * run.layers * run.hidden * (run.seq or 0)
-
-
-def _peak(one: PlannedRun) -> float:
-    peaks = one.hardware.costs.device.peak_tflops
-    return peaks.get(one.config.precision.name, max(peaks.values())) * 1e12
-
-
 # -- what is fitted --------------------------------------------------------------------------------
 
 
@@ -334,8 +327,8 @@ def _error_row(
     plan, published = found.one, about.published or math.nan
     step, left_out = plan.step(schedules, whole), plan.step(schedules, without)
     rates = [plan.tokens / each.step_s for each in (step, left_out)]
-    used = [row.one.utilization(row.measured_s) for row in others]
-    naive = median(used) * _peak(plan) / _flops_per_token(plan.run) if used else None
+    utilization = [known(row.one.run.tokens_s_gpu) / row.one.ideal for row in others]
+    naive = median(utilization) * plan.ideal if utilization else None
     return replace(
         about, predicted=rates[0], left_out=rates[1], naive=naive, error=rates[0] / published - 1,
         left_out_error=rates[1] / published - 1, naive_error=naive / published - 1 if naive else None,

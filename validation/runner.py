@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zerobench.config.cell import CellConfig
-from zerobench.fake_execution import CPU, LIMITS, Execution, Limits, Target, execute_all
+from zerobench.fake_execution import LIMITS, Execution, Limits, Target, execute_all
 from zerobench.host.environment import FAKE, SIMULATED
 from zerobench.host.terminal import progress_bar
 from zerobench.launch.start_ranks import launch
@@ -52,11 +52,6 @@ def execute_cells(
             executions = execute_all([work[place][0] for place in places], target, jobs, heard, limits)
             found |= zip(places, executions, strict=True)
     return [found[place] for place in range(len(work))]
-
-
-def on_cpu(configs: Sequence[CellConfig]) -> list[Work]:
-    """Returns cells to be executed as on a CPU."""
-    return [(config, CPU) for config in configs]
 
 
 def run_real(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float = 280) -> Records:

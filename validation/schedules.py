@@ -5,7 +5,7 @@ kept   a parquet file per simulated cell, device and code: the events that a tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,8 +47,14 @@ class Schedules:
         due = {key: one for key, one in wanted.items() if not self._path(key).is_file()}
         with progress_bar(what, len(due), "cells") as advance:
             for target in dict.fromkeys(target for _, target in due.values()):
-                mine = {key: config for key, (config, its) in due.items() if its == target}
-                execute_all(list(mine.values()), target, self._jobs, self._taker(list(mine), advance), LIMITS, True)
+                configs = {key: config for key, (config, its) in due.items() if its == target}
+
+                def take(number: int, news: object, keys: Sequence[str] = tuple(configs)) -> None:
+                    if isinstance(news, Execution):
+                        self._keep(keys[number], news)
+                        advance()
+
+                execute_all(list(configs.values()), target, self._jobs, take, LIMITS, True)
 
     def of(self, cell: Reduced, target: Target) -> StepSchedule:
         """Returns the schedule of a cell that was simulated."""
@@ -56,14 +62,6 @@ class Schedules:
         if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
             return StepSchedule(cell, (), problem)
         return StepSchedule(cell, tuple(self._read(key) for key in keys))
-
-    def _taker(self, keys: Sequence[str], advance: Callable[[], None]) -> Callable[[int, object], None]:
-        def take(number: int, news: object) -> None:
-            if isinstance(news, Execution):
-                self._keep(keys[number], news)
-                advance()
-
-        return take
 
     def _keep(self, key: str, found: Execution) -> None:
         if found.problem:

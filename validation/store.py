@@ -51,7 +51,11 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     if not os.path.lexists(path):
         return []
     table = csv.DictReader(io.StringIO(read_text(path)))
-    if _header(table) != [one.name for one in fields(kind)]:  # type: ignore[arg-type]
+    try:
+        header = list(table.fieldnames or ())
+    except csv.Error:
+        header = None
+    if header != [one.name for one in fields(kind)]:  # type: ignore[arg-type]
         raise ValueError(f"{path}: its columns are not those of this version; move it away, or give another --out")
     try:
         return [kind(**{one.name: _value(str(one.type), row[one.name]) for one in fields(kind)})  # type: ignore[arg-type]
@@ -59,14 +63,6 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     except (ValueError, TypeError, csv.Error) as error:
         words = f"{path}, line {table.line_num}: it is damaged ({error!s:.80}); move it away, or give another --out"
         raise ValueError(words) from error
-
-
-def _header(table: csv.DictReader[str]) -> list[str] | None:
-    """Returns the names in the first line; None if it is none of a table."""
-    try:
-        return list(table.fieldnames or ())
-    except csv.Error:
-        return None
 
 
 def _value(kind: str, text: str) -> Any:

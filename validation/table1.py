@@ -30,7 +30,7 @@ from pathlib import Path
 
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
-from zerobench.fake_execution import Execution, Limits
+from zerobench.fake_execution import CPU, Execution, Limits
 from zerobench.host.terminal import stdout_console
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import STATES
@@ -42,7 +42,7 @@ from zerobench.theory.replay.states import predict_states
 from zerobench.zero.options import TILE_BYTES
 
 from .published.equations import states_per_parameter
-from .runner import execute_cells, on_cpu
+from .runner import execute_cells
 from .store import Store
 
 FOLDER = Path("results/table1")
@@ -303,7 +303,7 @@ def run(chosen: argparse.Namespace) -> int:
         parts.put(states_of(due[number], found))
         cells.put([row_of(due[number], found)])
 
-    execute_cells("table1", on_cpu([place.config for place in due]), chosen.jobs, Limits(seconds=1800), take)
+    execute_cells("table1", [(place.config, CPU) for place in due], chosen.jobs, Limits(seconds=1800), take)
     _show([row for place in wanted for row in cells.found.get(place, ())])
     print(f"{len(due) - len(problems)} cells simulated; in {chosen.out}: {CELLS}, {IN_FLIGHT}")
     for problem in problems:

@@ -13,9 +13,8 @@ import pytest
 
 import zerobench
 from analysis.__main__ import FIGURES
-from tools.docs import questions
-from tools.docs.blocks import EXPERIMENT, SOURCES
-from tools.docs.pages import pages, rewritten
+from tools.docs import quoted
+from tools.docs.pages import EXPERIMENT, SOURCES, pages, rewritten
 from tools.docs.recorded import REFERENCE, other_defaults, recorded
 from tools.docs.render import templates
 from zerobench import cli
@@ -155,4 +154,4 @@ def test_a_recorded_output_is_of_the_command_on_the_page() -> None:
     page = (ROOT / "docs/how-to/memory-questions.md").read_text()
     shown = {number: command for command, number in re.findall(r"\| `([^`]+)` \|.*questions/(\w+)\.txt\)", page)}
     assert len(shown) == 17
-    assert {number: questions.read(number)[0] for number in shown} == shown
+    assert {number: quoted.read_output(number)[0] for number in shown} == shown

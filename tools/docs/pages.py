@@ -2,9 +2,10 @@
 
     python tools/docs/pages.py [--check]
 
-A *block* of a page stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`. SOURCES in blocks.py says what makes
-each of them: the committed tables, or the package itself. A block may be on several pages, and is on one at least. A
-block whose name has arguments (`source FILE NAME`, `api NAME`, `output NUMBER`) is made by QUOTED.
+A *block* of a page stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`. SOURCES says what makes each of
+them: most are tables of committed rows, and have a template in blocks.md; rows that need more than the columns of a
+summary are made in measured.py and predicted.py. A block may be on several pages, and is on one at least. A block whose
+name has arguments (`source FILE NAME`, `api NAME`, `output NUMBER`) is made by QUOTED.
 """
 
 from __future__ import annotations
@@ -13,17 +14,107 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.docs import blocks, questions, quoted
+from tools.docs import measured, predicted, quoted, references
+from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
+from tools.docs.render import render
+from validation.kills import KillsRow
+from validation.predicted_maps import BreakEvenRow, OptionRow
+from validation.store import read
 
 HERE = Path(__file__).resolve().parents[2]
 
+# -- the table of blocks -----------------------------------------------------------------------------
+
+
+def pasted(name: str) -> str:
+    """A file below results/ that is Markdown already."""
+    return (RESULTS / name).read_text().rstrip()
+
+
+def compare() -> str:
+    """The ratios to the peers, and their figure."""
+    return f"{pasted('compare/cpu/ratios.md')}\n\n![Ours over the peers](results/compare/cpu/compare.png)"
+
+
+CELLS = {
+    "stages": (REFERENCE / "stages",), "stage_bytes": (REFERENCE / "stages",), "tiling": (REFERENCE / "tiling",),
+    "infinity": (REFERENCE / "infinity", "psi"), "partition": (REFERENCE / "partition", "strategy"),
+    "muon": (REFERENCE / "muon",), "lora": (RESULTS / "lora", "started"), "peer_bytes": (COMPARED / "compare",),
+    "peer_volume": (COMPARED / "compare",),
+}  # fmt: skip
+"""Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
+
+MEASURED = (
+    "answer", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
+    "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
+    "settings", "accumulation", "outside_ledger",
+)  # fmt: skip
+"""Functions of measured.py that are named as their blocks."""
+
+PREDICTED = (
+    "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
+    "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
+    "predicted_here", "map_fastest", "map_scaling",
+    "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
+)  # fmt: skip
+"""Functions of predicted.py that are named as their blocks."""
+
+ROWS: dict[str, tuple[str, type]] = {
+    "kills": ("kills/kills.csv", KillsRow), "map_options": ("predicted_maps/options.csv", OptionRow),
+    "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
+}  # fmt: skip
+"""Block whose rows are those of a file as they are -> the file and its kind of row."""
+
+GPU_SECTIONS = {
+    "gpu_largest": ("largest", "cell", "layers × hidden", "ψ", "predicted need", "peak", "allocated"),
+    "gpu_speed": ("speed", "cell", "step ms", "over DDP", "tokens/s", "MFU", "allocated", "last loss"),
+    "gpu_tiers": ("tiers", "what", "kept", "paper", "step ms", "allocated", "pinned"),
+    "gpu_bus": ("bus", "size", "up GB/s", "down GB/s", "both GB/s", "best of the raw rate"),
+}
+"""Block -> a section of the GPU suite's summary, and its columns."""
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    **{name: partial(cells, *folder) for name, folder in CELLS.items()},
+    **{name: getattr(measured, name) for name in MEASURED},
+    **{name: getattr(predicted, name) for name in PREDICTED},
+    **{name: partial(predicted.gpu_section, *section) for name, section in GPU_SECTIONS.items()},
+    "compile": measured.compile_blocks,
+    **{name: partial(read, RESULTS / path, kind) for name, (path, kind) in ROWS.items()},
+    "compare": compare,
+    "published": partial(pasted, "published/published.md"),
+    "keys": references.keys,
+    "columns": references.columns,
+    "commands": references.commands,
+    "estimates": references.estimates,
+    "packages": references.packages,
+    "where": references.where,
+}
+"""Block -> what makes its Markdown, or the rows of its template."""
+
+EXPERIMENT = {"stage_bytes": "stages", "stage_traffic": "stages"}
+"""Block -> the experiment that its runs are of, if the block has another name."""
+
+
+def block(name: str) -> str:
+    """Returns the Markdown of a block. That of an experiment ends with the date and the commit of its runs."""
+    made = SOURCES[name]()
+    text = made if isinstance(made, str) else render(name, made)
+    experiment = EXPERIMENT.get(name, name)
+    is_dated = (REFERENCE / experiment).is_dir()
+    return f"{text}\n\n{recorded(experiment)}" if is_dated else text
+
+
+# -- the pages ---------------------------------------------------------------------------------------
+
 BEGIN = re.compile(r"<!-- (\w+(?: [^\s:>]+)*): written by `make pages` -->")
 
-QUOTED: dict[str, Callable[..., str]] = {"source": quoted.fenced, "api": quoted.entry, "output": questions.output}
+QUOTED: dict[str, Callable[..., str]] = {"source": quoted.fenced, "api": quoted.entry, "output": quoted.output}
 """First word of a block's name -> what makes it from the other words."""
 
 
@@ -39,16 +130,16 @@ def rewritten(text: str, made: dict[str, str], depth: int = 0) -> str:
     """
     for name in BEGIN.findall(text):
         word, *arguments = name.split()
-        if word not in blocks.SOURCES and word not in QUOTED:
-            raise ValueError(f"a page has a block {word}, which is none of {', '.join([*blocks.SOURCES, *QUOTED])}")
+        if word not in SOURCES and word not in QUOTED:
+            raise ValueError(f"a page has a block {word}, which is none of {', '.join([*SOURCES, *QUOTED])}")
         begin, end = f"<!-- {name}: written by `make pages` -->", f"<!-- end of {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"a page must hold {begin} and {end} once each")
         if name not in made:
-            made[name] = QUOTED[word](*arguments) if word in QUOTED else blocks.block(word)
+            made[name] = QUOTED[word](*arguments) if word in QUOTED else block(word)
         links = re.sub(r"\]\((results|zerobench|docs)/", lambda link: f"]({'../' * depth}{link[1]}/", made[name])
-        block = f"{begin}\n\n{links}\n\n{end}"
-        text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
+        whole = f"{begin}\n\n{links}\n\n{end}"
+        text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, whole=whole: whole, text, flags=re.DOTALL)
     return text
 
 
@@ -61,7 +152,7 @@ def outdated() -> dict[Path, str]:
         should = rewritten(text, made, len(page.relative_to(HERE).parts) - 1)
         if should != text:
             new[page] = should
-    if missing := set(blocks.SOURCES) - set(made):
+    if missing := set(SOURCES) - set(made):
         raise ValueError(f"no page has the block {', '.join(sorted(missing))}")
     return new
 

@@ -1,4 +1,4 @@
-"""What pages quote of the code: a definition as it stands today, or an entry of the Python API.
+"""What pages quote: a definition of the code as it stands today, an entry of the Python API, a command's output.
 
 An entry is the signature and the docstring of an object and of its members, as Markdown. Docstrings are written for a
 terminal: a line that begins with a name and two spaces or more, or with a name in backticks and a colon, begins an
@@ -19,6 +19,7 @@ from typing import Any
 from zerobench.records.describe import meanings_of
 
 HERE = Path(__file__).resolve().parents[2]
+RECORDED = HERE / "results/published/questions"
 
 ITEM = re.compile(r"^(?:(`[^`]+`(?:, `[^`]+`)*)(?: {2,}|: )|(\w+) {2,})(\S.*)$")
 WIDTH = 100
@@ -62,6 +63,21 @@ def fenced(path: str, name: str) -> str:
     """The block `source PATH NAME` of a page. Raises ValueError as `excerpt`."""
     language = "text" if name == "__doc__" else "python"
     return f'```{language} title="{path}"\n{excerpt(path, name)}\n```'
+
+
+# -- recorded output -------------------------------------------------------------------------------
+
+
+def output(name: str) -> str:
+    """The block `output NAME`: a command and what it printed, as `make questions` recorded them."""
+    command, said = read_output(name)
+    return f"```bash\n{command}\n```\n\n```text\n{said}\n```"
+
+
+def read_output(name: str) -> tuple[str, str]:
+    """Returns a command and its recorded output."""
+    first, _, said = (RECORDED / f"{name}.txt").read_text().partition("\n")
+    return first.removeprefix("$ "), said.strip("\n")
 
 
 # -- entries of the API ----------------------------------------------------------------------------

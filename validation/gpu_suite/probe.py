@@ -185,19 +185,13 @@ def try_group(job: ProbeJob, tell: Callable[[Any], None]) -> dict[str, Any]:
     where = (job.rank, job.group.ranks, job.device, job.group.backend, job.rendezvous, 1, LIMIT_S)
     with rank_environment(*where) as device:
         job.group.check(job.rank, job.group.ranks, device)
-        return _facts(device)
-
-
-def _facts(device: torch.device) -> dict[str, Any]:
-    if device.type != "cuda":
-        return {}
-    free, total = torch.cuda.mem_get_info(device)
-    return {
-        "gpu": torch.cuda.get_device_name(device),
-        "free_bytes": free,
-        "total_bytes": total,
-        "nccl": ".".join(map(str, nccl_version() or ())) or None,
-    }
+        if device.type != "cuda":
+            return {}
+        free, total = torch.cuda.mem_get_info(device)
+        nccl = ".".join(map(str, nccl_version() or ())) or None
+        return {
+            "gpu": torch.cuda.get_device_name(device), "free_bytes": free, "total_bytes": total, "nccl": nccl,
+        }  # fmt: skip
 
 
 def _tasks(setup: SuiteSetup) -> list[SuiteTask]:

@@ -133,18 +133,14 @@ def _reproduced(source: str, row: PublishedFigure, executed: Mapping[tuple[Targe
     if problem := next((one.problem for one in found if one.problem), ""):
         return Reproduced(source, row, problem=problem)
     try:
-        return _held(source, row, found)
+        slope, rest = slope_of(row, *found[:2])
+        total = sum(row.of(found[1]).values())
+        if row.less:
+            taken, left = slope_of(row, *found[2:])
+            slope, total = slope - taken, total - sum(row.of(found[3]).values())
+            rest = {part: size - left.get(part, 0.0) for part, size in rest.items()}
     except ValueError as error:
         return Reproduced(source, row, problem=str(error))
-
-
-def _held(source: str, row: PublishedFigure, found: Sequence[Execution]) -> Reproduced:
-    slope, rest = slope_of(row, *found[:2])
-    total = sum(row.of(found[1]).values())
-    if row.less:
-        taken, left = slope_of(row, *found[2:])
-        slope, total = slope - taken, total - sum(row.of(found[3]).values())
-        rest = {part: size - left.get(part, 0.0) for part, size in rest.items()}
     whole = total / row.over(found[1]) * row.scale
     return Reproduced(source, row, slope * row.scale, total, whole, rest)
 
