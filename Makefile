@@ -234,7 +234,7 @@ questions: setup
 	for name in $(QUESTIONS); do \
 	  file=results/published/questions/$$name.txt; line=$$(head -n 1 $$file); \
 	  said=$$(export PATH=$(CURDIR)/.venv/bin:$$PATH COLUMNS=120; eval "$${line#??}") || exit $$?; \
-	  printf '%s\n\n%s\n' "$$line" "$$said" | sed 's/ *$$//' > $$file; \
+	  printf '%s\n\n%s\n' "$$line" "$$(printf '%s' "$$said" | sed 's/ *$$//')" > $$file; \
 	done
 	$(RUN) tools/docs/pages.py
 

@@ -34,8 +34,13 @@ def draw(found: Calibration) -> Figure:
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         for via in LOOKS:
             _curve(axes, found, via, "copy" if via == "memory" else name)
-        axes.set_title(name)
-        _scale(axes, sorted(found.transfers["bytes"].unique()))
+        sizes = sorted(found.transfers["bytes"].unique())[::2]
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.minorticks_off()
+        axes.set_xticks([size / MIB for size in sizes], [show_bytes(size).replace(".0 ", " ") for size in sizes])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="full tensor", title=name)
     figure.axes[0].set_ylabel("size / time (GiB/s)")
     there = [LOOKS[via] for via in LOOKS if (found.transfers["via"] == via).any()]
     key(figure, [rule(words, _line(marker), color=color, marker=marker, ms=4) for color, marker, words in there])
@@ -52,16 +57,6 @@ def _at_largest(found: Calibration, names: list[str]) -> str:
         return ""
     words = ", ".join(f"{name} {rates[name, 'seam']:.1f} and {rates[name, 'torch']:.1f}" for name in both)
     return f"At {show_bytes(size)}, ours and torch in GiB/s: {words}."
-
-
-def _scale(axes: Axes, sizes: list[int]) -> None:
-    """Logarithmic axes, with words for every other size."""
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.minorticks_off()
-    axes.set_xticks([size / MIB for size in sizes[::2]], [show_bytes(size).replace(".0 ", " ") for size in sizes[::2]])
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("full tensor")
 
 
 def _line(marker: str) -> str:

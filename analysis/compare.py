@@ -105,14 +105,10 @@ def ratios_of(results: Results) -> list[Ratio]:
         setting = title(cells, panels)
         launches = {str(i): mine.to_dict("records") for i, mine in runs.groupby("cell_id")}
         for goal in GOALS:
-            for one in _named(cells, goal.ours):
-                for other in _named(cells, goal.peer):
+            for one in cells[cells["strategy"] == goal.ours].itertuples():
+                for other in cells[cells["strategy"] == goal.peer].itertuples():
                     found += list(_compare(setting, goal, one, other, launches))
     return found
-
-
-def _named(cells: pd.DataFrame, strategy: str) -> list[Any]:
-    return list(cells[cells["strategy"] == strategy].itertuples())
 
 
 def _compare(setting: str, goal: Goal, ours: Any, peer: Any, launches: dict[str, list[Any]]) -> Iterator[Ratio]:

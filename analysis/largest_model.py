@@ -51,10 +51,6 @@ SHARES = {"ddp": (1, 1, 1), "zero1": (1, 1, 64), "zero2": (1, 64, 64), "zero3": 
 """Strategy -> of how many ranks parameters, gradients and optimizer are divided among, at N = 64."""
 
 
-OF_ROW = ("strategy", "offload", "best", "beyond", "at_end")
-"""Fields of Largest that a plan's row has."""
-
-
 @dataclass(frozen=True)
 class Largest:
     """One plan's row. `device_bytes`: of one GPU. `best`, `beyond`: executed cells, the last that fits and the next."""
@@ -102,7 +98,8 @@ def read(folder: Path) -> list[Largest]:
         plan = json.loads(path.read_text())
         sizes = plan["device_bytes"], plan["usable_bytes"]
         fitting = [row for row in plan["rows"] if row["best"] is not None]
-        found += [Largest(row["best"]["gpus"], *sizes, **{name: row.get(name) for name in OF_ROW}) for row in fitting]
+        names = ("strategy", "offload", "best", "beyond", "at_end")
+        found += [Largest(row["best"]["gpus"], *sizes, **{name: row.get(name) for name in names}) for row in fitting]
     if not found:
         raise ValueError(f"no plan in {folder} has a model that fits; `make largest-model` makes some")
     return sorted(found, key=lambda one: (one.gpus, one.device_bytes, *one.place))

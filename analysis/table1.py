@@ -10,9 +10,7 @@ in_flight   the simulated states beyond the formula, and how they shrink with ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -95,17 +93,14 @@ def _bars(axes: Axes, cells: pd.DataFrame, names: list[str]) -> None:
             absent(axes, place, "missing")
             continue
         printed = float(cell["printed_gb"] or "nan")
-        for side, values in ((-1, _formula(cell)), (1, {name: cell[f"{name}_bytes"] / GB for name in STATES})):
+        formula = {name: cell[f"{name}_formula_bytes"] / GB for name in STATES if name != "communication"}
+        for side, values in ((-1, formula), (1, {name: cell[f"{name}_bytes"] / GB for name in STATES})):
             at = place + side * WIDTH / 2
             height = stack(axes, at, values, FILLS, WIDTH)
             number(axes, at, max(height, printed if printed == printed else 0), _number(height), 2)
         axes.hlines(printed, place - WIDTH, place + WIDTH, color="black", lw=1.2)
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(min(-0.5, len(names) / 2 - 2), max(len(names) - 0.5, len(names) / 2 + 1))
-
-
-def _formula(cell: Mapping[str, Any]) -> dict[str, float]:
-    return {name: cell[f"{name}_formula_bytes"] / GB for name in STATES if name != "communication"}
 
 
 def _number(gigabytes: float) -> str:

@@ -40,7 +40,9 @@ def nodes(results: Results, panels: int = MOST_PANELS) -> Figure:
     )
     figure, places = sheet(settings, panels, (3.2, 2.0), caption)
     for axes, cells in places:
-        bars(axes, cells, partial(_draw_links, _size_of_nodes(cells)), _nodes_rows(cells))
+        told = (words_of(str(label)).get("node_size") for label in cells["label"])
+        size = next((int(size) for size in told if size is not None), None)  # None: no cell was told of nodes
+        bars(axes, cells, partial(_draw_links, size), _nodes_rows(cells))
         axes.set_ylabel("sent by a rank in a step\n(bytes per parameter)")
         axes.set_title(title(cells, settings))
     key(figure, [*patches(seen(figure, LINKS)), rule("to other nodes, predicted", lw=1.8)])
@@ -52,12 +54,6 @@ def crossing_bytes(cell: Any, hops: bool, size: int) -> float:
     if hops:
         return float(cell.between_nodes_bytes)
     return float((cell.world_size - size) / max(1, cell.world_size - 1) * cell.wire_bytes)
-
-
-def _size_of_nodes(cells: pd.DataFrame) -> int | None:
-    """Ranks of a node, by the cells that were told; None if none was."""
-    told = [words_of(str(label)).get("node_size") for label in cells["label"]]
-    return next((int(size) for size in told if size is not None), None)
 
 
 def _nodes_rows(cells: pd.DataFrame) -> Rows:

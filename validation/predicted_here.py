@@ -200,16 +200,6 @@ def measured_errors(rows: Sequence[HereRow]) -> list[float]:
     return [row.error for row in rows if row.strategy != REFERENCE and row.error is not None]
 
 
-def without_drift(rows: Sequence[HereRow]) -> list[float]:
-    """Returns the errors that are left if every step is divided by the reference step of the same number of ranks, now
-    and in the calibration.
-    """
-    drift = {row.ranks: 1 + row.error for row in rows if row.strategy == REFERENCE and row.error is not None}
-    return measured_errors(
-        [replace(row, error=(1 + row.error) / drift.get(row.ranks, 1.0) - 1) for row in rows if row.error is not None]
-    )
-
-
 APART = 1.02
 """Steps that differ by less are not distinguished by single launches."""
 

@@ -32,10 +32,13 @@ TIMEOUT_S = 300
 
 def main() -> int:
     """Writes the page and its figures."""
-    notebook = executed(read(NOTEBOOK))
+    import torch
+
+    notebook, day = executed(read(NOTEBOOK)), datetime.now(UTC).date().isoformat()
     for old in FIGURES.glob("*.png"):
         old.unlink()
-    PAGE.write_text(page_of(notebook, recorded(), FIGURES))
+    said = f"Executed on {day} with torch {torch.__version__} on {len(os.sched_getaffinity(0))} cores."
+    PAGE.write_text(page_of(notebook, said, FIGURES))
     print(f"page: {PAGE.relative_to(HERE)}")
     return 0
 
@@ -60,14 +63,6 @@ def executed(notebook: Any, where: Path | None = None) -> Any:
 def sources_on(page: str) -> list[tuple[str, str]]:
     """Returns kind and source of each cell that a page was written from."""
     return [(kind, re.sub(r"^```\w*\n|\n```$", "", source)) for kind, source in PARTS.findall(page)]
-
-
-def recorded() -> str:
-    """Says when and where the notebook was executed."""
-    import torch
-
-    day = datetime.now(UTC).date().isoformat()
-    return f"Executed on {day} with torch {torch.__version__} on {len(os.sched_getaffinity(0))} cores."
 
 
 def page_of(notebook: Any, said: str, figures: Path) -> str:

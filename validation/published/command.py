@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,37 +33,30 @@ FOLDER = Path("results/published")
 LEAST_SHARE = 0.001
 """Fraction of the larger cell's quantity: a smaller part in flight is padding, left out of texts."""
 
-COLUMNS = {
-    "source": "name of the paper or document",
-    "where": "section, table, figure or equation",
-    "quantity": "what is counted",
-    "unit": "unit of all values but in_flight",
-    "equation": "the formula",
-    "formula": "its value",
-    "executed": "slope between two simulated cells: the additional bytes or traffic over the additional size",
-    "whole": "the larger cell's quantity over its size: the same with what is in flight",
-    "in_flight": "part of the larger cell that does not grow with the model, in bytes, elements or FLOPs",
-    "in_flight_parts": "the same by category or collective",
-    "printed": "as the source has it",
-    "value": "the printed value in the unit, at the cell's numbers",
-    "difference": "executed minus value; minus the formula if the source is misprinted",
-    "within": "whether the difference is within a unit of the last printed digit, or 0.1 % of a printed equation",
-    "verdict": "yes, no and why, or what is misprinted",
-    "cell": "the larger cell; `zerobench` runs it",
+COLUMNS: dict[str, Callable[[Reproduced], Any]] = {
+    "source": lambda one: SOURCES[one.source].label,
+    "where": lambda one: one.row.where,
+    "quantity": lambda one: one.row.quantity,
+    "unit": lambda one: one.row.unit,  # of all values but in_flight
+    "equation": lambda one: one.row.equation,
+    "formula": lambda one: one.row.formula,
+    "executed": lambda one: one.executed,  # the slope: additional bytes or traffic over the additional size
+    "whole": lambda one: one.whole,  # the larger cell's quantity over its size: the same with what is in flight
+    "in_flight": lambda one: None if one.in_flight is None else sum(one.in_flight.values()),  # does not grow
+    "in_flight_parts": lambda one: parts_of(one),  # by category or collective
+    "printed": lambda one: one.row.printed,
+    "value": lambda one: one.row.value,  # the printed value in the unit, at the cell's numbers
+    "difference": lambda one: one.difference,  # executed minus value; minus the formula if the source is misprinted
+    "within": lambda one: one.is_within,  # a unit of the last printed digit, or 0.1 % of a printed equation
+    "verdict": lambda one: one.verdict,
+    "cell": lambda one: f"{one.row.cell} {one.row.sizes[-1]}",  # the larger cell; `zerobench` runs it
 }
-"""Column -> meaning."""
+"""Column -> its value in a row."""
 
 
 def record_of(one: Reproduced) -> dict[str, Any]:
     """A row of the table, by column."""
-    row = one.row
-    parts = one.in_flight or {}
-    values = (
-        SOURCES[one.source].label, row.where, row.quantity, row.unit, row.equation, row.formula, one.executed,
-        one.whole, sum(parts.values()) if one.in_flight is not None else None, parts_of(one), row.printed, row.value,
-        one.difference, one.is_within, one.verdict, f"{row.cell} {row.sizes[-1]}",
-    )  # fmt: skip
-    return dict(zip(COLUMNS, values, strict=True))
+    return {name: value(one) for name, value in COLUMNS.items()}
 
 
 def parts_of(one: Reproduced) -> str:

@@ -7,7 +7,7 @@ from math import prod
 
 from zerobench.fake_execution import Execution
 from zerobench.predict.flops import step_flops
-from zerobench.records import CATEGORIES, STATES
+from zerobench.records import STATES
 
 from .figure import Parts
 
@@ -51,11 +51,6 @@ def most_of(category: str) -> Callable[[Execution], Parts]:
         return {category: float(sum(row.max_bytes for row in rows if row.category == category))}
 
     return most
-
-
-def peak(one: Execution) -> Parts:
-    """Bytes on the device, at the instant where their sum is largest."""
-    return {category: float(one.at_peak[category]) for category in CATEGORIES}
 
 
 # -- traffic ----------------------------------------------------------------------------------------

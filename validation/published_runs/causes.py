@@ -69,10 +69,6 @@ def _no_masters(plan: RunPlan) -> RunPlan:
     return plan.changed(precision=replace(precision, masters=False, wire_dtype=precision.name))
 
 
-def _is_half_under_fsdp2(plan: RunPlan) -> bool:
-    return plan.config.precision.name == "bf16" and plan.config.strategy.name.startswith("fsdp2")
-
-
 def _with_loss(plan: RunPlan, name: str) -> RunPlan:
     assert plan.config.huggingface is not None
     return plan.changed(huggingface=replace(plan.config.huggingface, loss=name))
@@ -81,7 +77,11 @@ def _with_loss(plan: RunPlan, name: str) -> RunPlan:
 CAUSES = (
     Cause(
         "without fp32 master weights and states (precision.masters=false)",
-        lambda run, plan: _is_half_under_fsdp2(plan) and bool({"precision", "masters"} & plan.open_keys),
+        lambda run, plan: (
+            plan.config.precision.name == "bf16"
+            and plan.config.strategy.name.startswith("fsdp2")
+            and bool({"precision", "masters"} & plan.open_keys)
+        ),
         _no_masters,
     ),
     Cause(

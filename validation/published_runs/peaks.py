@@ -193,8 +193,7 @@ def show(rows: Sequence[PeakRow]) -> None:
     compared = [row for row in rows if row.status == COMPARED]
     shown = ("id", "peak_kind", "published_gib", "estimate_low_gib", "estimate_high_gib", "error_percent")
     lines = [[str(getattr(row, name)) for name in shown] for row in compared]
-    if lines:
-        console.print(Grid(["run", "kind", "published GiB", "estimate GiB", "to", "error %"], lines, left=2))
+    console.print(Grid(["run", "kind", "published GiB", "estimate GiB", "to", "error %"], lines, left=2))
     for row in rows:
         if row.status != NO_PEAK and (row.explanation or row.reason):
             words = printable(f"{row.id}: {row.explanation or row.reason}")
