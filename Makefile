@@ -32,7 +32,7 @@ help:
 	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
 	@echo "make table1     table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks (results/table1/)"
 	@echo "make questions  commands whose output pages show, run again (QUESTIONS=\"t1 t9\")"
-	@echo "make replay     the recorded step as a page and a film (docs/assets/), with screenshots; needs make setup-browser"
+	@echo "make replay     the recorded step as a page (docs/assets/), with screenshots; needs make setup-browser"
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
@@ -77,8 +77,8 @@ lock:
 # Tests of pages skip without a browser. Chromium and its driver are the system's, of one version: apt's, on Debian.
 setup-browser: .venv/browser
 	@$(RUN) -c 'import sys; from tools.docs.chromium import missing; sys.exit(bool(missing()))' 2> /dev/null || \
-	  { test "$$(id -u)" = 0 && apt-get install --yes chromium chromium-driver ffmpeg; } || \
-	  { echo "run: sudo apt-get install chromium chromium-driver ffmpeg"; exit 1; }
+	  { test "$$(id -u)" = 0 && apt-get install --yes chromium chromium-driver; } || \
+	  { echo "run: sudo apt-get install chromium chromium-driver"; exit 1; }
 
 .venv/browser: requirements/browser.txt | setup
 	$(INSTALL) -r requirements/browser.txt
@@ -224,7 +224,7 @@ replay: setup
 	$(RUN) -m zerobench -m strategy=ddp,zero1,zero2,zero3 model=gpt_tiny world_size=2 device=cpu measure.events=true \
 	  measure.passes=accounted measure.steps=2 results_dir=results/runs/replay
 	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
-	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif --seconds 5
+	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html
 	$(RUN) tools/docs/screenshots.py
 
 # Commands whose output pages show. A file has its command in the first line; one that fails leaves its file as it is.

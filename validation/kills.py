@@ -38,7 +38,6 @@ import zerobench
 from zerobench.host.files import replace_text
 from zerobench.results import selection
 from zerobench.results.provenance import commit_of, source_hash
-from zerobench.results.run_files import PREFIX as CACHE
 from zerobench.results.tables import Results
 
 from .store import Store
@@ -367,7 +366,7 @@ OF_ALLOCATOR = ("allocated", "outside_ledger")
 OF_GLOO = {"fsdp2": ("timed_allocator_peak_bytes",)}
 """Strategy -> columns with bytes that gloo's thread may still hold: the timed pass does not wait for it."""
 
-STAYS = (".references", CACHE)
+STAYS = (".references",)
 """Beginnings of hidden entries of a results folder that are meant to stay."""
 
 

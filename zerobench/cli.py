@@ -57,7 +57,7 @@ Verbs, in the order of the work:
   zerobench compare A B [--fail-on-change]                             changes between two runs or results folders
   zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; changes
   zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
-  zerobench replay [RUNS] --out step.html                              the recorded step as an animated page or a film
+  zerobench replay [RUNS] --out step.html                              the recorded step as an animated page
   zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
   zerobench export [RUNS] --format wandb|perfetto --out X              scalars for other programs; a trace of all ranks
   zerobench columns [PART ...] [--table TABLE]                         meaning and unit of the tables' columns

@@ -119,7 +119,7 @@ FED = {
     "compare": ["{} RUNS", "RUNS RUNS --noise {}", "RUNS RUNS --out {}"],
     "report": ["{}", "RUNS --out {}", "RUNS --out {}.html"],
     "plot": ["{} --out a.png", "memory {} --out a.png", "memory RUNS --out {}", "memory RUNS --out x{}.svg"],
-    "replay": ["{}", "RUNS --worlds {}", "RUNS --gif {}"],
+    "replay": ["{}", "RUNS --worlds {}"],
     "export": ["{}", "RUNS --out {}.csv", "RUNS --format {}", "RUNS --format parquet --out {}"],
     "columns": ["{}", "--table {}"],
     "budget": ["{}", "check {}", "check --runs {}", "record --runs RUNS --file {}.yaml"],

@@ -145,8 +145,6 @@ def test_a_pipe_in_the_place_of_a_turn_is_no_turn(tmp_path: Path, strangers_leas
     make(tmp_path)
     (tmp_path / ".partial-x-0badcafe").mkdir()
     strangers_leases[0].rename(tmp_path / f".partial-x-0badcafe{LEASE}")
-    (tmp_path / ".tables-x").mkdir()
-    os.mkfifo(tmp_path / ".tables-x/index.json")
     waited: list[bool] = []
     with folders.turn(tmp_path, "a launch", waited.append):
         assert not waited
@@ -267,16 +265,13 @@ def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_
     user's, whose name ends in no number as ours do, stays for good.
     """
     one = simulated(tmp_path)
-    board, old, new, cache = (
-        tmp_path / name
-        for name in (".sweep-1-0badcafe", ".pruned-0badcafe", ".pruned-1badcafe", ".tables.0badcafe0bad")
-    )
-    users = [tmp_path / f"{prefix}mine" for prefix in (".sweep-", ".tables-", ".pruned-", ".partial-", ".turn-")]
+    board, old, new = (tmp_path / name for name in (".sweep-1-0badcafe", ".pruned-0badcafe", ".pruned-1badcafe"))
+    users = [tmp_path / f"{prefix}mine" for prefix in (".sweep-", ".pruned-", ".partial-", ".turn-")]
     users += [tmp_path / "searches/.gitkeep", temporary / "zerobench-temp-mine"]
-    for folder in (board, old, new, cache, tmp_path / ".references/.partial-ddp-0badcafe", *users):
+    for folder in (board, old, new, tmp_path / ".references/.partial-ddp-0badcafe", *users):
         folder.mkdir(parents=True)
         (folder / "half").touch()
-    for folder in (old, cache, *users):
+    for folder in (old, *users):
         os.utime(folder, (0, 0))
     check_folders([one])
     with temporary_folder():

@@ -43,13 +43,11 @@ from zerobench.judging import noise_floor
 from zerobench.judging.budget_file import read_budget
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
-from zerobench.records import MemoryRow, RunRow, SearchRow
-from zerobench.results import run_files
+from zerobench.records import SearchRow
 from zerobench.results.board import board_folders, read_board
 from zerobench.results.folders import write_search
-from zerobench.results.frames import write_frame
 from zerobench.results.row_checks import columns_of
-from zerobench.results.tables import load, run_folders
+from zerobench.results.tables import load
 from zerobench.sizes import printable
 from zerobench.zero.checkpoint.weights import find_weights
 
@@ -108,15 +106,6 @@ def search(folder: Path) -> list[Path]:
     made = {int: 1, float: 0.5, str: "2026-01-01T00:00:00+00:00", bool: True}
     write_search(folder, SearchRow(**{name: made[base] for name, base in columns_of(SearchRow)}))
     return sorted((folder / "searches").glob("*.json"))
-
-
-def cached(folder: Path) -> list[Path]:
-    runs()(folder)
-    index = {one.name: run_files.signature(one) for one in run_folders(folder)}
-    found = load(folder)
-    run_files.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
-    run_files.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
-    return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
 
 
 def weights(folder: Path) -> list[Path]:
@@ -196,7 +185,6 @@ READERS: dict[str, Reader] = {
     "tables of a run": Reader(runs("*.parquet"), _load),
     "provenance.json": Reader(runs("provenance.json"), _colors, imports=True),
     "collection": Reader(STAGES, command("export", "FOLDER", "--latest")),
-    "table cache": Reader(cached, _load),
     "searches": Reader(search, _load),
     "board": Reader(
         written(".sweep-3-x/board.json", BOARD), lambda folder, _: [read_board(one) for one in board_folders(folder)]

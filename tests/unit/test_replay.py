@@ -1,4 +1,4 @@
-"""The recorded step as a page and a film: every number in them is one of the tables."""
+"""The recorded step as a page: every number on it is one of the tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from zerobench import cli
 from zerobench.commands.predict import costs_of
 from zerobench.commands.replay import page
 from zerobench.commands.replay.clock import TICKS, ticks_of
-from zerobench.commands.replay.film import reels_of, write_film
 from zerobench.commands.replay.page import NUMBERS, WORDS, data_of
 from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
@@ -118,7 +117,6 @@ def test_a_page_that_is_too_large_is_not_written(world: ReplayWorld, tmp_path: P
         (["--worlds", "2,x"], "--worlds 2,x: 'x' is no number from 2 to 1,024"),
         (["--worlds", "4096"], "'4096' is no number from 2 to 1,024"),
         (["--ranks", "0,7", "--worlds", "none"], "--ranks 7: DDP at N=2 has recorded ranks 0, 1"),
-        (["--gif", "step.mp4"], "--gif step.mp4: must end in .gif"),
         (["--where", "strategy=zero9"], "--where strategy=zero9: no such run"),
     ],
 )
@@ -140,33 +138,11 @@ def test_without_events_the_command_that_records_them_is_told(capsys: pytest.Cap
     )
 
 
-def test_without_ffmpeg_a_film_is_refused_before_anything_is_read(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert cli.run(["replay", "nowhere", "--mp4", "step.mp4"]) == 2
-    assert "--mp4 step.mp4: ffmpeg is not installed; install it, or write --gif" in capsys.readouterr().err
-
-
 def test_runs_of_different_settings_are_no_one_page(results: zerobench.Results) -> None:
     other = results.runs.copy()
     other.loc[other.index[-1], "optimizer"] = "sgd"
     with pytest.raises(ValueError, match=r"runs differ in optimizer, which is .* and sgd; choose one with --where"):
         recorded_worlds(replace(results, runs=other))
-
-
-@pytest.mark.slow
-def test_a_film_has_its_frames_and_the_sums_of_the_tables(world: ReplayWorld, tmp_path: Path) -> None:
-    from PIL import Image
-
-    two = replace(world, panels=world.panels[2:])
-    write_film(tmp_path / "step.gif", two, 0.5)
-    with Image.open(tmp_path / "step.gif") as film:
-        assert film.n_frames == 3
-    for reel in reels_of(two):
-        assert int(reel.total[(reel.events["kind"] != "live").to_numpy()].max()) <= reel.panel.row["peak_bytes"]
-        launched, waited, words = reel.flights[0]
-        middle = (reel.ticks[launched] + reel.ticks[waited]) // 2
-        assert reel.in_flight(middle)
-        assert "KiB" in words
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +11,11 @@ import pandas as pd
 import pytest
 
 from tests.made_up import results_of, run
-from zerobench.records import CATEGORIES, LINKS, PHASES
+from tests.unit.test_status_show_prune import make
+from zerobench.records import CATEGORIES, LINKS, PHASES, MemoryRow
 from zerobench.records.describe import columns_of
+from zerobench.results import tables
+from zerobench.results.frames import to_frame
 from zerobench.results.long_form import COLUMNS, FIGURES, RANKS
 from zerobench.results.tables import ALL_TABLES, Results, collect, load, merge
 
@@ -176,3 +180,38 @@ def test_a_run_shows_its_figures_beside_their_predictions(stages: Results) -> No
     }
     assert rows["states"] == ["122.7 MiB", "predicted 122.7 MiB"]
     assert rows["volume"] == ["2.000 ψ", "predicted 2.000 ψ"]
+
+
+def test_a_table_of_an_older_version_is_filled_and_typed() -> None:
+    """Without a tier it has the device's; a missing text is None; a table without rows has the same types."""
+    kept = pd.DataFrame({"run_id": ["a"], "rank": [0], "category": ["gradients"], "beyond": [1]})
+    old, none = to_frame([kept], MemoryRow, "run_id"), to_frame([], MemoryRow, "run_id")
+    assert list(old.columns) == list(none.columns) == ["run_id", *(one.name for one in fields(MemoryRow))]
+    assert old.loc[0, ["run_id", "category", "tier"]].tolist() == ["a", "gradients", "device"]
+    assert old["phase"].tolist() == [None]
+    assert old.dtypes[1:].equals(none.dtypes[1:])
+    none["phase"] = "written by a caller"
+    none["more"] = 1
+    assert list(to_frame([], MemoryRow, "run_id").columns) == list(old.columns)
+
+
+@pytest.mark.slow
+def test_of_many_runs_a_damaged_or_removed_one_is_left_out_of_a_table_with_a_sentence(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A table of many runs is read when it is used, and its pages are checked then."""
+    monkeypatch.setattr(tables, "MANY", 4)
+    for repeat in range(4):
+        make(tmp_path, repeat=repeat)
+    first, second, *_ = sorted(path for path in tmp_path.iterdir() if (path / "run.json").is_file())
+    content = bytearray((first / "memory.parquet").read_bytes())
+    content[40] ^= 1
+    (first / "memory.parquet").write_bytes(content)
+    found = load(tmp_path)
+    shutil.rmtree(second)
+    with pytest.warns(UserWarning, match="rows of memory are left out") as caught:
+        left = set(found.runs.run_id) - set(found.memory.run_id)
+    assert left == {first.name, second.name}
+    told = sorted(str(one.message) for one in caught)
+    assert [first.name in told[0], second.name in told[1]] == [True, True]
+    assert "the run was removed meanwhile" in told[1]

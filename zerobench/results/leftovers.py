@@ -22,7 +22,6 @@ from ..host.leases import is_held
 from ..host.temporary import LEASE, PRUNED, is_claimed, remove
 from .board import board_folders
 from .folders import PARTIAL
-from .run_files import ASIDE as CACHE
 from .tables import SEARCHES
 
 JOBS = ".jobs-"
@@ -30,7 +29,7 @@ JOBS = ".jobs-"
 
 UNCLAIMED_AT_MOST_S = 3600.0
 
-UNCLAIMED = tuple(f"{prefix}*" for prefix in (PRUNED, PROBE, CACHE, f"{SEARCHES}/."))
+UNCLAIMED = tuple(f"{prefix}*" for prefix in (PRUNED, PROBE, f"{SEARCHES}/."))
 """Patterns of unclaimed entries."""
 
 

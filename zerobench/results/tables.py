@@ -14,25 +14,25 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
+import pyarrow as pa
 
 from ..config.cell import CellConfig
 from ..config.flat import name_cells, swept
 from ..host.files import read_text
 from ..records import RunRow, SearchRow
 from ..records.describe import LONG, ROWS
-from .frames import concatenate, read_table, records_of, to_frame, typed, write_frame
+from .frames import check_table, concatenate, read_table, records_of, to_frame, typed, write_frame
 from .long_form import long_form
 from .options import Where
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
-from .run_files import RunFiles, read_or_warn
-from .selection import in_order, pick, select
+from .selection import by_number, in_order, pick, select
 from .shown import html_of, html_of_run, text_of, text_of_run
 
 
@@ -180,6 +180,9 @@ ALL_TABLES = {name: ROWS[name] for name in ("runs", "searches", *LONG)}
 SEARCHES = "searches"
 """The folder, in a results folder, with the results of searches, a JSON file each."""
 
+MANY = 64
+"""Number of runs from which on a long table is read when it is first used; before that only its footer is."""
+
 
 def load(path: str | Path) -> Results:
     """Reads a run's folder, all runs in a results folder, or a collection; runs are in the order in which they began.
@@ -191,14 +194,16 @@ def load(path: str | Path) -> Results:
     where = Path(path)
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
-    files = RunFiles(where, run_folders(where), TABLES, read_row)
+    folders = run_folders(where)
+    is_large = len(folders) >= MANY
+    rows, table_of_runs = _read_runs(folders, is_large)
     collected = [one for folder in collections_in(where) if (one := _read_collection(folder)) is not None]
 
     def long_table(name: str) -> pd.DataFrame:
-        return to_frame([files.table(name), *(one[name] for one in collected)], TABLES[name], "run_id")
+        return to_frame([table_of_runs(name), *(one[name] for one in collected)], TABLES[name], "run_id")
 
-    tables: Any = {name: cache(partial(long_table, name)) if files.is_large else long_table(name) for name in TABLES}
-    runs = to_frame([in_order([files.rows, *(one["runs"] for one in collected)])], RunRow)
+    tables: Any = {name: cache(partial(long_table, name)) if is_large else long_table(name) for name in TABLES}
+    runs = to_frame([in_order([rows, *(one["runs"] for one in collected)])], RunRow)
     searches = [pd.DataFrame(read_searches(where)), *(one["searches"] for one in collected)]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
 
@@ -215,7 +220,7 @@ def of_run(results: Results, place: int, folder: Path) -> Results:
     run = results.runs.iloc[[place]]
 
     def long_table(name: str) -> pd.DataFrame:
-        table = read_or_warn(folder, name, TABLES[name], str(run["run_id"].iloc[0]))
+        table = _read_or_warn(folder, name, str(run["run_id"].iloc[0]))
         rows = concatenate([] if table is None else [table], TABLES[name])
         return to_frame([rows], TABLES[name], "run_id")
 
@@ -225,7 +230,50 @@ def of_run(results: Results, place: int, folder: Path) -> Results:
 
 def is_whole(folder: Path) -> bool:
     """Returns True if every table of a run can be read."""
-    return not RunFiles(folder, [folder], TABLES, read_row).rows.empty
+    return not _read_runs([folder], is_large=False)[0].empty
+
+
+def _read_runs(folders: list[Path], is_large: bool) -> tuple[pd.DataFrame, Callable[[str], pd.DataFrame]]:
+    """Returns the rows of the runs without a damaged table, in the order of their numbers, and the function that
+    returns a long table of these runs. `is_large`: that function reads the files, and only their footers are read here.
+    """
+    rows, used = [], list[tuple[Path, str]]()
+    read: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    for folder in folders:
+        if (row := read_row(folder)) is None:
+            continue
+        paths = {name: folder / f"{name}.parquet" for name in TABLES}
+        try:
+            if is_large:
+                for name, path in paths.items():
+                    check_table(path, TABLES[name])
+            else:
+                of_run = {name: read_table(path, TABLES[name], row["run_id"]) for name, path in paths.items()}
+                for name, table in of_run.items():
+                    read[name].append(table)
+        except ValueError as error:
+            warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
+            continue
+        rows.append(row)
+        used.append((folder, row["run_id"]))
+
+    def table_of_runs(name: str) -> pd.DataFrame:
+        found = [_read_or_warn(folder, name, run_id) for folder, run_id in used] if is_large else read[name]
+        return concatenate([table for table in found if table is not None], TABLES[name])
+
+    frame = to_frame([pd.DataFrame(rows)], RunRow)
+    return by_number(frame) if len(frame) else frame, table_of_runs
+
+
+def _read_or_warn(folder: Path, name: str, run_id: str) -> pa.Table | None:
+    """Reads a long table of a run; None, with a warning, if it is damaged or the run was removed."""
+    try:
+        if not folder.is_dir():
+            raise ValueError("the run was removed meanwhile")
+        return read_table(folder / f"{name}.parquet", TABLES[name], run_id)
+    except ValueError as error:
+        warnings.warn(f"{folder}: rows of {name} are left out: {error}", stacklevel=4)
+        return None
 
 
 def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:

@@ -1,1 +1,1 @@
-"""`zerobench replay`: the recorded step of several strategies side by side, as an animated page and as a film."""
+"""`zerobench replay`: the recorded step of several strategies side by side, as an animated page."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from ...host.pipes import print_line, print_note
 from ...launch import fork_server
 from ...results import tables
-from ...results.options import RESULTS, Parser, add_options, seconds, verb
+from ...results.options import RESULTS, Parser, add_options, verb
 from ...sizes import show_bytes, show_count
 from ...timing.costs import CpuCosts, GpuCosts
 from ..predict import calibrated_costs, costs_of
@@ -33,7 +32,6 @@ examples:
   zerobench replay results/runs --out step.html --worlds none         without simulations
   zerobench replay results/runs --out step.html --worlds 8,64 --where model=gpt_tiny
   zerobench replay results/runs --out step.html --worlds 64 --cluster h100-3200       with predicted times
-  zerobench replay results/runs --gif step.gif --mp4 step.mp4         films for slides
 
 Exit code: 0, or 2 if there is nothing to show."""
 
@@ -43,23 +41,14 @@ def replay(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 2 if refused, 130 if interrupted."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    if not (chosen.out or chosen.gif or chosen.mp4):
-        chosen.out = Path("step.html")
     try:
-        films = _films(chosen)
         wanted = _worlds(chosen.worlds)
         if wanted != []:
             fork_server.start()
         results, _ = tables.load(chosen.runs).chosen(chosen.where)
         ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
         worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
-        if chosen.out is not None:
-            _write_page(chosen.out, worlds, wanted, chosen)
-        for path in films:
-            from .film import write_film  # matplotlib takes a second
-
-            write_film(path, worlds[0], chosen.seconds)
-            print_line(f"film: {path}")
+        _write_page(chosen.out, worlds, wanted, chosen)
     except KeyboardInterrupt:
         print_note("zerobench replay: stopped; no page is written")
         return 130
@@ -70,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench replay", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="the page (default: step.html, unless a film is asked for)")
+    add("--out", type=Path, metavar="FILE", default=Path("step.html"), help="the page (default: %(default)s)")
     words = (
         f"numbers of ranks to simulate next to the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list: 8,64"
     )
@@ -84,9 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--calibration", type=Path, metavar="DIR", help=words)
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
     add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
-    add("--gif", type=Path, metavar="FILE", help="the step as an animated GIF")
-    add("--mp4", type=Path, metavar="FILE", help="the step as a film; needs ffmpeg")
-    add("--seconds", type=seconds(0.1, 3600), default=16.0, metavar="S", help="length of a film (default: %(default)g)")
     add_options(parser, attempts=False)
     return parser
 
@@ -98,16 +84,6 @@ def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
     if chosen.calibration is not None:
         return calibrated_costs(chosen.calibration)
     return None if chosen.cluster is None else costs_of(chosen.cluster, None)
-
-
-def _films(chosen: argparse.Namespace) -> list[Path]:
-    """Returns the requested films. Raises ValueError if one cannot be written."""
-    if chosen.mp4 is not None and shutil.which("ffmpeg") is None:
-        raise ValueError(f"--mp4 {chosen.mp4}: ffmpeg is not installed; install it, or write --gif")
-    for flag, path in (("--gif", chosen.gif), ("--mp4", chosen.mp4)):
-        if path is not None and path.suffix != f".{flag[2:]}":
-            raise ValueError(f"{flag} {path}: must end in .{flag[2:]}")
-    return [path for path in (chosen.gif, chosen.mp4) if path is not None]
 
 
 def _worlds(text: str) -> list[int] | None:
