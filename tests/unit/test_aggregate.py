@@ -26,7 +26,6 @@ from zerobench.sweep.aggregate import (
     _join_loopback,
     _join_norms,
     _join_trace,
-    _throttle,
     join_columns,
     median_interval,
 )
@@ -149,18 +148,18 @@ def with_states(record: RankRecord, *states: GpuState) -> RankRecord:
 def test_clocks_are_the_worst_of_all_readings() -> None:
     one = row()
     unknown = record(0, "timed", [], [])
-    assert (TIMES["sm_clock_mhz"].of({"timed": [unknown]}, 1), _throttle([unknown])) == (None, None)
+    assert [TIMES[name].of({"timed": [unknown]}, 1) for name in ("sm_clock_mhz", "throttle")] == [None, None]
     fast = with_states(
         record(0, "timed", [1.0] * 3, [1.0] * 3),
         GpuState(1980, 1980, 40, 500.0, ()), GpuState(1950, 1980, 50, 690.0, ()),
     )  # fmt: skip
     fill(one, TIMES, fast)
     assert (one.sm_clock_mhz, one.sm_clock_max_mhz, one.gpu_temperature_c, one.gpu_power_w) == (1950, 1980, 50, 690.0)
-    assert _throttle([fast]) == "", "it is known that nothing slowed it down"
+    assert one.throttle == "", "it is known that nothing slowed it down"
     slow = with_states(record(1, "timed", [1.0] * 3, [1.0] * 3), GpuState(1200, 1980, 60, None, ("power cap", "heat")))
     fill(one, TIMES, fast, slow, slow)
     assert (one.sm_clock_mhz, one.gpu_power_w) == (1200, 690.0)
-    assert _throttle([fast, slow, slow]) == "power cap, heat"
+    assert one.throttle == "power cap, heat"
 
 
 def test_overlap_is_that_of_the_rank_with_the_longest_step() -> None:

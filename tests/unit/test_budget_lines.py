@@ -239,12 +239,3 @@ def test_wrong_lines_of_a_file_get_a_sentence(content: Any, words: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_lines(content)
     assert words in str(error.value)
-
-
-def test_a_line_like_its_neighbor_is_told_apart_where_an_edit_above_has_shifted_both() -> None:
-    """All code is one line further down, so what was 18 is 19, though 18 is now a line of the same bytes."""
-    others = [Line("optimizer", "net", f"a.py:{n} in f", 100 * n, 1) for n in (3, 5)]
-    before = LineTable((*others, Line("activations", "net", "a.py:18 in g", 64, 1)))
-    now = [replace(one, source=f"a.py:{n + 1} in f") for one, n in zip(others, (3, 5), strict=True)]
-    after = LineTable((*now, *(Line("activations", "net", f"a.py:{n} in g", 64, 1) for n in (18, 19))))
-    assert [(one.source, one.difference) for one in moved_lines(before, after)] == [("a.py:18 in g", 64)]

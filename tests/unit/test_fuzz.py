@@ -139,7 +139,7 @@ def test_a_choice_that_says_what_no_schema_has_is_told(content: str, words: str,
     (["--config-dir", "no/such"], r"^--config-dir no/such: there is no such folder"),
     (["--config-dir=" + "a" * 5000], r"^--config-dir a{200}: there is no such folder"),
     (["--shell-completion"], r"^--shell-completion: it cannot be composed: Expecting one subcommand"),
-    (["--info", ""], r"^--info: use one of all, config"),
+    (["--info", ""], r"^--info : argument --info/-i: invalid choice"),
     ([""], r"^'': neither KEY=VALUE nor a verb"),
 ])  # fmt: skip
 def test_words_that_no_person_types_are_answered_too(arguments: list[str], words: str) -> None:

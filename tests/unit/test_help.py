@@ -45,7 +45,7 @@ def test_every_group_and_choice_has_a_line() -> None:
     assert set(check.choices) <= set(GROUPS)
     for group, choices in check.choices.items():
         for choice in choices:
-            assert len(help._line_of(group, choice, check)) > 10, f"{group}={choice}: a comment at the top of its yaml"
+            assert len(help.line_of(group, choice, check)) > 10, f"{group}={choice}: a comment at the top of its yaml"
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

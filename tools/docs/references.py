@@ -150,7 +150,7 @@ def _names(key: Key) -> tuple[str, str, str]:
 
 
 def _choices(group: str, choices: list[str], check: Overrides) -> str:
-    lines = [f"| `{group}={name}` | {_cell(help._line_of(group, name, check))} |" for name in choices]
+    lines = [f"| `{group}={name}` | {_cell(help.line_of(group, name, check))} |" for name in choices]
     return "\n".join(["| choice | |", "| --- | --- |", *lines])
 
 

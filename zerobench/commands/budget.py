@@ -271,7 +271,8 @@ def _check_file(
         rows = run_rows(cells)
     else:
         rows = finished
-        _tell_of_older_code(rows)
+        if older := [row["name"] for row in rows if code_of(row) == "older"]:
+            print_line(f"by older code than this: {', '.join(older)}; without --runs they are measured again")
     findings: list[Finding] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
         _require(file, environment)
@@ -332,12 +333,6 @@ def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
     if rows:
         print_line(f"without a budget: {', '.join(row['name'] for row in rows)}")
     return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
-
-
-def _tell_of_older_code(rows: list[dict[str, Any]]) -> None:
-    older = [row["name"] for row in rows if code_of(row) == "older"]
-    if older:
-        print_line(f"by older code than this: {', '.join(older)}; without --runs they are measured again")
 
 
 def _require(file: BudgetFile, environment: str) -> None:

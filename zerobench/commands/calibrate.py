@@ -6,13 +6,9 @@ With `--compute` a model's operators and reference steps are measured as well, f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibrate.collectives import (
     BACKENDS,
@@ -35,7 +31,7 @@ from ..calibrate.operators import (
 from ..cluster.job import current_job, gather, machines
 from ..host.pipes import print_line, print_note
 from ..host.temporary import temporary_folder
-from ..host.terminal import progress_console, stdout_console
+from ..host.terminal import progress_bar, stdout_console
 from ..launch.over_cluster import launch, places
 from ..launch.start_ranks import Interrupted, Outcome
 from ..results.grid import Grid
@@ -80,7 +76,11 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     steps = measure_steps(chosen.world_size, chosen.timeout) if chosen.compute else {}
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     where = started(machines(chosen.world_size))
-    provenance = {"date": _now(), **where, **machine(chosen.device, BACKENDS[chosen.device])}
+    provenance = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **where,
+        **machine(chosen.device, BACKENDS[chosen.device]),
+    }
     show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
     if operators:
         write_operators(folder, [*operators, *step_rows(folder, operators, steps, chosen.world_size)])
@@ -90,7 +90,8 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
 def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
     """Measures a model's operators, all ranks at once. Raises NotMeasuredError."""
     count = len(samples())
-    with temporary_folder() as scratch, _progress(f"{count} operators, N={chosen.world_size}", count) as tell:
+    words = f"{count} operators, N={chosen.world_size}"
+    with temporary_folder() as scratch, progress_bar(words, count, "rounds") as tell:
         jobs = [
             OperatorJob(rank, chosen.world_size, place, min(chosen.repetitions, OPERATOR_REPETITIONS), chosen.timeout)
             for rank, place in enumerate(places(chosen.world_size, scratch / "rendezvous"))
@@ -99,10 +100,6 @@ def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     return mean_of_ranks(outcome.results, chosen.world_size)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,7 +144,7 @@ def _check(chosen: argparse.Namespace) -> None:
 
 def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
     words = f"{len(sizes)} sizes, N={chosen.world_size}"
-    with temporary_folder() as folder, _progress(words, chosen.repetitions + WARMUP) as tell:
+    with temporary_folder() as folder, progress_bar(words, chosen.repetitions + WARMUP, "rounds") as tell:
         jobs = [
             CalibrationJob(
                 rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
@@ -155,16 +152,6 @@ def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
             for rank, place in enumerate(places(chosen.world_size, folder / "rendezvous"))
         ]  # fmt: skip
         return launch(calibrate_rank, jobs, folder / "logs", chosen.timeout, tell)
-
-
-@contextmanager
-def _progress(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Draws a bar of rounds; yields the function that is told how many are done."""
-    rounds = TextColumn("{task.completed:.0f}/{task.total:.0f} rounds")
-    columns = (*Progress.get_default_columns()[:2], rounds, TimeElapsedColumn())
-    with Progress(*columns, console=progress_console()) as progress:
-        task = progress.add_task(words, total=total)
-        yield lambda done: progress.update(task, completed=done)
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[TransferRow]:

@@ -43,14 +43,24 @@ def columns(arguments: list[str]) -> int:
     tables = list(ROWS) if chosen.table is None else chosen.table.split(",")
     for table in tables:
         if table not in ROWS:
-            raise ValueError(f"--table {table}: no such table{_or(table, ROWS)}")
+            hint = nearest(table, list(ROWS)) or f"; use {', '.join(ROWS)}"
+            raise ValueError(f"--table {table}: no such table{hint}")
     there = [column for table in tables for column in columns_of(table)]
     units = sorted({column.unit for column in there} - {""})
     if chosen.unit is not None and chosen.unit not in units:
         raise ValueError(f"--unit {chosen.unit}: use one of {', '.join(units)}")
-    found = [column for column in there if _is_meant(column, chosen.part, chosen.unit, chosen.find)]
+    found = [
+        column
+        for column in there
+        if (not chosen.part or any(part.lower() in column.name for part in chosen.part))
+        and chosen.unit in (None, column.unit)
+        and (chosen.find or "").lower() in f"{column.name} {column.unit} {column.meaning}".lower()
+    ]
     if not found:
-        raise ValueError(_why_none(there, chosen))
+        wanted = [*chosen.part, *([f"--find {chosen.find}"] if chosen.find else [])]
+        close = nearest(chosen.part[0], sorted({column.name for column in there})) if chosen.part else ""
+        of = f" of {chosen.table}" if chosen.table else ""
+        raise ValueError(f"{' '.join(wanted)}: no such column{of}{close or '; zerobench columns alone prints all'}")
     sys.stdout.write(FORMATS[chosen.format](found))
     return 0
 
@@ -66,23 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _is_meant(column: Column, parts: Sequence[str], unit: str | None, text: str | None) -> bool:
-    named = not parts or any(part.lower() in column.name for part in parts)
-    said = text is None or text.lower() in f"{column.name} {column.unit} {column.meaning}".lower()
-    return named and said and unit in (None, column.unit)
-
-
-def _or(word: str, names: Sequence[str] | dict[str, type]) -> str:
-    return nearest(word, list(names)) or f"; use {', '.join(names)}"
-
-
-def _why_none(there: Sequence[Column], chosen: argparse.Namespace) -> str:
-    wanted = [*chosen.part, *([f"--find {chosen.find}"] if chosen.find else [])]
-    close = nearest(chosen.part[0], sorted({column.name for column in there})) if chosen.part else ""
-    of = f" of {chosen.table}" if chosen.table else ""
-    return f"{' '.join(wanted)}: no such column{of}{close or '; zerobench columns alone prints all'}"
-
-
 def as_text(found: Sequence[Column]) -> str:
     """Formats a heading per table; name, unit and meaning, wrapped to the terminal's width."""
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
@@ -90,22 +83,18 @@ def as_text(found: Sequence[Column]) -> str:
     unit = max(len(column.unit) for column in found) + 2
     lines = []
     for table, mine in groupby(found, key=lambda column: column.table):
-        lines += [f"{table}: {_lower(said_of(table))}", ""]
+        said = said_of(table)
+        lines += [f"{table}: {said[:1].lower()}{said[1:]}", ""]
         for column in mine:
             start = f"  {column.name:<{name}}{column.unit:<{unit}}"
             # in a terminal too narrow for three columns, the meaning goes below
             fits = width - len(start) >= 30
             indent = len(start) if fits else 6
-            said = textwrap.wrap(column.meaning, width - indent, break_on_hyphens=False)
-            lines += [start + said[0], *(" " * indent + line for line in said[1:])] if fits else [
-                start.rstrip(), *(" " * indent + line for line in said)
-            ]  # fmt: skip
+            meaning = textwrap.wrap(column.meaning, width - indent, break_on_hyphens=False)
+            lines += [start + meaning.pop(0)] if fits else [start.rstrip()]
+            lines += [" " * indent + line for line in meaning]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def as_markdown(found: Sequence[Column]) -> str:

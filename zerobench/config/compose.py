@@ -10,6 +10,7 @@ Hydra's own sweeper makes one batch of all combinations; Optuna and others propo
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import random
@@ -17,7 +18,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -188,6 +189,8 @@ def _sweep(composed: Composed, run: Run) -> dict[str, Any]:
             config = _hydra_config(composed, folder)
             if "params" in config.hydra.sweeper:
                 config.hydra.sweeper.params = None  # they are among the swept overrides
+            if not composed.line.proposes:
+                config.hydra.sweep.dir = str(folder)  # nothing runs yet: no file of Hydra's in the user's folder
             if composed.line.proposes:
                 given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
                 launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
@@ -279,15 +282,15 @@ class CellLauncher(Launcher):
             values = self._run(cells)
         except BaseException as error:
             raise _EndedError(error) from error
-        return [self._returned(words, value) for words, value in zip(job_overrides, values, strict=True)]
-
-    def _returned(self, words: Sequence[str], value: Sequence[float] | None) -> JobReturn:
-        if value is None and self._composed.line.proposes:
-            return _Failed(overrides=words, status=JobStatus.FAILED)
-        signed = [sign * one for sign, one in zip(self.signs, value or (), strict=False)]
-        return JobReturn(
-            overrides=words, status=JobStatus.COMPLETED, _return_value=signed[0] if len(signed) == 1 else signed
-        )
+        returned: list[JobReturn] = []
+        for overrides, value in zip(job_overrides, values, strict=True):
+            if value is None and line.proposes:
+                returned.append(_Failed(overrides=overrides, status=JobStatus.FAILED))
+                continue
+            signed = [sign * one for sign, one in zip(self.signs, value or (), strict=False)]
+            result = signed[0] if len(signed) == 1 else signed
+            returned.append(JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=result))
+        return returned
 
 
 class _Failed(JobReturn):
@@ -356,12 +359,14 @@ def run_hydra(arguments: list[str]) -> None:
     log = logging.getLogger()
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
     full = mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1")  # raises errors, instead of printing them
+    said = io.StringIO()
     try:
-        with full, insist():
+        with full, insist(), redirect_stderr(said):
             app(lambda _: None)()
     except SystemExit as stop:
-        if stop.code:
-            raise RefusedError([f"{' '.join(arguments)}: Hydra cannot do that"]) from stop
+        if stop.code:  # after the usage of its flags
+            words = said.getvalue().rpartition("error: ")[2].strip() or "Hydra cannot do that"
+            raise RefusedError([f"{' '.join(arguments)}: {words}"]) from stop
     except Exception as error:
         raise RefusedError([not_composed(arguments, error)]) from error
     finally:

@@ -24,12 +24,6 @@ FLAGS_WITH_VALUE = (
 FLAGS_WITH_OPTIONAL_VALUE = {"--info": "all", "-i": "all"}
 """Flag -> its value if none is given."""
 
-CHOICES = {
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "--cfg": ("job", "hydra", "all"),
-}
-"""Flag -> its valid values."""
-SHORT = {"-i": "--info", "-c": "--cfg"}
 FLAGS_ALONE = (
     "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
     "--shell-completion", "-sc", "--quiet", "-q",
@@ -86,17 +80,14 @@ def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
 
 
 def unknown_flags(flags: list[str]) -> list[str]:
-    """Returns error messages for flags that do not exist, are rejected, or have an invalid value."""
+    """Returns error messages for flags that do not exist or are rejected, and for a --config-dir without a folder."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
     sentences = [f"{flag}: no such flag{meant_flag(flag, [k for k in known if k[1] == '-'])}" for flag in wrong]
     sentences += [f"{flag}: {NOT_HERE[name]}" for flag in flags if (name := flag.partition("=")[0]) in NOT_HERE]
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
         name, equals, value = flag.partition("=")
-        choices = CHOICES.get(SHORT.get(name, name), ())
         value = value if equals else following
-        if choices and value not in choices:
-            sentences.append(f"{f'{name} {value}'.strip()}: use one of {', '.join(choices)}")
         if name in CONFIG_DIR and not os.path.isdir(value):
             sentences.append(f"{f'{name} {value:.200}'.strip()}: there is no such folder; name one that has yaml files")
     return sentences

@@ -49,7 +49,7 @@ def of_word(word: str, check: Overrides) -> str:
         return _of_choice(group, choice, check)
     if group in check.choices:
         lines = [f"{group}: {GROUPS[group].meaning}", ""]
-        lines += [_entry(f"  {group}={name}", _line_of(group, name, check)) for name in check.choices[group]]
+        lines += [_entry(f"  {group}={name}", line_of(group, name, check)) for name in check.choices[group]]
         example = check.choices[group][0]
         return "\n".join([*lines, "", f"Its keys: zerobench --help {group}={example}"])
     config = check.config_of([])
@@ -123,9 +123,9 @@ def _width() -> int:
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
-def _line_of(group: str, choice: str, check: Overrides) -> str:
-    text = _text_of(group, choice, check)
-    return text.split(". ")[0].rstrip(".")
+def line_of(group: str, choice: str, check: Overrides) -> str:
+    """Returns the first sentence on a choice."""
+    return _text_of(group, choice, check).split(". ")[0].rstrip(".")
 
 
 def _text_of(group: str, choice: str, check: Overrides) -> str:

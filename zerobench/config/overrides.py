@@ -48,10 +48,8 @@ CHOSEN_BY_GROUP = (
 )
 """Keys that name the choice of a group."""
 
-NEEDS: dict[str, tuple[str, Any]] = {
-    "offload.delayed_after": ("offload.delayed", True)
-}  # fmt: skip
-"""Key -> (another key, the value it must have somewhere in a sweep for the first to have an effect)."""
+DELAYED, DELAYED_AFTER = "offload.delayed", "offload.delayed_after"
+"""A key, and one that has an effect only if the first is true somewhere in a sweep."""
 
 REGISTERED = ("model", "data", "strategy")
 """Groups to which a user's script adds choices."""
@@ -84,11 +82,16 @@ class Composer:
         self._config_dir = config_dir
         self.extra_dirs = extra_dirs
         self.folders = (*extra_dirs, config_dir)
-        self.choices = {group: self._found_choices(group) for group in GROUPS}
+        self.choices = {
+            group: sorted({path.stem for where in self.folders for path in (where / group).glob("*.yaml")})
+            for group in GROUPS
+        }
         for group, names in users.items():
             self.choices[group] += names
         self._composed = composed
         self.loader: Any = None
+        self.problems: list[str] = []
+        self.elsewhere: set[str] = set()
 
     def config_of(self, overrides: list[str]) -> DictConfig:
         return self._compose(overrides)[0]
@@ -119,10 +122,6 @@ class Composer:
             self._composed[where] = (plain, whole.hydra)
         return self._composed[where]
 
-    def _found_choices(self, group: str) -> list[str]:
-        found = {path.stem for where in (self._config_dir, *self.extra_dirs) for path in (where / group).glob("*.yaml")}
-        return sorted(found)
-
     def _lacks(self, key: str, overrides: list[str]) -> str:
         node: Any = self.config_of(overrides)
         path: list[str] = []
@@ -132,19 +131,17 @@ class Composer:
             known = list(node) if isinstance(node, DictConfig) else []
             if part not in known:
                 under = f" under {overrides[0]}" if overrides and path else ""
-                had, own = self._had_by(key), ", ".join(one for one in known if one not in IDENTITY)
-                under += f", which has {own}" * bool(had and own and under)
+                group, _, rest = key.partition(".")
+                schemas = SCHEMAS.get(group, {})
+                having = [name for name in schemas if rest in (one.name for one in fields(schemas[name]))]
+                words = "|".join(name for name in self.choices.get(group, []) if name in having)
+                own = ", ".join(one for one in known if one not in IDENTITY)
+                under += f", which has {own}" * bool(words and own and under)
+                had = f"; choose {group}={words} for it" if words else ""
                 return f"{key}: no such key{under}{had or meant(key, known, '.'.join(path))}"
             path.append(part)
             node = node._get_node(part)
         return ""
-
-    def _had_by(self, key: str) -> str:
-        """Returns the end of an error message that names the choices of the key's group that have the key."""
-        group, _, rest = key.partition(".")
-        having = [name for name, kind in SCHEMAS.get(group, {}).items() if rest in (one.name for one in fields(kind))]
-        words = "|".join(name for name in self.choices.get(group, []) if name in having)
-        return f"; choose {group}={words} for it" if words else ""
 
     def _problems_of_values(self, key: str, values: list[Any], overrides: list[str]) -> list[str]:
         """Returns an error message for each value of the wrong type for the key; checks the extremes of many."""
@@ -202,14 +199,6 @@ class Overrides(Composer):
     choices of a sweep have and others lack; cells without them ignore them.
     """
 
-    def __init__(
-        self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path],
-        composed: dict[tuple[str, ...], Composition],
-    ) -> None:  # fmt: skip
-        super().__init__(config_dir, users, extra_dirs, composed)
-        self.problems: list[str] = []
-        self.elsewhere: set[str] = set()
-
     def check(self, words: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
         """Returns the checked command line; None if it is invalid, with `problems` set."""
         try:
@@ -241,7 +230,8 @@ class Overrides(Composer):
         parsed = [*(self._by_config(hydra, given) if multirun else ()), *parsed]
         axes = [o for o in parsed if o.is_sweep_override()]
         sweeper = BASIC if mode == "RUN" else hydra.runtime.choices.get(SWEEPER, BASIC)
-        objective = "" if mode == "RUN" else self._objective(picked, given)
+        named = given[OBJECTIVE] if OBJECTIVE in given else [self.config_of(self._study(picked)).get(OBJECTIVE)]
+        objective = "" if mode == "RUN" else ",".join(str(one) for one in named if one is not None)
         objectives = self._check_sweeper(sweeper, objective, multirun, axes)
         if self.problems:
             return None
@@ -250,8 +240,7 @@ class Overrides(Composer):
         lines = {o.key_or_group: self._check_one(o, picked) for o in parsed}
         if not self.problems and axes and not multirun:
             self.problems.append(f"{', '.join(o.key_or_group for o in axes)}: several values make a sweep; add -m")
-        if not self.problems:
-            self._check_needs(values, picked)
+        self._check_delayed(values, picked)
         swept = {o.key_or_group for o in axes}
         globs = [f"{o.input_line} takes {', '.join(self._values(o))}" for o in parsed if isinstance(o.value(), Glob)]
         return CheckedLine(
@@ -284,9 +273,12 @@ class Overrides(Composer):
             if key not in given and (override := self._parse(f"{key}={value!s}", [])):
                 yield override
 
-    def _objective(self, picked: dict[str, list[Any]], given: dict[str, list[Any]]) -> str:
-        named = given[OBJECTIVE] if OBJECTIVE in given else [self.config_of(self._study(picked)).get(OBJECTIVE)]
-        return ",".join(str(one) for one in named if one is not None)
+    def _check_delayed(self, values: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
+        if self.problems or DELAYED_AFTER not in values:
+            return
+        found = [OmegaConf.select(self.config_of(one), DELAYED) for one in self._configs("offload", picked)]
+        if True not in (values.get(DELAYED) or found):
+            self.problems.append(f"{DELAYED_AFTER}: it means nothing without {DELAYED}=true; add that")
 
     def _check_sweeper(
         self, sweeper: str, objective: str, multirun: bool, axes: Sequence[Override]
@@ -351,21 +343,6 @@ class Overrides(Composer):
         chosen = [[f"{root}={choice}"] for choice in choices if choice in self.choices[root]]
         return [one + self._study(picked) for one in chosen or [[]]]
 
-    def _is_by_transformers(self, picked: dict[str, list[Any]]) -> bool:
-        """Returns True if a picked model has its shape under `huggingface`."""
-        chosen = [one for one in self._configs("model", picked) if one]
-        return any(OmegaConf.select(self.config_of(one), "model.kind") == "huggingface" for one in chosen)
-
-    def _check_needs(self, seen: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
-        """Checks NEEDS. `seen`: key -> its values, set or swept over."""
-        for key, (other, wanted) in NEEDS.items():
-            if key not in seen:
-                continue
-            configs = self._configs(key.split(".")[0], picked)
-            values = seen.get(other) or [OmegaConf.select(self.config_of(one), other) for one in configs]
-            if wanted not in values:
-                self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
-
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         argument = in_one(in_bytes(argument))
         if problem := size_limits.problem_of(argument):
@@ -397,7 +374,10 @@ class Overrides(Composer):
             self.problems.append(
                 f"{line}: it follows from the group; choose it with {group}={'|'.join(self.choices[group])}"
             )
-        elif root == "huggingface" and "experiment" not in picked and not self._is_by_transformers(picked):
+        elif root == "huggingface" and "experiment" not in picked and not any(
+            OmegaConf.select(self.config_of(one), "model.kind") == "huggingface"
+            for one in self._configs("model", picked) if one
+        ):  # fmt: skip
             self.problems.append(f"{line}: it has a meaning for models that transformers builds; add model=huggingface")
         elif key == "results_dir":
             found = [size_limits.problem_of_folder(line, value) for value in self._values(override)]

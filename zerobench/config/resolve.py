@@ -42,7 +42,8 @@ def resolve(config: Config, model_name: str, stray: list[str], launcher: Launche
     found_hash = _resolve_data(draft, problems)
     _resolve_model(draft, problems)
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
-    left_open = _left_open(draft)
+    given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
+    left_open = frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
     _resolve_training(draft, problems)
     own: dict[str, Any] = {one.name: getattr(draft, one.name) for one in fields(draft)} | vars(placed)
     own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
@@ -125,8 +126,9 @@ def _check_search(draft: Config, problems: list[str]) -> None:
 
 def _resolve_data(draft: Config, problems: list[str]) -> str | None:
     """Makes the path of a text absolute and returns the text's hash."""
-    data = draft.data
-    if data.name not in DATA.own and not _has_sequences(draft):
+    data, kind = draft.data, draft.model.kind
+    takes = kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(data.name, "sequence")
+    if data.name not in DATA.own and not takes:
         draft.sequence = 1  # a sample is one thing: tokens/s are samples/s
     if not isinstance(data, Text):
         return None
@@ -139,12 +141,6 @@ def _resolve_data(draft: Config, problems: list[str]) -> str | None:
         if where.stat().st_size <= draft.sequence:
             problems.append(f"data.path={data.path}: too short for sequence={draft.sequence}")
     return text_hash(data.path)
-
-
-def _has_sequences(draft: Config) -> bool:
-    """Whether the key `sequence` has an effect on this model or the user's data."""
-    kind = draft.model.kind
-    return kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(draft.data.name, "sequence")
 
 
 def _resolve_model(draft: Config, problems: list[str]) -> None:
@@ -253,11 +249,6 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
         words = f"it must divide world_size={cell.world_size} and be below it, and strategy be fsdp2; leave it out"
         problems.append(f"strategy.reshard_ranks={few}: {words}")
     return problems
-
-
-def _left_open(draft: Config) -> frozenset[str]:
-    given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
-    return frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
 
 
 def _resolve_training(draft: Config, problems: list[str]) -> None:

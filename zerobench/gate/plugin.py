@@ -72,7 +72,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _problem(item: pytest.Item, marked: bool, used: bool) -> str:
     """Returns an error message for a test that lacks something; else empty."""
-    if not used and _is_unittest(item):
+    kind = getattr(item, "cls", None)
+    if not used and kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__):
         words = "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
         return f"zerobench: {item.name}: {words}"
     if not used:
@@ -84,11 +85,6 @@ def _problem(item: pytest.Item, marked: bool, used: bool) -> str:
             f"zerobench: {item.name} takes {FIXTURE} and has no limits; add @pytest.mark.{MARKER}(leaks=0), or others"
         )
     return ""
-
-
-def _is_unittest(item: pytest.Item) -> bool:
-    kind = getattr(item, "cls", None)
-    return kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__)
 
 
 def _runs_elsewhere(item: pytest.Item) -> bool:

@@ -53,9 +53,9 @@ def progress_console() -> Console:
 
 
 @contextmanager
-def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[[], None]]:
-    """Draws a bar on standard error while the block runs; yields the function that advances it by one. Draws nothing if
-    standard error is not a terminal or the command is quiet.
+def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[..., None]]:
+    """Draws a bar on standard error while the block runs; yields the function that sets how many are done, or without
+    an argument adds one. Draws nothing if standard error is not a terminal or the command is quiet.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -63,7 +63,7 @@ def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[[], Non
     console = progress_console()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
-        yield lambda: progress.advance(task)
+        yield lambda done=None: progress.update(task, completed=done, advance=1 if done is None else None)
 
 
 def is_endless(console: Console) -> bool:

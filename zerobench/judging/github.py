@@ -44,7 +44,9 @@ def commands_of(findings: list[Finding], root: Path | None) -> list[str]:
     """Returns a workflow command per level, cell and line. `root`: of the repository; None if there is none."""
     groups: dict[tuple[str, str, tuple[str, int]], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault((LEVELS[finding.kind], finding.cell, _first_place(finding, root)), []).append(finding)
+        places = ((root and _inside(place, root), place.line) for place in finding.places)
+        first = next(((file, line) for file, line in places if file), ("", 0))
+        groups.setdefault((LEVELS[finding.kind], finding.cell, first), []).append(finding)
     commands = []
     for level in dict.fromkeys(LEVELS.values()):
         of_level = [(place, same) for (its, _, place), same in groups.items() if its == level]
@@ -55,13 +57,6 @@ def commands_of(findings: list[Finding], root: Path | None) -> list[str]:
             others = [finding for _, same in of_level[MOST - 1 :] for finding in same]
             commands.append(_command(level, ("", 0), others, f"{len(others)} more findings"))
     return commands
-
-
-def _first_place(finding: Finding, root: Path | None) -> tuple[str, int]:
-    for place in finding.places:
-        if root is not None and (file := _inside(place, root)):
-            return file, place.line
-    return "", 0
 
 
 def _inside(place: Place, root: Path) -> str:
@@ -94,16 +89,15 @@ def _command(level: str, place: tuple[str, int], findings: list[Finding], title:
     more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
     title = title or (f"{first.metric} of {first.cell}{more}" if first.metric else f"{first.kind}: {first.cell}")
     properties = {"file": place[0], "line": str(place[1])} if place[0] else {}
-    shown = ",".join(f"{key}={_property(value)}" for key, value in {**properties, "title": title}.items())
+    shown = ",".join(
+        f"{key}={_data(value).replace(':', '%3A').replace(',', '%2C')}"
+        for key, value in {**properties, "title": title}.items()
+    )
     return f"::{level} {shown}::{_data(chr(10).join(finding.sentence for finding in findings))}"
 
 
 def _data(text: str) -> str:
     return escape_control(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def repository_root(environment: Mapping[str, str] = os.environ) -> Path | None:

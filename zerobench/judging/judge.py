@@ -149,19 +149,15 @@ def parse_limit(metric: str, text: Any) -> Limit:
     if found is None or isinstance(text, bool):
         raise ValueError(wrong)
     try:
-        value = _parse_bytes(metric, found[2]) if metric.endswith("_bytes") else float(found[2])
+        is_below_zero = metric in DIFFERENCES and found[2].startswith("-")
+        size = parse_bytes(found[2].removeprefix("-" * is_below_zero)) if metric.endswith("_bytes") else float(found[2])
+        value = -float(size) if is_below_zero else float(size)
         tolerance = float(found[3] or 0) / 100
     except ValueError as error:
         raise ValueError(wrong) from error
     if not math.isfinite(value):
         raise ValueError(wrong)
     return Limit(value, found[1] or "", tolerance)
-
-
-def _parse_bytes(metric: str, text: str) -> float:
-    """Parses a size; metrics in DIFFERENCES may be negative."""
-    is_below_zero = metric in DIFFERENCES and text.startswith("-")
-    return -float(parse_bytes(text[1:])) if is_below_zero else float(parse_bytes(text))
 
 
 def held_elsewhere(limits: dict[str, Limit]) -> dict[str, Limit]:
@@ -281,7 +277,9 @@ def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> st
 
 def most_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> str | None:
     """Returns the part of a metric (itself a metric) that deviates most from the budget in the metric's direction."""
-    parts = _parts(metric)
+    parts = PARTS if metric in ("volume_psi", "wire_bytes", "payload_bytes") else ()
+    if metric in ("peak_bytes", "states_bytes"):
+        parts = MAXIMA if metric == "peak_bytes" else tuple(f"max_{category}_bytes" for category in STATES)
     exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
     grown = float(row[metric]) > limits[metric].value
     # A deviation in the other direction explains nothing.
@@ -316,12 +314,6 @@ def beyond_psi(metric: str, by: float, row: dict[str, Any]) -> dict[str, str]:
         return {name: f"{name} {multiple:g}ψ" for name, (_, multiple) in found.items() if multiple}
     above = {name: f" above {found[name][1]:g}ψ" if found[name][1] else "" for name in rest}
     return {name: f"{name} {show_bytes(found[name][0])}{above[name]}" for name in rest}
-
-
-def _parts(metric: str) -> tuple[str, ...]:
-    if metric in ("peak_bytes", "states_bytes"):
-        return MAXIMA if metric == "peak_bytes" else tuple(f"max_{category}_bytes" for category in STATES)
-    return PARTS if metric in ("volume_psi", "wire_bytes", "payload_bytes") else ()
 
 
 def part_name(part: str) -> str:

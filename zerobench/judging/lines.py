@@ -7,14 +7,14 @@ folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a d
 rest     the sum of the lines that a short table does not list
 
 The number of a line changes with every edit above it, so lines are joined by category, module, function and label, and
-within a function by bytes and number, shifted like most lines of the file. The differences of all changed lines add up
-to the difference of the two tables.
+within a function by bytes, then in the order of their numbers. The differences of all changed lines add up to the
+difference of the two tables.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -300,10 +300,8 @@ KEYS: tuple[Callable[[Line], Any], ...] = (
 """Keys by which lines are joined, the strictest first: a label may change, and a function may move to another file, or
 its file be named relative to another folder."""
 
-AGREE: tuple[Callable[[int, int], Any], ...] = (
-    lambda number, size: (number, size), lambda _, size: size, lambda number, _: number, lambda *_: (),
-)  # fmt: skip
-"""Lines with one key are joined if number and bytes agree; then if the bytes agree; then if the number does."""
+AGREE: tuple[Callable[[Line], Any], ...] = (lambda line: line.bytes, lambda _: ())
+"""Lines with one key are joined if their bytes agree; then the others are."""
 
 
 def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
@@ -321,14 +319,13 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
 
 def _joined(before: list[Line], after: list[Line]) -> tuple[list[tuple[Line, Line]], list[Line], list[Line]]:
     """Returns pairs of a line and the same line after, and the lines that are on one side only."""
-    shifts, pairs = _shifts(before, after), list[tuple[Line, Line]]()
+    pairs = list[tuple[Line, Line]]()
     for key, agree in product(KEYS, AGREE):
         waiting: dict[Any, deque[Line]] = {}
         for line in _joinable(after, key):
-            waiting.setdefault((key(line), agree(line.number, line.bytes)), deque()).append(line)
+            waiting.setdefault((key(line), agree(line)), deque()).append(line)
         for line in _joinable(before, key):
-            number = line.number + shifts.get(line.function[1], 0)
-            if same := waiting.get((key(line), agree(number, line.bytes))):
+            if same := waiting.get((key(line), agree(line))):
                 pairs.append((line, same.popleft()))
         paired = {id(line) for pair in pairs for line in pair}
         before, after = ([line for line in side if id(line) not in paired] for side in (before, after))
@@ -343,21 +340,6 @@ def _joinable(lines: list[Line], key: Callable[[Line], Any]) -> list[Line]:
     for line in lines if key is KEYS[-1] else ():
         files.setdefault(key(line), set()).add(line.function[1])
     return sorted((line for line in lines if len(files.get(key(line), ())) < 2), key=lambda line: line.number)
-
-
-def _shifts(before: list[Line], after: list[Line]) -> dict[str, int]:
-    """Returns file -> the number of lines by which its code has moved down, by majority of the lines that are unique on
-    both sides.
-    """
-    numbers: dict[Any, tuple[list[int], list[int]]] = {}
-    for side, lines in enumerate((before, after)):
-        for line in lines:
-            numbers.setdefault((line.function, KEYS[0](line), line.bytes), ([], []))[side].append(line.number)
-    counts: dict[str, Counter[int]] = {}
-    for ((_, file, _), *_), (was, now) in numbers.items():
-        if len(was) == len(now) == 1:
-            counts.setdefault(file, Counter())[now[0] - was[0]] += 1
-    return {file: min(count, key=lambda by: (-count[by], abs(by))) for file, count in counts.items()}
 
 
 def _within_rest(lines: list[Line], other: LineTable) -> list[Line]:

@@ -81,7 +81,8 @@ def _draw_differences(axes: Axes, found: Curves) -> None:
     """Draws the differences, with zero in the middle; a message instead of axes if all are zero."""
     if not _differ(found):
         axes.set_axis_off()
-        words = _sentence(found) if len(found) > 1 else "no other losses"
+        equal = f"all equal to the bit at each of {len(next(iter(found.values())))} steps" if found else ""
+        words = equal if len(found) > 1 else "no other losses"
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center")
         return
     first, distinct = next(iter(found)), _distinct(found)
@@ -96,10 +97,6 @@ def _draw_differences(axes: Axes, found: Curves) -> None:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     axes.set_ylabel(f"loss − loss of {first} (nats per token)")
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
-
-
-def _sentence(found: Curves) -> str:
-    return f"all equal to the bit at each of {len(next(iter(found.values())))} steps"
 
 
 def _scale_steps(axes: Axes) -> None:

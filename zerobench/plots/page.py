@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -139,12 +139,7 @@ class Sheet(Figure):
         room = rows * (high + ABOUT) * scale + ABOUT
         super().__init__(figsize=(wide, room), layout="constrained")
         self.rows, self.high, self.caption = rows, high * scale, caption
-        self.afterwards: list[Callable[[], object]] = []
         self.suptitle(caption, wrap=False)
-
-    def once_settled(self, draw: Callable[[], object]) -> None:
-        """Calls `draw` once the layout is final."""
-        self.afterwards.append(draw)
 
 
 def room_for(least: float) -> int:
@@ -197,8 +192,6 @@ def settle(figure: Figure) -> None:
         if isinstance(figure, Sheet):
             _stretch(figure)
     lay_out(figure)
-    for draw in getattr(figure, "afterwards", ()):
-        draw()
 
 
 def lay_out(figure: Figure) -> None:

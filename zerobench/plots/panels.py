@@ -123,7 +123,9 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
     words += f", {where}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
     alike = [panel for panel in panels if panel["model"].iloc[0] == first.model]
-    return words + "".join(f", {first[key]}" for key in differing) + _own_options(first["shape"], alike)
+    shapes = [set(panel["shape"].iloc[0].split()) for panel in alike]
+    own = [option for option in first["shape"].split() if not all(option in shape for shape in shapes)]
+    return words + "".join(f", {word}" for word in [*(first[key] for key in differing), *own])
 
 
 def model_of(name: str, shape: str) -> str:
@@ -132,9 +134,3 @@ def model_of(name: str, shape: str) -> str:
     usual = yaml.safe_load(file.read_text()) if file.is_file() else {}
     others = [f"{key}={options[key]}" for key, value in usual.items() if options.get(key, str(value)) != str(value)]
     return " ".join([name, *(["with"] if others else []), *others])
-
-
-def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:
-    """Returns the model's options that differ between its panels."""
-    others = [set(panel["shape"].iloc[0].split()) for panel in panels]
-    return "".join(f", {option}" for option in shape.split() if not all(option in other for other in others))

@@ -6,24 +6,18 @@ cells that train the same thing on the same number of ranks; without a front if 
 no table marks a time as the best. Whiskers are 95 % intervals, if available. Labels: the differences between cells of
 one strategy. Cells that failed, or that have no run although another strategy has, have no place in the plane: they are
 listed below it.
-
-A name is placed next to its point where there is room, and joined to it by a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation, Text
-from matplotlib.transforms import Bbox
 
 from ..results.summary import busy_words
 from ..results.tables import Results
@@ -50,6 +44,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     for axes, cells in places:
         ok = cells[cells["status"] == "ok"]
         unit, busy = _points(axes, ok), busy_words(ok.to_dict("records"))
+        _label(axes, ok)
         axes.set_ylabel(f"{counted(cells['sequence'])}/s, all ranks together")
         more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS and not busy)
         more += wrap(f"no front: {busy}", 90) if busy else []
@@ -62,8 +57,6 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     handles = [Line2D([], [], ls="", color=look(s).color, marker=look(s).marker, label=s) for s in strategies]
     fronts = [rule("Pareto front", lw=1)] * any(line.get_label() == FRONT for axes, _ in places for line in axes.lines)
     key(figure, [*handles, *fronts])
-    for axes, cells in places:
-        figure.once_settled(partial(_label, axes, cells[cells["status"] == "ok"]))
     return figure
 
 
@@ -127,56 +120,8 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
 
 def _label(axes: Axes, cells: pd.DataFrame) -> None:
     """Writes names next to the points; if there are many, only on the front."""
-    points = {line.get_gid(): line.get_xydata()[0] for line in axes.lines if line.get_gid() is not None}
     shown = cells if len(cells) <= MOST_LABELS else cells[front(cells)]
-    shown = shown[shown["name"] != ""].sort_values("tokens_per_s", ascending=False)
-    named = [(cell.name, *points.pop(cell.run_id)) for cell in shown.itertuples()]
-    name_points(axes, named, [tuple(point) for point in points.values()])
-
-
-MARK = 4.0
-"""Half of a marker's width, in points."""
-
-PLACES = [
-    (gap * right, gap * up)
-    for gap in (6.0, 14.0, 24.0, 36.0, 50.0)
-    for right, up in ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
-]
-"""Offsets of a name from its point, in points, in the order in which they are tried."""
-
-LEADER = {"arrowstyle": "-", "lw": 0.5, "color": "#555555", "shrinkA": 0, "shrinkB": 3}
-PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
-
-
-def name_points(
-    axes: Axes, named: Sequence[tuple[str, float, float]], others: Sequence[tuple[float, float]]
-) -> list[Annotation]:
-    """Writes each (name, x, y) next to its point, in data coordinates, at the first place where it overlaps no other
-    name and no marker; a line joins it to its point. `others` are points without a name.
-
-    The figure's layout must be final (`once_settled`). A name without a free place takes the first one.
-    """
-    points = axes.transData.transform([*((x, y) for _, x, y in named), *others]) if named else ()
-    taken = [Bbox([point, point]).padded(MARK * axes.figure.dpi / 72) for point in points]
-    names = []
-    for name, x, y in named:
-        text = axes.annotate(
-            name, (x, y), PLACES[0], textcoords="offset points", fontsize="small", zorder=1.5, bbox=PAPER,
-            arrowprops=LEADER,
-        )  # fmt: skip
-        for place in [*PLACES, PLACES[0]]:
-            box = _moved(text, place)
-            if not box.count_overlaps(taken) and all(axes.bbox.contains(*corner) for corner in box.get_points()):
-                break
-        taken.append(box)
-        names.append(text)
-    return names
-
-
-def _moved(text: Annotation, place: tuple[float, float]) -> Bbox:
-    """Moves a name and returns its box, without the line to its point."""
-    right, up = np.sign(place).astype(int)
-    text.set(ha=("center", "left", "right")[right], va=("center", "bottom", "top")[up])
-    text.xyann = place
-    text.get_window_extent()  # only an annotation's own extent follows its offset
-    return Text.get_window_extent(text)
+    unit = unit_of(cells["peak_bytes"].max())[1]
+    for cell in shown[shown["name"] != ""].itertuples():
+        at = (cell.peak_bytes / unit, cell.tokens_per_s)
+        axes.annotate(cell.name, at, (6, 0), textcoords="offset points", va="center", fontsize="small", zorder=1.5)

@@ -50,7 +50,9 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
             _whiskers(rate, mine, how["color"])
         for _ in curves(lost, cells, "drop"):
             pass
-        _say_what_has_no_reference(lost, cells)
+        lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
+        words = "\n".join(f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples())
+        lost.text(0.02, 0.98, words, transform=lost.transAxes, va="top", fontsize="small", style="italic")
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         lost.axhline(0, color="black", lw=0.8)
@@ -97,9 +99,3 @@ def _whiskers(axes: Axes, cells: pd.DataFrame, color: str) -> None:
     middle = known["tokens_per_s"]
     reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
     axes.errorbar(known["world_size"].astype(int), middle, reach, color=color, ls="", capsize=3, lw=1)
-
-
-def _say_what_has_no_reference(axes: Axes, cells: pd.DataFrame) -> None:
-    lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
-    words = [f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples()]
-    axes.text(0.02, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize="small", style="italic")

@@ -76,7 +76,12 @@ def long_form(
     step = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
     figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
     keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
-    parts = [*map(_melted, wide), figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])]
+    ids = ["run_id", "rank"]
+    parts = [
+        one.astype({name: "float64" for name in one.columns if name not in ids}).melt(ids, var_name="metric")
+        for one in wide
+    ]
+    parts = [*parts, figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])]
     long = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     long = long[long["metric"].isin(wanted)].dropna(subset=["value"])
     long["unit"] = long["metric"].map(FIGURES)
@@ -88,12 +93,6 @@ def long_form(
     long = runs[["run_id", *beside]].merge(long, on="run_id", how="right") if beside else long
     long.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
     return long
-
-
-def _melted(figures: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per figure. `figures`: the columns run_id and rank, and a column per metric."""
-    typed = figures.astype({name: "float64" for name in figures.columns if name not in ("run_id", "rank")})
-    return typed.melt(["run_id", "rank"], var_name="metric", value_name="value")
 
 
 def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

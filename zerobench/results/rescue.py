@@ -44,19 +44,13 @@ def temporary_place() -> Path:
     return Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}"
 
 
-def _make_own_folder(folder: Path) -> None:
-    """Creates a folder that no other user of the machine can change. Raises OSError if its name is already taken by a
-    link or by another user.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{folder} is a link, another user's, or others can write to it")
-
-
 def _claim_in(place: Path, prefix: str) -> Aside:
+    """Claims a folder in one of `places`. Raises OSError, also if another user has taken the temporary one's name."""
     if place == temporary_place():
-        _make_own_folder(place)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{place} is a link, another user's, or others can write to it")
     return claim_folder(place, prefix)
 
 

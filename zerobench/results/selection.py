@@ -62,20 +62,16 @@ def matching(runs: pd.DataFrame, where: Sequence[Where]) -> pd.DataFrame:
     configs = [by_key(json.loads(text)) for text in runs["config"]]
     kept = pd.Series(True, index=runs.index)
     for number, one in enumerate(where):
-        met = kept & pd.Series(_meets(one, runs, configs), index=runs.index)
+        values = _values(one.key, runs, configs)
+        meets = [any(_equal(value, wanted) for wanted in one.values) != one.is_not for value in values]
+        met = kept & pd.Series(meets, index=runs.index)
         if not met.any():
-            values = [value for value, left in zip(_values(one.key, runs, configs), kept, strict=True) if left]
-            found = " or ".join(sorted({show_value(value) for value in values}))
+            left = [value for value, is_left in zip(values, kept, strict=True) if is_left]
+            found = " or ".join(sorted({show_value(value) for value in left}))
             among = f" among those with {' '.join(map(str, where[:number]))}" if number else ""
             raise ValueError(f"--where {one}: no such run{among}; {one.key} is {found}")
         kept = met
     return runs[kept]
-
-
-def _meets(one: Where, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list[bool]:
-    return [
-        any(_equal(value, wanted) for wanted in one.values) != one.is_not for value in _values(one.key, runs, configs)
-    ]
 
 
 def _values(key: str, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list[Any]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
@@ -41,13 +42,12 @@ from ..records import (
     TENSOR_AXIS,
     MemoryRow,
     RunRow,
-    StepRow,
 )
 from ..sections import known
 from ..strategies import predicts, shape_of
 from ..theory.closed_forms import floor_bytes, to_json
 from ..theory.groups import Moved
-from ..theory.replay.states import Prediction, predict_states
+from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_control, predict_parts
 from ..theory.shapes import Schedule
 from ..theory.strategy import settle
@@ -128,6 +128,12 @@ def _gpu(name: str, worst: Callable[..., Any]) -> JoinedColumn:
     return JoinedColumn(("timed",), value, worst)
 
 
+def _throttle(record: RankRecord, _: int) -> list[str] | None:
+    """Returns the reasons for which a rank's GPU was slowed down; None if nobody knows."""
+    known = [state.throttle for state in record.gpu_states if state.throttle is not None]
+    return list(chain.from_iterable(known)) if known else None
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -191,6 +197,7 @@ TIMES = {
     "sm_clock_max_mhz": _gpu("sm_clock_max_mhz", min),
     "gpu_temperature_c": _gpu("temperature_c", max),
     "gpu_power_w": _gpu("power_w", max),
+    "throttle": JoinedColumn(("timed",), _throttle, lambda ranks: ", ".join(dict.fromkeys(chain.from_iterable(ranks)))),
 }
 """Columns that ranks which share a GPU lack: they take turns."""
 
@@ -217,7 +224,6 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         join_columns(row, TIMES, passes, config.measure.steps)
         measured = sum(not step.warmup for step in timed[0].steps)
         row.tokens_per_s = row.batch * row.sequence * measured / row.wall_s if row.wall_s else None
-        row.throttle = _throttle(timed)
         _join_flops(row, config)
         _join_trace(row, traced)
     if accounted:
@@ -303,12 +309,6 @@ def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
         row.loopback_bytes = round(median(known) / len(timed[0].steps) / len(timed))
 
 
-def _throttle(timed: list[RankRecord]) -> str | None:
-    """Returns why GPUs were slowed down, each reason once; None if nobody knows."""
-    reasons = [state.throttle for record in timed for state in record.gpu_states if state.throttle is not None]
-    return ", ".join(dict.fromkeys(word for words in reasons for word in words)) if reasons else None
-
-
 def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
     """Fills medians over the measured steps of the traced pass, from the rank with the longest step."""
     names = ("seconds", "communication_s", "exposed_s")
@@ -330,13 +330,10 @@ def _join_flops(row: RunRow, config: CellConfig) -> None:
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
     """Returns whether all passes have bit-equal losses on every rank; None for a single pass."""
-    first, *others = (_losses(one) for one in passes)
-    return all(one == first for one in others) if others else None
-
-
-def _losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:
-    steps: list[StepRow] = [step for record in records for step in record.steps]
-    return [(s.rank, s.step, s.loss.hex()) for s in steps]
+    first, *others = (
+        [(step.rank, step.step, step.loss.hex()) for record in records for step in record.steps] for records in passes
+    )
+    return all(losses == first for losses in others) if others else None
 
 
 def divergence(records: list[RankRecord]) -> str:
@@ -363,9 +360,7 @@ def _join_norms(records: list[RankRecord]) -> None:
 def join_theory(
     row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> Expected:
-    """Fills predictions of states, traffic, control and links, and those of the memory table, for DDP and our stages;
-    returns the predictions that `unexplained` compares with.
-    """
+    """Fills predictions, also of the memory table, for DDP and our stages; returns those that `unexplained` takes."""
     shapes, groups = training_shapes(config), config.groups
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
@@ -396,15 +391,11 @@ def join_theory(
     if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
-    _join_memory(memory, prediction, record)
-    return Expected(prediction, parts)
-
-
-def _join_memory(memory: list[MemoryRow], prediction: Prediction, record: RankRecord) -> None:
     for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
         line.predicted_bytes = prediction.of_category(line.category, line.tier)
         if (line.tier, line.category) == ("device", "activations"):
             line.predicted_bytes = record.own_activation_bytes
+    return Expected(prediction, parts)
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:

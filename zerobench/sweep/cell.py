@@ -94,8 +94,12 @@ def write_lost(
 ) -> RunRow:
     """Writes the row of a launch whose job left none, with the job's `log`."""
     prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
-    row.status, row.reason, row.launcher = "crash", reason, launcher
-    aside = rescue.claim(results_dir, prefix)
+    row.run_id, row.status, row.reason, row.launcher = prefix, "crash", reason, launcher
+    try:
+        aside = rescue.claim(results_dir, prefix)
+    except OSError as error:
+        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+        return row
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)
         (aside.path / "logs/job.log").write_text(log)
@@ -149,7 +153,10 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
-    ranks, predicted = _ranks(cell.config), activations.depends_on(cell.config)
+    predicted = activations.depends_on(cell.config)
+    ranks: Sequence[int] = range(cell.config.world_size)
+    if cell.config.backend == SIMULATED and len(ranks := simulated_ranks(cell.config)) > 1:
+        ranks = [execute(cell.config).rank]
     for mode in passes_of(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
@@ -173,13 +180,6 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
 
 _own_activation_bytes: dict[str, int] = {}
 """Cache of predictions in this process, by what they depend on: each takes a forward and a backward."""
-
-
-def _ranks(config: CellConfig) -> Sequence[int]:
-    if config.backend != SIMULATED:
-        return range(config.world_size)
-    ranks = simulated_ranks(config)
-    return ranks if len(ranks) == 1 else [execute(config).rank]
 
 
 def moment(since_epoch: float) -> str:

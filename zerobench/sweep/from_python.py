@@ -75,19 +75,16 @@ def _check_known_to_ranks(cells: Sequence[Cell]) -> None:
     for config in (cell.config for cell in cells):
         chosen = {"model": config.model.kind, "data": config.data.name, "strategy": config.strategy.name}
         for key, name in chosen.items():
-            if name in _registered(key) and name not in _installed(key):
+            group = GROUPS.get(key)
+            registered: Collection[str] = (
+                group.builders if group else [n for n, spec in specs().items() if spec.of_user]
+            )
+            packages = [point.name for point in installed(group.group if group else PACKAGES)]
+            if name in registered and name not in packages:
                 raise ValueError(
                     f"zerobench.run: {key}={name} is registered in this notebook, which ranks cannot import; put it"
                     " into a script that ends with zerobench.main(), run that, and zerobench.load its results here"
                 )
-
-
-def _registered(key: str) -> Collection[str]:
-    return GROUPS[key].builders if key in GROUPS else [name for name, spec in specs().items() if spec.of_user]
-
-
-def _installed(key: str) -> Collection[str]:
-    return [point.name for point in installed(GROUPS[key].group if key in GROUPS else PACKAGES)]
 
 
 def _written(value: Any) -> str:

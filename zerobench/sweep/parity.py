@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -82,23 +82,25 @@ def training_key(config: CellConfig) -> str:
 def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, theirs: pd.DataFrame) -> Verdict:
     """Compares a run's steps with a reference's. `config`, `reference`: their resolved configs."""
     exact = rounds_alike(config, reference)
-    pairs = list(_pairs(steps, theirs))
+    pairs = _pairs(steps, theirs)
     on_time = config.offload.exact_steps
     if on_time is not None:  # by intent parameters are an update older from then on
-        pairs = [pair for pair in pairs if pair.step <= on_time]
+        pairs = pairs[pairs["step"] <= on_time]
     if not exact:
-        pairs = [pair for pair in pairs if pair.step < COMPARED]
-    if not pairs:
+        pairs = pairs[pairs["step"] < COMPARED]
+    if pairs.empty:
         return Verdict(UNCHECKED, "the run and DDP's have no step in common")
     lossy = bool(config.zeropp.label)
     limits = (0.0, NORM_ORDER) if exact else LOSSY if lossy else TOLERANCES[config.precision.name]
-    loss, norm = max(pair.loss_off for pair in pairs), max((pair.norm_off for pair in pairs), default=0.0)
-    count = 1 + max(pair.step for pair in pairs)
+    loss, norm = float(pairs["loss_off"].max()), float(pairs["norm_off"].max())
+    count = 1 + int(pairs["step"].max())
     of = f"{count} step{'s' * (count > 1)}" + ", after which updates are late by intent" * (on_time is not None)
-    what = "losses and gradient norms" if any(pair.has_norms for pair in pairs) else "losses alone: no norm was taken"
-    wrong = next((pair for pair in pairs if pair.loss_off > limits[0] or pair.norm_off > limits[1]), None)
-    if wrong is not None:
-        return Verdict(DIFFERS, _blame(wrong, pairs, limits, config.world_size), loss, norm)
+    has_norms = pairs[["norm", "norm_ddp"]].notna().all(axis=1).any()
+    what = "losses and gradient norms" if has_norms else "losses alone: no norm was taken"
+    wrong = pairs[(pairs["loss_off"] > limits[0]) | (pairs["norm_off"] > limits[1])]
+    if len(wrong):
+        of_step = list(pairs[pairs["step"] == wrong["step"].iloc[0]].itertuples())
+        return Verdict(DIFFERS, _blame(next(wrong.itertuples()), of_step, limits, config.world_size), loss, norm)
     if loss == 0 and norm <= NORM_ORDER:
         return Verdict(EQUAL, f"equal to DDP's to the bit over {of}: {what}", loss, norm)
     return Verdict(CLOSE, f"within {loss:.1e} and {norm:.1e} of DDP's over {of}: {what}", loss, norm)
@@ -119,29 +121,6 @@ def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """One step of one rank, in the run and in the reference."""
-
-    step: int
-    rank: int
-    loss: tuple[float, float]
-    norm: tuple[float | None, float | None]
-
-    @property
-    def has_norms(self) -> bool:
-        return None not in self.norm
-
-    @property
-    def loss_off(self) -> float:
-        return _deviation(*self.loss)
-
-    @property
-    def norm_off(self) -> float:
-        ours, theirs = self.norm
-        return 0.0 if ours is None or theirs is None else _deviation(ours, theirs)
-
-
 def _deviation(ours: float, theirs: float) -> float:
     """Returns |ours − theirs| over |theirs|; two values that are non-finite in the same way are equal."""
     if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
@@ -150,36 +129,33 @@ def _deviation(ours: float, theirs: float) -> float:
     return off if math.isfinite(off) else math.inf
 
 
-def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[_Pair]:
-    """Yields pairs in the order of steps, lowest rank first. Norms are from any pass that measures them."""
-    ours, others = _by_step(steps), _by_step(theirs)
-    for place in sorted(ours.keys() & others.keys()):
-        (loss, norm), (other_loss, other_norm) = ours[place], others[place]
-        yield _Pair(*place, (loss, other_loss), (norm, other_norm))
+def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the steps that both runs have, in order, lowest rank first: loss and norm, those of DDP, and how far they
+    deviate. Norms are from any pass that measures them.
+    """
+    sides = []
+    for side in (steps, theirs):
+        rows, place = side[side["mode"] != "traced"], ["step", "rank"]
+        losses = rows.drop_duplicates(place, keep="last").set_index(place)["loss"]
+        norms = rows.groupby(place)["grad_norm"].first()
+        sides.append(pd.DataFrame({"loss": losses, "norm": norms}).astype("float64"))
+    pairs = sides[0].join(sides[1].add_suffix("_ddp"), how="inner").sort_index().reset_index()
+    for name in ("loss", "norm"):
+        both = zip(pairs[name], pairs[f"{name}_ddp"], strict=True)
+        pairs[f"{name}_off"] = [_deviation(ours, theirs) for ours, theirs in both]
+    pairs.loc[pairs[["norm", "norm_ddp"]].isna().any(axis=1), "norm_off"] = 0.0
+    return pairs
 
 
-def _by_step(steps: pd.DataFrame) -> dict[tuple[int, int], tuple[float, float | None]]:
-    rows, place = steps[steps["mode"] != "traced"], ["step", "rank"]
-    last = rows.drop_duplicates(place, keep="last").sort_values(place)
-    norms = rows.groupby(place)["grad_norm"].first()  # sorted as well
-    known = zip(last["step"], last["rank"], last["loss"], norms, strict=True)
-    return {
-        (int(step), int(rank)): (float(loss), None if pd.isna(norm) else float(norm))
-        for step, rank, loss, norm in known
-    }
-
-
-def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks: int) -> str:
-    """Returns a message about the first deviation: in the forward, the gradients, or the previous update."""
-    step = wrong.step
-    if wrong.norm_off > limits[1] and not any(p.step == step and p.loss_off > limits[0] for p in pairs):
-        ours, theirs = wrong.norm
-        assert ours is not None
-        assert theirs is not None
-        said = f"gradients: their norm at step {step} is {ours:.6g}, {_factor(ours, theirs, ranks)}"
+def _blame(wrong: Any, of_step: list[Any], limits: tuple[float, float], ranks: int) -> str:
+    """Returns a message about the first deviation: in the forward, the gradients, or the previous update. `of_step`:
+    the pairs of the same step.
+    """
+    step, off = wrong.step, next((pair for pair in of_step if pair.loss_off > limits[0]), None)
+    if off is None:
+        said = f"gradients: their norm at step {step} is {wrong.norm:.6g}, {_factor(wrong.norm, wrong.norm_ddp, ranks)}"
         return f"{said}, and the losses before agree: check the backward and the reduction"
-    off = next(p for p in pairs if p.step == step and p.loss_off > limits[0])
-    said = f"the loss of rank {off.rank} at step {step} is {off.loss[0]:.9g} and DDP's {off.loss[1]:.9g}"
+    said = f"the loss of rank {off.rank} at step {step} is {off.loss:.9g} and DDP's {off.loss_ddp:.9g}"
     if step == 0:
         return f"{said}: there was no update yet: check the forward, the data and the initial values"
     return f"{said}, after gradient norms that agree: check the update of step {step - 1}, and parts of gradients"

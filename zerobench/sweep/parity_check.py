@@ -138,19 +138,14 @@ class ParityCheck:
         pattern = f"{strategies.reference().name}-{name}-n{config.world_size}-*"
         if key not in self._references:
             for folder in Path(config.results_dir).glob(pattern):
-                self._take(key, folder)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # an unreadable run is not a reference
+                    row = tables.read_row(folder) or {"status": ""}
+                if row["status"] == "ok":
+                    config = CellConfig.from_json(row["config"])
+                    if _key(config, row) == key and tables.is_whole(folder):
+                        self._references.setdefault(key, (row, config, _steps(folder)))
         return key in self._references
-
-    def _take(self, key: str, folder: Path) -> None:
-        """Uses a run as the reference of this key, if it is one."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unreadable run is not a reference
-            row = tables.read_row(folder)
-        if row is None or row["status"] != "ok":
-            return
-        config = CellConfig.from_json(row["config"])
-        if _key(config, row) == key and tables.is_whole(folder):
-            self._references.setdefault(key, (row, config, _steps(folder)))
 
     def _make(self, cell: Cell, row: Row, run: Callable[[Cell], Row]) -> str:
         """Runs DDP for a few steps, or reuses such a run; returns "" or why there is still no reference."""

@@ -59,6 +59,8 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
             refused = error
         ended = cells.stopped or cells.failed_fast or refused is not None
         cells.stopped |= not training.finish(makes=not ended, say=reporter.say, run=cells.run_apart)
+    if refused is not None and not cells.rows:
+        raise refused
     if cells.rows:
         print_results(cells.rows, chosen)
     counts = Counter(trials.statuses.values())

@@ -9,13 +9,10 @@ row         its figures (row.py), shown as tables and written as JSON or CSV (sh
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...config.cell import Cell
 from ...config.compose import RefusedError, compose_cells
@@ -25,7 +22,7 @@ from ...fake_execution import Execution, Limits, Target, execute_all
 from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
 from ...host.pipes import print_note
-from ...host.terminal import progress_console
+from ...host.terminal import progress_bar
 from ...launch import fork_server
 from ...results.options import Parser, add_timeout, verb
 from ...sizes import parse_bytes
@@ -69,12 +66,9 @@ def ask(
     cells = compose_cells(["-m", *keys, *kept])
     if not cells:
         raise RefusedError(["these words make no cell; zerobench estimate --help shows some that do"])
-    return Question(tuple(words), tuple(_on(cell, target) for cell in cells), target)
-
-
-def _on(cell: Cell, target: Target) -> Cell:
-    """Returns the cell with the target's defaults, so that cells which differ only there stay two cells."""
-    return cell if cell.problems else replace(cell, config=target.defaults(cell.config))
+    # with the target's defaults, cells which differ only there stay two cells
+    placed = (cell if cell.problems else replace(cell, config=target.defaults(cell.config)) for cell in cells)
+    return Question(tuple(words), tuple(placed), target)
 
 
 # -- the verb --------------------------------------------------------------------------------------
@@ -128,27 +122,17 @@ def estimate_all(
     """Simulates the cells of a question, with progress on standard error, and returns a row for each."""
     sound = [cell for cell in question.cells if not cell.problems]
     names = name_strategies([cell.config for cell in question.cells])
-    with _progress([steps_of(cell.config) for cell in sound]) as tell:
-        found = execute_all(
-            [cell.config for cell in sound], question.target, jobs, tell, Limits(seconds=timeout_s)
-        )  # fmt: skip
-    by_cell = {cell.cell_id: one for cell, one in zip(sound, found, strict=True)}
-    return rows_of(question.cells, names, by_cell, question.target, tensors)
-
-
-@contextmanager
-def _progress(steps: Sequence[int]) -> Iterator[Any]:
-    """Shows how many of the cells' steps are done; `steps`: the number of steps of each cell."""
-    columns = (TextColumn("estimate"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    console = progress_console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task, done = progress.add_task("", total=sum(steps)), dict[int, int]()
+    configs = [cell.config for cell in sound]
+    steps, done = [steps_of(config) for config in configs], dict[int, int]()
+    with progress_bar("estimate", sum(steps), "steps") as show_done:
 
         def tell(number: int, news: dict[str, Any] | Execution) -> None:
             done[number] = steps[number] if isinstance(news, Execution) else news["step"]
-            progress.update(task, completed=sum(done.values()))
+            show_done(sum(done.values()))
 
-        yield tell
+        found = execute_all(configs, question.target, jobs, tell, Limits(seconds=timeout_s))
+    by_cell = {cell.cell_id: one for cell, one in zip(sound, found, strict=True)}
+    return rows_of(question.cells, names, by_cell, question.target, tensors)
 
 
 def _parser() -> argparse.ArgumentParser:

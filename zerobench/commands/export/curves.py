@@ -1,4 +1,4 @@
-"""Scalars of a run, by tag: one value per step, and final values. For programs that draw curves.
+"""Curves of runs in the files of Weights & Biases, which are written without its package.
 
 tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
            rank)
@@ -7,7 +7,7 @@ time       seconds since the epoch: the run's start plus the durations of the pa
            left out, and every pass begins at the run's start
 summary    the numeric columns of the run that have a value
 
-The Weights & Biases files are written without its package, a folder per run, every file atomically:
+A run has a folder, and every file in it is written atomically:
 
 wandb-history.jsonl    a JSON object per step: `_step`, `_timestamp`, `_runtime` (seconds), and the values by tag
 wandb-summary.json     the numbers of the run's row
@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,35 +35,6 @@ EQUAL = ("grad_norm", "loss_scale")
 
 NOT_MEASURED = ("repeat", "schema_version", "seed")
 """Numbers of a run's row that are not results."""
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """One value of a curve."""
-
-    tag: str
-    step: int
-    time: float
-    value: float
-
-
-def _began(run: dict[str, Any]) -> float:
-    return datetime.fromisoformat(run["started"]).timestamp()
-
-
-def scalars_of(results: Results, run: dict[str, Any]) -> Iterator[Scalar]:
-    """Yields the curves of a run (a row of `results.runs`) in step order."""
-    began = _began(run)
-    steps = results.steps[results.steps["run_id"] == run["run_id"]].rename(columns={"seconds": "step_s"})
-    for mode, of_pass in steps.groupby("mode", sort=False):
-        ranks = of_pass.groupby("step")
-        columns = {name: ranks[name].mean() for name in MEANS} | {name: ranks[name].max() for name in SLOWEST}
-        curves = pd.DataFrame(columns | {name: ranks[name].first() for name in EQUAL})
-        times = began + curves["step_s"].fillna(0.0).cumsum()
-        for number, time, row in zip(curves.index, times, curves.to_dict("records"), strict=True):
-            for name, value in row.items():
-                if math.isfinite(value):
-                    yield Scalar(f"{mode}/{name}", int(number), float(time), float(value))
 
 
 def summary_of(run: dict[str, Any]) -> dict[str, int | float]:
@@ -101,7 +70,7 @@ def write_wandb(results: Results, out: Path) -> str:
     for run in rows:
         folder = out / run["run_id"]
         folder.mkdir(parents=True, exist_ok=True)
-        lines = list(history_of(results, run))
+        lines = history_of(results, run)
         last = {key: lines[-1][key] for key in ("_step", "_timestamp", "_runtime")} if lines else {}
         choices = {key: {"desc": None, "value": value} for key, value in by_key(json.loads(run["config"])).items()}
         metadata = {"startedAt": run["started"], "args": run["command"], "git": {"commit": run["commit"]}}
@@ -118,13 +87,20 @@ def write_wandb(results: Results, out: Path) -> str:
     return words
 
 
-def history_of(results: Results, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a line per step, timed by its last value."""
-    lines: dict[int, list[Scalar]] = {}
-    for one in scalars_of(results, run):
-        lines.setdefault(one.step, []).append(one)
-    began = min((one.time for line in lines.values() for one in line), default=0.0)
-    for number, line in sorted(lines.items()):
-        time = max(one.time for one in line)
-        times = {"_step": number, "_timestamp": time}
-        yield times | {one.tag: one.value for one in line} | {"_runtime": time - began}
+def history_of(results: Results, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns a line per step of a run (a row of `results.runs`), timed by its last value."""
+    began = datetime.fromisoformat(run["started"]).timestamp()
+    steps = results.steps[results.steps["run_id"] == run["run_id"]].rename(columns={"seconds": "step_s"})
+    lines: dict[int, dict[str, Any]] = {}
+    first = math.inf
+    for mode, of_pass in steps.groupby("mode", sort=False):
+        ranks = of_pass.groupby("step")
+        columns = {name: ranks[name].mean() for name in MEANS} | {name: ranks[name].max() for name in SLOWEST}
+        curves = pd.DataFrame(columns | {name: ranks[name].first() for name in EQUAL})
+        times = began + curves["step_s"].fillna(0.0).cumsum()
+        for number, time, row in zip(curves.index, map(float, times), curves.to_dict("records"), strict=True):
+            if values := {f"{mode}/{name}": float(value) for name, value in row.items() if math.isfinite(value)}:
+                line = lines.setdefault(int(number), {"_step": int(number), "_timestamp": time})
+                line |= values | {"_timestamp": max(time, line["_timestamp"])}
+                first = min(first, time)
+    return [lines[number] | {"_runtime": lines[number]["_timestamp"] - first} for number in sorted(lines)]

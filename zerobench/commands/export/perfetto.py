@@ -65,7 +65,8 @@ def write_perfetto(results: Results, out: Path) -> str:
         for rank, mine in streams_of(events).items():
             ranks += 1
             entries += process(ranks, f"{run['run_id']} rank {rank}", mine)
-    text = json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, allow_nan=False, default=_plain)
+    trace = {"traceEvents": entries, "displayTimeUnit": "ms"}
+    text = json.dumps(trace, allow_nan=False, default=lambda number: number.item())  # a table's numbers are numpy's
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(f".{out.name}")
     aside.write_bytes(gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode())
@@ -84,7 +85,11 @@ def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
             thread = (place + 1) * LANES + min(lane, LANES - 1)
             entries.append(_told("thread_name", number, thread, name=track if not lane else f"{track} {lane + 1}"))
             entries.append(_told("thread_sort_index", number, thread, sort_index=thread))
-            entries += [_complete(number, thread, one) for one in mine]
+            for span in mine:
+                begin = _us(span.begin)
+                entry = {"ph": "X", "pid": number, "tid": thread, "name": span.name, "ts": begin}
+                duration = max(0.0, _us(span.end) - begin)
+                entries.append(entry | {"dur": duration, "cat": span.track, "args": span.facts})
     return entries + list(counters(number, events))
 
 
@@ -118,7 +123,10 @@ def _backwards(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
     running: list[Any] = []
 
     def over(at: float, name: str | None) -> Iterator[TraceSpan]:
-        while running and (name is None or not _is_inside(name, running[-1].name)):
+        while running:
+            module = running[-1].name  # empty for the whole model
+            if name is not None and name != module and (not module or name.startswith(f"{module}.")):
+                return  # the module `name` is inside it
             begun = running.pop()
             yield TraceSpan("backward", begun.name or "model", begun.seconds, at)
 
@@ -129,11 +137,6 @@ def _backwards(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
             yield from over(row.seconds, row.name)
             running.append(row)
     yield from over(phases[-1].end if phases else 0.0, None)
-
-
-def _is_inside(name: str, module: str) -> bool:
-    """Returns True for a module inside `module`, whose path is empty for the whole model."""
-    return name != module and (not module or name.startswith(f"{module}."))
 
 
 def _collectives(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
@@ -186,18 +189,8 @@ def counters(number: int, events: pd.DataFrame) -> Iterator[Entry]:
                 last = value
 
 
-def _complete(number: int, thread: int, span: TraceSpan) -> Entry:
-    duration = max(0.0, _us(span.end) - _us(span.begin))
-    entry = {"ph": "X", "pid": number, "tid": thread, "name": span.name, "ts": _us(span.begin), "dur": duration}
-    return entry | {"cat": span.track, "args": span.facts}
-
-
 def _told(what: str, number: int, thread: int, **facts: str | int) -> Entry:
     return {"ph": "M", "pid": number, "tid": thread, "name": what, "args": facts}
-
-
-def _plain(number: Any) -> Any:
-    return number.item()  # a table's numbers are numpy's
 
 
 def _us(seconds: float) -> float:

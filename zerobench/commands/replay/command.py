@@ -42,7 +42,8 @@ def replay(arguments: list[str]) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
     try:
-        wanted = _worlds(chosen.worlds)
+        known = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
+        wanted = known[chosen.worlds] if chosen.worlds in known else _numbers("--worlds", chosen.worlds, 2, MOST)
         if wanted != []:
             fork_server.start()
         results, _ = tables.load(chosen.runs).chosen(chosen.where)
@@ -84,13 +85,6 @@ def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
     if chosen.calibration is not None:
         return calibrated_costs(chosen.calibration)
     return None if chosen.cluster is None else costs_of(chosen.cluster, None)
-
-
-def _worlds(text: str) -> list[int] | None:
-    """Parses --worlds: numbers of ranks to simulate, or None for all powers of two."""
-    if text == EVERY:
-        return None
-    return [] if text == NONE else _numbers("--worlds", text, 2, MOST)
 
 
 def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:

@@ -150,26 +150,22 @@ def how_to_record(runs: pd.DataFrame) -> str:
 
 def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:
     rows: list[dict[str, Any]] = runs.astype("object").where(runs.notna(), None).to_dict("records")  # type: ignore[assignment]
-    rows.sort(key=_place)
+    rows.sort(key=lambda row: (str(row["strategy"]), str(row.get("systems") or "")))
     if len(rows) > MOST_PANELS:
         raise ValueError(
             f"{len(rows)} cells at N={rows[0]['world_size']}; a page shows {MOST_PANELS}: choose with --where"
         )
-    found = [_panel(row, events[events["run_id"] == row["run_id"]]) for row in rows]
+    found = [
+        Panel(
+            f"{row['strategy']} {row.get('systems') or ''}".strip(), row["strategy"], row,
+            streams_of(events[events["run_id"] == row["run_id"]]),
+        )
+        for row in rows
+    ]  # fmt: skip
     keys = [panel.key for panel in found]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"several cells of {twice[0]} at N={rows[0]['world_size']}; choose one with --where KEY=VALUE")
     return tuple(found)
-
-
-def _place(row: dict[str, Any]) -> tuple[str, str]:
-    """Sort key: by strategy, then by its additions."""
-    return str(row["strategy"]), str(row.get("systems") or "")
-
-
-def _panel(row: dict[str, Any], events: pd.DataFrame) -> Panel:
-    key = f"{row['strategy']} {row.get('systems') or ''}".strip()
-    return Panel(key, row["strategy"], row, streams_of(events))
 
 
 def setting_words(panels: Sequence[Panel]) -> str:

@@ -79,18 +79,14 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
         results = load(where)
     for warning in caught:
         print_note(f"zerobench report: {warning.message}")
-    if results.runs.empty:
-        raise ValueError(_why_none(where, caught))
-    return results.chosen(options.where)[0]
-
-
-def _why_none(where: Path, caught: Sequence[warnings.WarningMessage]) -> str:
+    if not results.runs.empty:
+        return results.chosen(options.where)[0]
     inside = [path.name for path in sorted(where.glob("*/")) if any(path.glob("*/run.json"))]
-    if inside:
-        return f"{where}: no runs here; `zerobench report {where / inside[0]}` reports those in it"
-    if caught:
-        return f"{where}: no run can be read"
-    return f"{where}: no runs here; `zerobench experiment=stages results_dir={where}` makes some"
+    if caught and not inside:
+        raise ValueError(f"{where}: no run can be read")
+    hint = f"experiment=stages results_dir={where}` makes some"
+    hint = f"report {where / inside[0]}` reports those in it" if inside else hint
+    raise ValueError(f"{where}: no runs here; `zerobench {hint}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,10 +16,11 @@ MOST = 24
 def figures_of(setting: Setting) -> Iterator[BarFigure]:
     """Yields all figures of a setting, without those that have no value."""
     for title, caption, bar, marks in KINDS:
-        bars = [
-            (bar(cell.label, cell.row) if cell.row["status"] == "ok" else None) or _absent(cell.label, cell.row)
-            for cell in setting.cells
-        ]
+        bars = []
+        for label, row in ((cell.label, cell.row) for cell in setting.cells):
+            word = row["status"] if row["status"] != "ok" else "none"
+            absent = Bar(label, f"× {word}", f"{label}\n{word}: {row['reason'] or 'not recorded'}", absent=word)
+            bars.append((bar(label, row) if word == "none" else None) or absent)
         if not all(drawn.absent for drawn in bars):
             yield BarFigure(title, caption + undrawn(len(bars)), bars[:MOST], marks=marks)
 
@@ -27,11 +28,6 @@ def figures_of(setting: Setting) -> Iterator[BarFigure]:
 def undrawn(count: int) -> str:
     """Returns the end of a caption if not all cells are drawn."""
     return f" {MOST} of {count} cells are drawn; the table has all." if count > MOST else ""
-
-
-def _absent(label: str, row: Row) -> Bar:
-    word = row["status"] if row["status"] != "ok" else "none"
-    return Bar(label, f"× {word}", f"{label}\n{word}: {row['reason'] or 'not recorded'}", absent=word)
 
 
 def exactly(size: int) -> str:
