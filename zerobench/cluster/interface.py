@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 
 LISTEN_AT = "ZEROBENCH_INTERFACE"
@@ -25,7 +26,10 @@ def reachable(address: str) -> str:
     """Returns `address`, or, for a name that resolves to loopback on its own machine (Debian's /etc/hosts), this
     machine's address on its default route, to which other machines resolve the name.
     """
-    if _is_number(address) or address.split(".")[0] == "localhost":
+    with suppress(ValueError):
+        ip_address(address)
+        return address  # a number
+    if address.split(".")[0] == "localhost":
         return address
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
@@ -76,11 +80,3 @@ def _addresses_of_interfaces() -> dict[str, list[str]]:
         for name, known in psutil.net_if_addrs().items()
         if any(one.family in families for one in known)
     }
-
-
-def _is_number(address: str) -> bool:
-    try:
-        ip_address(address)
-    except ValueError:
-        return False
-    return True

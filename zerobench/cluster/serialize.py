@@ -6,10 +6,13 @@ has the shortest text that parses to the same number.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+_hints_of = cache(get_type_hints)
 
 
 def to_plain(value: Any) -> Any:
@@ -33,7 +36,9 @@ def rebuild(kind: Any, value: Any) -> Any:
     if is_dataclass(kind):
         return _rebuild_dataclass(kind, value)
     if origin in (Union, UnionType):
-        return _rebuild_one_of(parts, value)
+        for part in parts:
+            with suppress(ValueError):
+                return rebuild(part, value)
     if origin is list and isinstance(value, list):
         return [rebuild(parts[0], one) for one in value]
     if origin is tuple and isinstance(value, list):
@@ -48,28 +53,13 @@ def rebuild(kind: Any, value: Any) -> Any:
     raise ValueError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
 
 
-@cache
-def _types_of(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
 def _rebuild_dataclass(kind: Any, value: Any) -> Any:
     if hasattr(kind, "from_dict") and isinstance(value, dict):
         try:
             return kind.from_dict(value)
         except TypeError as error:
             raise ValueError(f"{value!r:.60} is no {kind.__name__}: {error}") from error
-    types = _types_of(kind)
-    if not isinstance(value, dict) or set(value) != set(types):
+    types = _hints_of(kind)
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(kind)}:
         raise ValueError(f"{value!r:.60} is no {kind.__name__}")
     return kind(**{name: rebuild(types[name], one) for name, one in value.items()})
-
-
-def _rebuild_one_of(kinds: tuple[Any, ...], value: Any) -> Any:
-    for kind in kinds:
-        try:
-            return rebuild(kind, value)
-        except ValueError:
-            continue
-    raise ValueError(f"{value!r:.60} is none of {', '.join(str(kind) for kind in kinds)}")

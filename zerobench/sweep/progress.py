@@ -1,8 +1,7 @@
 """The progress display of a sweep with the remaining time: a table of its launches on a terminal, plain lines
 elsewhere.
 
-The remaining time is estimated from whole launches: each takes as long as the most similar one that has finished or is
-under way. The duration of a launch under way follows from the time to its first step and that of its steps since then.
+The remaining time is estimated from the work of steps: the rest takes as long as the part that is done.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from ..host.environment import SIMULATED
 from ..host.terminal import print_on, progress_console
 from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
+from ..sections import known
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
 from .sweep import CellLaunch
@@ -35,8 +34,7 @@ LINE_EVERY_S = 30.0
 class Entry(BoardLaunch):
     """A launch with what its remaining time depends on. `work`: of a step, in any unit common to all launches; None if
     the launch takes no time because it is reused or its cell is invalid. `steps`: of each of the `passes`; `done`: of
-    all passes. `begun`, `first`: times of the start and of the first step's end, on this process's clock. `elsewhere`:
-    a launcher's job runs it.
+    all passes. `begun`: time of the start, on this process's clock. `elsewhere`: a launcher's job runs it.
     """
 
     work: float | None = None
@@ -44,16 +42,7 @@ class Entry(BoardLaunch):
     steps: int = 0
     done: int = 0
     begun: float = 0.0
-    first: float = 0.0
     elsewhere: bool = False
-
-    def whole_s(self, now: float) -> float | None:
-        """Returns the seconds of the whole launch; None before two of its steps are done."""
-        if self.is_done:
-            return self.seconds
-        if self.done < 2:
-            return None
-        return self.first - self.begun + (now - self.first) * (self.steps * len(self.passes) - 1) / (self.done - 1)
 
 
 class Reporter:
@@ -156,7 +145,6 @@ class Reporter:
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
         now = time.monotonic()
         if entry.mode in entry.passes:
-            entry.first = entry.first if entry.done else now
             entry.done = entry.passes.index(entry.mode) * entry.steps + news["step"]
         entry.seconds = now - entry.begun
         self._post(at_once=False)
@@ -233,19 +221,20 @@ def work_of(config: CellConfig) -> float:
 
 
 def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> float | None:
-    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until two steps are done, or,
-    in launcher jobs, a launch.
+    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until a step is done, or, in
+    launcher jobs, a launch.
     """
-    works = [(launch, launch.work, launch.whole_s(now)) for launch in launches if launch.work is not None]
-    timed = [(launch.name, work, seconds) for launch, work, seconds in works if seconds is not None]
-    if works and not timed:
-        return None
-    left = []
-    for launch, work, _ in works:
-        if not launch.is_done:
-            like = min(timed, key=lambda other: (other[0] != launch.name, abs(log(other[1] / work))))
-            left.append(max(0.0, like[2] - (now - launch.begun if launch.begun else 0.0)))
-    return max([sum(left) / side_by_side, *left], default=0.0)
+    whole = done = spent = unseen = 0.0
+    for launch in (launch for launch in launches if launch.work):
+        work, steps = known(launch.work), launch.steps * len(launch.passes)
+        whole += work * steps
+        done += work * (steps if launch.is_done else launch.done)
+        elapsed = launch.seconds if launch.is_done else now - launch.begun if launch.state == RUNNING else 0.0
+        spent += elapsed if launch.is_done or launch.done else 0.0
+        unseen += 0.0 if launch.is_done or launch.done else elapsed  # a job's steps are not seen one by one
+    if whole == done:
+        return 0.0
+    return max(0.0, spent * (whole / done - 1) - unseen) / side_by_side if done else None
 
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
