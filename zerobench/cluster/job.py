@@ -207,8 +207,12 @@ class JobContext:
     def look(self, ranks: Iterable[int] | None = None) -> None:
         """Checks for lost ranks among `ranks`; None: among all other ranks."""
         for rank in range(self.job.world_size) if ranks is None else ranks:
-            if rank not in self.lost and rank != self.job.rank and (why := self._why_absent(rank)) is not None:
-                self.lost[rank] = why
+            if rank in self.lost or rank == self.job.rank:
+                continue
+            if (left := self.store.read(f"left/{rank}")) is not None:
+                self.lost[rank] = left
+            elif self.monitor.silent(rank):
+                self.lost[rank] = "is lost: its process says nothing"
 
     def stop_joining(self) -> None:
         """Accepts no more processes."""
@@ -218,10 +222,6 @@ class JobContext:
     def leave(self, reason: str) -> None:
         """Publishes the reason why this process leaves."""
         self.store.post(f"left/{self.job.rank}", reason)
-
-    def _why_absent(self, rank: int) -> str | None:
-        left: str | None = self.store.read(f"left/{rank}")
-        return "is lost: its process says nothing" if left is None and self.monitor.silent(rank) else left
 
 
 def too_many(ranks: int, world_size: int) -> str:

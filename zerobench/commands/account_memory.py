@@ -136,12 +136,7 @@ def _process(row: Row) -> list[list[str]]:
 ELSEWHERE = {"host": "predicted_host_states_bytes", "nvme": "predicted_nvme_bytes"}
 """Tier -> the column of a run that predicts its states."""
 
-LINK_WORDS = {
-    "down": "device to host",
-    "up": "host to device",
-    "read": "files to host",
-    "write": "host to files",
-}
+LINK_WORDS = {"down": "device to host", "up": "host to device", "read": "files to host", "write": "host to files"}
 
 
 def tier_passages(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:

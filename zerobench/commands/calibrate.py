@@ -20,14 +20,7 @@ from ..calibrate.collectives import (
     evenly,
     write_calibration,
 )
-from ..calibrate.operators import (
-    OperatorJob,
-    OperatorTime,
-    mean_of_ranks,
-    samples,
-    time_operators,
-    write_operators,
-)
+from ..calibrate.operators import OperatorJob, OperatorTime, mean_of_ranks, samples, time_operators, write_operators
 from ..cluster.job import current_job, gather, machines
 from ..host.pipes import print_line, print_note
 from ..host.temporary import temporary_folder

@@ -42,7 +42,11 @@ def noise(arguments: list[str]) -> int:
     if overrides and (chosen.action == "show" or chosen.runs is not None):
         raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
     if chosen.action == "show":
-        return _show(chosen.noise)
+        if floors := noise_floor.read(chosen.noise):
+            _print(floors)
+        else:
+            print_line(f"{chosen.noise}: no noise floor is recorded; zerobench noise record measures it")
+        return 0
     if chosen.runs is not None:
         return _record(chosen.noise, *_runs_of_one_cell(chosen.runs))
     cell = _compose(overrides, chosen.launches)
@@ -111,15 +115,6 @@ def _record(folder: Path, launches: list[dict[str, Any]], config: CellConfig) ->
     path = noise_floor.write(folder, floor)
     _print([floor])
     print_line(f"recorded in {path}; zerobench compare looks it up")
-    return 0
-
-
-def _show(folder: Path) -> int:
-    floors = noise_floor.read(folder)
-    if floors:
-        _print(floors)
-    else:
-        print_line(f"{folder}: no noise floor is recorded; zerobench noise record measures it")
     return 0
 
 

@@ -174,12 +174,6 @@ def calibrated_costs(folder: Path, node_gbit_s: float | None = None) -> CpuCosts
     return CpuCosts(load_operators(folder), load_calibration(folder), usable_cores(), link)
 
 
-def _where(chosen: argparse.Namespace) -> tuple[str, GpuCosts | CpuCosts]:
-    if chosen.calibration is not None:
-        return str(chosen.calibration), calibrated_costs(chosen.calibration, chosen.node_gbit_s)
-    return chosen.cluster, costs_of(chosen.cluster, chosen.node_gbit_s)
-
-
 def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
     """Returns an error message if the rates do not cover a cell; else empty."""
     if config.offload.name != "none":
@@ -200,7 +194,8 @@ def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
 
 
 def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tuple[str, StepSchedule, StepTime]]]:
-    where, costs = _where(chosen)
+    where, rate = str(chosen.calibration or chosen.cluster), chosen.node_gbit_s
+    costs = calibrated_costs(chosen.calibration, rate) if chosen.calibration else costs_of(chosen.cluster, rate)
     words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
     own = [f"world_size={costs.ranks}"] if isinstance(costs, CpuCosts) else []
     defaults = DEFAULTS if own else DEFAULTS | {"sequence": SEQUENCE}

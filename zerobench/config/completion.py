@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from unittest import mock
 
 from .compose import RefusedError, run_hydra
 
@@ -34,27 +35,14 @@ def complete(words: Sequence[str], verbs: Sequence[str]) -> None:
     typed = os.environ.get(LINE)
     if typed is None:
         raise RefusedError([f"-sc query: for shells, with the typed line in {LINE}; {USAGE}"])
-    found = [word for word in _ask_hydra(shell, _overrides_of(typed, verbs)) if not word.startswith("schema")]
+    program, *others = typed.split()
+    unknown = [*verbs, "--dry-run", "record", "check"]  # to Hydra
+    last = len(others) - 1 if typed[-1] != " " else None
+    kept = [word for number, word in enumerate(others) if word not in unknown or number == last]
+    line, said = " ".join([program, *kept]) + (" " if typed.endswith(" ") or not kept else ""), io.StringIO()
+    with mock.patch.dict(os.environ, {LINE: line}), redirect_stdout(said):
+        run_hydra(["-sc", f"query={shell}"])
+    found = [word for word in said.getvalue().split() if not word.startswith("schema")]
     if len(typed.split()) < 2 or (len(typed.split()) == 2 and not typed.endswith(" ")):
         found += [verb for verb in verbs if verb.startswith(typed.split()[-1] if typed.split()[1:] else "")]
     print(("\n" if shell == "fish" else " ").join(found))
-
-
-def _ask_hydra(shell: str, line: str) -> list[str]:
-    before, said = os.environ[LINE], io.StringIO()
-    os.environ[LINE] = line
-    try:
-        with redirect_stdout(said):
-            run_hydra(["-sc", f"query={shell}"])
-    finally:
-        os.environ[LINE] = before
-    return said.getvalue().split()
-
-
-def _overrides_of(typed: str, verbs: Sequence[str]) -> str:
-    """Returns the typed words without our flags, verbs and their arguments, which Hydra does not know."""
-    program, *words = typed.split()
-    ours = [*verbs, "--dry-run", "record", "check"]
-    last = len(words) - 1 if typed[-1] != " " else None
-    kept = [word for number, word in enumerate(words) if word not in ours or number == last]
-    return " ".join([program, *kept]) + (" " if typed.endswith(" ") or not kept else "")

@@ -46,14 +46,6 @@ def _numbers() -> dict[str, Column]:
     return {column.name: column for column in columns if column.name not in NO_OBJECTIVE}
 
 
-def _larger(column: Column) -> bool | None:
-    if column.name in LARGER:
-        return LARGER[column.name]
-    if column.name in (field.name for field in fields(RunSetting)):
-        return None
-    return True if column.unit in LARGER_UNITS else False if column.unit in SMALLER_UNITS else None
-
-
 def objectives_of(text: str) -> tuple[Objective, ...]:
     """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
     of numbers.
@@ -64,7 +56,10 @@ def objectives_of(text: str) -> tuple[Objective, ...]:
             kinds = {column.name: column.kind for column in columns_of("runs")}
             hint = f"; its column is {kinds[name]}, not a number" if name in kinds else _near(name, list(known))
             raise ValueError(f"{KEY}={name}: no such column of numbers{hint}")
-        objectives.append(Objective(name, _larger(known[name])))
+        column = known[name]
+        larger = True if column.unit in LARGER_UNITS else False if column.unit in SMALLER_UNITS else None
+        is_setting = name in (field.name for field in fields(RunSetting))
+        objectives.append(Objective(name, LARGER.get(name, None if is_setting else larger)))
     return tuple(objectives)
 
 

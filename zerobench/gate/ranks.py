@@ -202,11 +202,7 @@ class OneTest:
         config.args = [self._job.place]
         config.stash[IN_RANK] = self._job.rank
         # By these names, plugins recognize a process that reports to another one.
-        names = {
-            "workerid": f"rank{self._job.rank}",
-            "workercount": self._job.ranks,
-            "testrunuid": self._job.folder,
-        }
+        names = {"workerid": f"rank{self._job.rank}", "workercount": self._job.ranks, "testrunuid": self._job.folder}
         config.workerinput = names | {"mainargv": list(sys.argv)}  # type: ignore[attr-defined]
         config.workeroutput = {}  # type: ignore[attr-defined]
         config.pluginmanager.unregister(name="terminal")

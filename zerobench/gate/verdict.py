@@ -19,6 +19,7 @@ from ..judging import github, lines
 from ..judging.judge import Finding, Limit, beyond_psi, judge_cell, show_value
 from ..records import COLLECTIVES
 from ..results.tables import Results
+from ..sizes import show_count
 from ..watching.watch import STOPPED
 from .limits import GateError, HandLimit, Request, Sizes
 from .records import Home, measured, recorded_budget
@@ -168,15 +169,12 @@ class _Sections:
         table = table[table["by"] == part] if part in COLLECTIVES[:-1] else table
         keys = ["by", "phase", "unit", "group_size", "dtype"]
         sums = table.groupby(keys)[["calls", "volume_elements", "payload_bytes"]].sum()
-        return [
-            self._collective(*one)
-            for one in sums.sort_values("payload_bytes", ascending=False).head(MOST_LINES).iterrows()
-        ]
-
-    def _collective(self, key: Any, row: pd.Series[Any]) -> str:
-        by, phase, unit, size, dtype = key
-        psi = row["volume_elements"] / self.row["psi"] if self.row["psi"] else 0.0
-        of = f" of {unit}" if unit else ""
-        calls = f"{int(row['calls'])} call{'s' * (row['calls'] != 1)}"
-        payload = show_value("payload_bytes", row["payload_bytes"])
-        return f"{by} in {phase}{of}: {psi:.4g} ψ, {payload} of {dtype}, {calls} in a group of {size}"
+        largest: Any = sums.sort_values("payload_bytes", ascending=False).head(MOST_LINES).reset_index()
+        lines = []
+        for row in largest.itertuples():
+            psi = row.volume_elements / self.row["psi"] if self.row["psi"] else 0.0
+            what = f"{row.by} in {row.phase}" + (f" of {row.unit}" if row.unit else "")
+            payload = f"{show_value('payload_bytes', row.payload_bytes)} of {row.dtype}"
+            calls = f"{show_count(int(row.calls), 'call')} in a group of {row.group_size}"
+            lines.append(f"{what}: {psi:.4g} ψ, {payload}, {calls}")
+        return lines

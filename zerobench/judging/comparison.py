@@ -164,7 +164,10 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
         a, b, lambda row: pd.isna(row["step_s"]), "has no times"
     )
     pairs = pair_up(a.launches, b.launches)
-    known = [] if a.config.nodes > 1 else _floors_of(a.row, b.row, floors)  # a floor is of one machine
+    known = list[NoiseFloor]()
+    if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
+        of_sides = (lookup(floors, environment_of(row)) for row in (a.row, b.row))
+        known = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
         found,
         loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said)
@@ -218,12 +221,6 @@ def _exact(
 
 def _range(values: set[Any]) -> str:
     return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
-    """Returns the records of both sides' environments: two if the versions of torch differ, else one."""
-    found = [lookup(floors, environment_of(row)) for row in (a, b)]
-    return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]
 
 
 Row = dict[str, Any]

@@ -116,18 +116,15 @@ def _read_file(path: Path) -> list[NoiseFloor]:
     try:
         found = [NoiseFloor(**one) for one in read_yaml(path) or []]
         for floor in found:
-            _check(floor)
-        return found
+            if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
+                raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
+            if not isinstance(floor.medians, dict) or not all(
+                isinstance(m, list) and m for m in floor.medians.values()
+            ):
+                raise TypeError(f"{floor.cell}: medians must be lists of seconds")
+            numbers = [*floor.floors.values(), *(one for times in floor.medians.values() for one in times)]
+            if not all(type(one) in (int, float) and one >= 0 for one in numbers) or not floor.medians:
+                raise TypeError(f"{floor.cell}: floors and medians must be numbers from 0 on")
     except TypeError as error:
         raise ValueError(f"{path}: no record of noise floors: {error}") from error
-
-
-def _check(floor: NoiseFloor) -> None:
-    """Raises TypeError if a record's values differ from NoiseFloor's types."""
-    if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
-        raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
-    if not isinstance(floor.medians, dict) or not all(isinstance(one, list) and one for one in floor.medians.values()):
-        raise TypeError(f"{floor.cell}: medians must be lists of seconds")
-    numbers = [*floor.floors.values(), *(one for times in floor.medians.values() for one in times)]
-    if not all(type(one) in (int, float) and one >= 0 for one in numbers) or not floor.medians:
-        raise TypeError(f"{floor.cell}: floors and medians must be numbers from 0 on")
+    return found

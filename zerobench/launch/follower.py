@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -71,31 +70,24 @@ def follow(job: Job) -> int:
     """Runs this process's rank of each pass that rank 0 publishes, until the last. Returns the exit code."""
 
     def act(mine: JobContext) -> int:
-        with _saying_goodbye(mine):
+        reason = "is gone: its process failed"
+        try:
             while (order := _next_order(mine)) is not None:
                 if job.rank in crew_of(order):
                     mine.store.post(f"end/{mine.passes}/{job.rank}", to_plain(_end_of(mine, order)))
+            reason = "is done"
+        except KeyboardInterrupt:
+            reason = INTERRUPTED
+            raise
+        finally:  # rank 0 should know that this process leaves, whatever the reason
+            with contextlib.suppress(LostError):
+                mine.leave(reason)
         return 0
 
     try:
         return in_job(job, act)
     except KeyboardInterrupt:
         return 130
-
-
-@contextmanager
-def _saying_goodbye(mine: JobContext) -> Iterator[None]:
-    """Tries to notify rank 0 that this process leaves, whatever the reason."""
-    reason = "is gone: its process failed"
-    try:
-        yield
-        reason = "is done"
-    except KeyboardInterrupt:
-        reason = INTERRUPTED
-        raise
-    finally:
-        with contextlib.suppress(LostError):
-            mine.leave(reason)
 
 
 def _next_order(mine: JobContext) -> dict[str, Any] | None:

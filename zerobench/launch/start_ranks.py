@@ -266,17 +266,12 @@ def end(ranks: list[RankProcess]) -> None:
             rank.process.kill()
         rank.process.join()
         rank.pipe.close()
-    for rank in ranks:
-        _kill_lost(rank)
-
-
-def _kill_lost(rank: RankProcess) -> None:
-    """Kills a rank whose fork server was killed, and waits up to GRACE_S: for multiprocessing it has ended."""
-    deadline = time.monotonic() + GRACE_S
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while rank.found and rank.found.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-            rank.found.kill()
-            time.sleep(0.01)
+    for rank in ranks:  # for multiprocessing a rank whose fork server was killed has ended
+        deadline = time.monotonic() + GRACE_S
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while rank.found and rank.found.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                rank.found.kill()
+                time.sleep(0.01)
 
 
 def _state(pid: int) -> str:
@@ -309,11 +304,14 @@ def launch_each(
                 log = log_dir / f"job{number}.log"
                 running[start(fork_server.context(), worker, jobs[number], number, log)] = time.monotonic() + timeout_s
             _listen_once(running, heard)
-            for job in [job for job, deadline in running.items() if _is_over(job, deadline)]:
+            now = time.monotonic()
+            for job in [job for job, deadline in running.items() if job.finished or job.error or now >= deadline]:
                 del running[job]
                 end([job])
-                outcomes[job.number] = _outcome_of(job, timeout_s)
-                heard(job.number, outcomes[job.number])
+                late = ("timeout", f"was not done after {timeout_s:g} s")
+                outcome = Outcome("ok", "", [job.result]) if job.finished else Outcome(*(job.error or late), [])
+                outcomes[job.number] = outcome
+                heard(job.number, outcome)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     finally:
@@ -330,15 +328,3 @@ def _listen_once(running: dict[RankProcess, float], heard: Heard) -> None:
         job = watched[ready]
         if not (job.finished or job.error):
             listen(job, partial(heard, job.number))
-
-
-def _is_over(job: RankProcess, deadline: float) -> bool:
-    return job.finished or job.error is not None or time.monotonic() >= deadline
-
-
-def _outcome_of(job: RankProcess, timeout_s: float) -> Outcome:
-    if job.finished:
-        return Outcome("ok", "", [job.result])
-    if job.error:
-        return Outcome(*job.error, [])
-    return Outcome("timeout", f"was not done after {timeout_s:g} s", [])

@@ -133,17 +133,15 @@ def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
 def rows_of_labels(labels: Sequence[str]) -> Rows:
     """Rows of the differences between labels; a flag is a key with the value "yes"."""
     words = [words_of(label) for label in labels]
-    keys = dict.fromkeys(key for mine in words for key in mine)
-    return {key: [_show(key, mine.get(key)) for mine in words] for key in keys}
+    rows = {
+        key: [mine.get(key, NONE) for mine in words] for key in dict.fromkeys(key for mine in words for key in mine)
+    }
+    for key in (key for key in rows if key.endswith("_bytes")):
+        rows[key] = [show_bytes(int(value)) if value.isdecimal() else value for value in rows[key]]
+    return rows
 
 
 def words_of(label: str) -> dict[str, str]:
     """Words of a label after the strategy: key -> value; for a flag "yes"."""
     pairs = (word.rstrip(",").partition("=") for word in label.split()[1:])
     return {key: value or "yes" for key, _, value in pairs}
-
-
-def _show(key: str, value: str | None) -> str:
-    if value is None:
-        return NONE
-    return show_bytes(int(value)) if key.endswith("_bytes") and value.isdecimal() else value

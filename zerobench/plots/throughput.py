@@ -47,7 +47,11 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
     for (rate, lost, peak), cells in places:
         cells = cells.assign(drop=drop(cells, drop_from))
         for mine, how in curves(rate, cells, "tokens_per_s"):
-            _whiskers(rate, mine, how["color"])
+            known = mine.dropna(subset=["tokens_per_s_low"])
+            middle = known["tokens_per_s"]
+            reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
+            at = known["world_size"].astype(int)
+            rate.errorbar(at, middle, reach, color=how["color"], ls="", capsize=3, lw=1)
         for _ in curves(lost, cells, "drop"):
             pass
         lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
@@ -92,10 +96,3 @@ def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
         alone = cells[(cells["world_size"] == 1) & (cells["status"] == "ok")]
         most = cells["label"].map(alone.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
     return 100 * (1 - cells["tokens_per_s"] / most.astype("float64"))
-
-
-def _whiskers(axes: Axes, cells: pd.DataFrame, color: str) -> None:
-    known = cells.dropna(subset=["tokens_per_s_low"])
-    middle = known["tokens_per_s"]
-    reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
-    axes.errorbar(known["world_size"].astype(int), middle, reach, color=color, ls="", capsize=3, lw=1)

@@ -51,12 +51,7 @@ def claim_folder(results_dir: Path, prefix: str) -> Aside:
 
 
 def write_run(
-    aside: Aside,
-    prefix: str,
-    row: RunRow,
-    config: CellConfig,
-    provenance: dict[str, Any],
-    tables: dict[str, list[Any]],
+    aside: Aside, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any], tables: dict[str, list[Any]]
 ) -> Path:
     """Fills the folder `aside` and renames it to PREFIX-ATTEMPT-TOKEN with the next attempt; sets row.run_id."""
     try:

@@ -53,7 +53,10 @@ def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
     failed = [row for row in mine if row["status"] != "ok"]
     accounted = [row for row in mine if not pd.isna(row["peak_bytes"])]
     row = dict((failed or accounted or mine)[-1])
-    row["launches"], row["shape"] = len(mine), _shape(CellConfig.from_json(row["config"]))
+    written = CellConfig.from_json(row["config"]).as_dict()
+    options = written["model"] | written.get("huggingface", {})
+    # "layers=5 hidden=128 ...", which is equal for cells with equal models
+    row["launches"], row["shape"] = len(mine), " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
     if not failed:
         agree = _known(mine, "passes_agree")
         row["passes_agree"] = all(agree) if agree else None
@@ -66,13 +69,6 @@ def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
 def _known(launches: list[dict[str, Any]], name: str) -> list[Any]:
     """Returns the values of a column that are not missing."""
     return [row[name] for row in launches if not pd.isna(row[name])]
-
-
-def _shape(config: CellConfig) -> str:
-    """Formats "layers=5 hidden=128 ...", which is equal for cells with equal models."""
-    written = config.as_dict()
-    options = written["model"] | written.get("huggingface", {})
-    return " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
 
 
 def _merge_launches(row: dict[str, Any], launches: list[dict[str, Any]]) -> None:

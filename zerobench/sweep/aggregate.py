@@ -32,17 +32,7 @@ from ..predict.quantized_share import coded_share, units_of
 from ..predict.unexplained import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
 from ..rank_record import RankRecord
-from ..records import (
-    BETWEEN,
-    CATEGORIES,
-    COLLECTIVES,
-    DATA_AXIS,
-    LINKS,
-    PHASE_PEAKS,
-    TENSOR_AXIS,
-    MemoryRow,
-    RunRow,
-)
+from ..records import BETWEEN, CATEGORIES, COLLECTIVES, DATA_AXIS, LINKS, PHASE_PEAKS, TENSOR_AXIS, MemoryRow, RunRow
 from ..sections import known
 from ..strategies import predicts, shape_of
 from ..theory.closed_forms import floor_bytes, to_json

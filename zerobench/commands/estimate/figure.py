@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...fake_execution.parts import PARTS
+from ...plots.page import Page
 from ...records.palette import CATEGORIES
 from ...sizes import SIZES, show_bytes
 from .row import EstimateRow
 from .show import heading
-
-SETTINGS = {
-    "figure.dpi": 150, "font.size": 9, "legend.fontsize": 8, "legend.frameon": False, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.3, "axes.axisbelow": True,
-    "svg.hashsalt": "zerobench",
-}  # fmt: skip
 
 LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
 """Part -> color and hatch; two parts of the activations have their own."""
@@ -33,7 +27,7 @@ def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> 
     known = [row for row in rows if row.peak_bytes is not None]
     if not known:
         raise ValueError("--figure: no cell has an estimate to draw")
-    with mpl.rc_context(SETTINGS):  # type: ignore[arg-type]
+    with Page().used():
         figure = Figure(figsize=(max(4.5, 2.5 + 0.95 * len(known)), 4.0), layout="constrained")
         axes = figure.subplots()
         highest = max([*(row.peak_bytes or 0 for row in known), memory or 0])

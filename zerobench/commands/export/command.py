@@ -50,21 +50,18 @@ def export(arguments: list[str]) -> int:
         said = FILES[chosen.format](results.of(kept), chosen.out)
         print_line(said)
         return 0
-    text = _text_of(results, chosen)
+    if chosen.format == LATEX:
+        text = to_latex(results, chosen.table, chosen.columns)
+    else:
+        short = chosen.format == "markdown"
+        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
+        text = TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if short else "")
     if chosen.out is None:
         sys.stdout.write(text)
     else:
         chosen.out.write_text(text, encoding="utf-8")
         print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
     return 0
-
-
-def _text_of(results: tables.Results, chosen: argparse.Namespace) -> str:
-    if chosen.format == LATEX:
-        return to_latex(results, chosen.table, chosen.columns)
-    short = chosen.format == "markdown"
-    frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
-    return TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if short else "")
 
 
 def _parser() -> argparse.ArgumentParser:
