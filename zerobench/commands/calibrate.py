@@ -60,7 +60,11 @@ def calibrate(arguments: list[str]) -> int:
 
 def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     """Measures, records and shows the collectives. Raises NotMeasuredError."""
-    sizes = _sizes(chosen.sizes, chosen.world_size)
+    given = (size for size in chosen.sizes.split(",") if size.strip())
+    sizes = tuple(sorted({evenly(parse_bytes(size), chosen.world_size) for size in given}))
+    if len(sizes) < 2 or sizes[0] == 0:
+        words = "give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two"
+        raise ValueError(f"--sizes {chosen.sizes}: {words}")
     gather()
     outcome = _run(chosen, sizes)
     if outcome.status != "ok":
@@ -113,13 +117,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compute", action="store_true", help=words)
     parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
-
-
-def _sizes(text: str, world_size: int) -> tuple[int, ...]:
-    sizes = tuple(sorted({evenly(parse_bytes(size), world_size) for size in text.split(",") if size.strip()}))
-    if len(sizes) < 2 or sizes[0] == 0:
-        raise ValueError(f"--sizes {text}: give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two")
-    return sizes
 
 
 def _check(chosen: argparse.Namespace) -> None:

@@ -82,21 +82,15 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     console.print(Grid(list(columns), rows, 2, FIRST_TO_GO, chosen))
     notes = [f"{name}: {one.why}" for name, one in zip(names, planned, strict=True) if one.why]
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
-    for note in _notes_on_memory(planned) + one_memory + notes + by_job:
+    memories = dict.fromkeys((one.fit.place, one.fit.memory_bytes) for one in planned if one.fit is not None)
+    words = f"{OF_MEMORY}: predicted states, of all ranks in it, over the"
+    on_memory = [f"{words} {show_bytes(size)} that {place} has" for place, size in memories]
+    for note in on_memory + one_memory + notes + by_job:
         print_on(console, note)
     counts = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
     words = ", ".join(f"{number} to {word}" for word, number in counts.items() if number)
     print_on(console, f"{show_count(len(cells), 'cell')}: {words}; nothing was started")
     return int(any(cell.problems for cell in cells))
-
-
-def _notes_on_memory(planned: Sequence[Planned]) -> list[str]:
-    """Returns a line on each memory that the shares refer to."""
-    memories = dict.fromkeys((one.fit.place, one.fit.memory_bytes) for one in planned if one.fit is not None)
-    return [
-        f"{OF_MEMORY}: predicted states, of all ranks in it, over the {show_bytes(size)} that {place} has"
-        for place, size in memories
-    ]
 
 
 def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, list[str]], list[str]]:
@@ -150,7 +144,10 @@ def _figures(planned: Sequence[Planned]) -> dict[str, list[str]]:
         "predicted states": _sizes(found, "states_bytes"),
     }
     if any(one.fit for one in planned):
-        columns[OF_MEMORY] = [_show_share(one.fit) for one in planned]
+        shares = [one.fit.share if one.fit else None for one in planned]
+        columns[OF_MEMORY] = [
+            "–" if share is None else "< 1 %" if 0 < share < 0.01 else f"{share * 100:,.0f} %" for share in shares
+        ]
     there = {name: key for name, key in SOMETIMES.items() if any(getattr(one, key) for one in found if one)}
     columns |= {name: _sizes(found, key) for name, key in there.items()}
     volumes = [None if one is None else one.volume_psi for one in found]
@@ -159,9 +156,3 @@ def _figures(planned: Sequence[Planned]) -> dict[str, list[str]]:
 
 def _sizes(found: Sequence[Estimate | None], key: str) -> list[str]:
     return ["–" if one is None else show_bytes(getattr(one, key)) for one in found]
-
-
-def _show_share(fit: Fit | None) -> str:
-    if fit is None:
-        return "–"
-    return "< 1 %" if 0 < fit.share < 0.01 else f"{fit.share * 100:,.0f} %"

@@ -208,24 +208,21 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
     by_cell = dict(zip(sound, schedules, strict=True))
     rows, told = [], []
     for cell, name in zip(question.cells, names, strict=True):
-        row = _row_of(name, where, cell.config)
-        problem = "; ".join(cell.problems) or _beyond(costs, cell.config) or by_cell[cell.cell_id].problem
+        config = cell.config
+        row = PredictionRow(
+            name, where, config.strategy.name, config.world_size, config.micro_batch, config.accumulation,
+            config.sequence, model=model_of(config), batch=config.batch, precision=config.precision.label,
+            optimizer=config.optimizer_label, systems=config.systems_label,
+        )  # fmt: skip
+        problem = "; ".join(cell.problems) or _beyond(costs, config) or by_cell[cell.cell_id].problem
         if problem:
             rows.append(replace(row, problem=problem))
             continue
         schedule = by_cell[cell.cell_id]
-        found, interval = step_time(schedule, costs), interval_of(costs, cell.config, schedule.without_formula)
-        rows.append(filled(row, found, costs, interval, cell.config))
+        found, interval = step_time(schedule, costs), interval_of(costs, config, schedule.without_formula)
+        rows.append(filled(row, found, costs, interval, config))
         told.append((name, schedule, found))
     return rows, told
-
-
-def _row_of(name: str, cluster: str, config: Any) -> PredictionRow:
-    return PredictionRow(
-        name, cluster, config.strategy.name, config.world_size, config.micro_batch, config.accumulation,
-        config.sequence, model=model_of(config), batch=config.batch, precision=config.precision.label,
-        optimizer=config.optimizer_label, systems=config.systems_label,
-    )  # fmt: skip
 
 
 def filled(

@@ -78,7 +78,9 @@ def _sweeps(where: Path) -> list[str]:
         done = sum(launch.is_done for launch in board.launches)
         launch = board.launches[board.current]
         now = " ".join(filter(None, (launch.name, launch.state, launch.mode, launch.step)))
-        lines.append(f"{board.title}: {done} of {len(board.launches)} launches done; now {now}; {board.left}")
+        lines.append(
+            f"sweep {board.pid} on {board.host}: {done} of {len(board.launches)} launches done; now {now}; {board.left}"
+        )
     return lines
 
 

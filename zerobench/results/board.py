@@ -70,11 +70,6 @@ class Board:
     left: str
     launches: list[BoardLaunch]
 
-    @property
-    def title(self) -> str:
-        """Names the sweep."""
-        return f"sweep {self.pid} on {self.host}"
-
 
 @dataclass
 class BoardWriter:
