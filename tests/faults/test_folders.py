@@ -23,11 +23,11 @@ from zerobench.config.schema import Launch
 from zerobench.host import files
 from zerobench.host.temporary import LEASE, temporary_folder
 from zerobench.launch import fork_server
-from zerobench.results import folders
+from zerobench.results import folders, rescue
 from zerobench.results.folders import amend_row
 from zerobench.results.leftovers import abandoned
 from zerobench.results.rescue import Unwritten, sentences, temporary_place
-from zerobench.sweep.cell import find_or_run, run_cell, run_prefix
+from zerobench.sweep.cell import find_or_run, run_cell, run_prefix, write_lost
 from zerobench.sweep.command import check_folders
 from zerobench.sweep.sweep import Sweep
 
@@ -287,3 +287,14 @@ def test_a_verdict_that_was_not_written_to_its_end_leaves_nothing_once_it_is(tmp
     amend_row(run, {"training": "equal"})
     assert zerobench.load(tmp_path).runs.training.tolist() == ["equal"]
     assert list(run.glob(".*")) == [run / ".run.json.swp"], "an editor's"
+
+
+def test_the_row_of_a_lost_job_that_can_be_written_nowhere_is_in_the_table(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rescue, "claim_folder", full)
+    lost: list[Unwritten] = []
+    row = write_lost(simulated(tmp_path), 0, "its job ended", "submitit_slurm", "", lost.append)
+    assert (row.status, row.reason, row.launcher) == ("crash", "its job ended", "submitit_slurm")
+    assert [(one.results_dir, one.error, one.kept) for one in lost] == [(tmp_path, "No space left on device", None)]

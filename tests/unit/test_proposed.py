@@ -183,10 +183,17 @@ def test_what_cannot_be_meant_is_a_sentence(words: tuple[str, ...], sentence: st
 
 
 @pytest.mark.slow
-def test_a_column_that_leaves_its_direction_open_needs_one(ran: Ran) -> None:
+def test_a_column_that_leaves_its_direction_open_needs_one(ran: Ran, capfd) -> None:
     with pytest.raises(RefusedError, match=r"objective=psi: is more better, or less\?"):
         ran(*BY_MADE_UP, "objective=psi", "seed=1,2")
     assert not MadeUp.ran
+    assert capfd.readouterr().out == "", "nothing ran, so there is nothing to tell of it"
+
+
+@pytest.mark.slow
+def test_composing_leaves_no_file_in_the_folder_of_hydra(tmp_path: Path) -> None:
+    assert len(compose_cells(["-m", "seed=1,2", f"hydra.sweep.dir={tmp_path}/hydra"])) == 2
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
