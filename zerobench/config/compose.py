@@ -1,7 +1,7 @@
 """A command line -> cells. Hydra composes every job of a sweep before the first rank starts, and runs none.
 
 So an override that does not compose rejects the whole sweep, a dry run takes the same path and stops there, and
-we choose the order of the runs (sweep/sweep.py). Hydra's private modules are used only here.
+we choose the order of the runs (sweep/sweep.py). Hydra's private modules are used here and in overrides.py alone.
 
     command line -> Overrides.check -> a Hydra sweeper -> CellLauncher -> cells, in batches
 
@@ -33,7 +33,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from ..cluster import job
@@ -50,7 +50,7 @@ from .hydra_problems import not_composed, problem_of_missing, reason
 from .launcher import GROUP
 from .objective import direct
 from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of
-from .resolve import resolve, unresolved
+from .resolve import resolve_draft, unresolved
 from .safe_yaml import read_yaml
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
 from .unknown_keys import stray_keys
@@ -323,19 +323,14 @@ def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
 def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0) -> Cell:
     """Composes and resolves a single cell, the job `number` of its sweep."""
     try:
-        config = check.compose_whole(words)
+        config, model = check.cell_of(words, number)
     except Exception as error:
         raise RefusedError([not_composed(words, error)]) from error
-    model = config.hydra.runtime.choices["model"]
-    with open_dict(config):
-        config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)  # for ${hydra:...} in a value
-        del config["hydra"]
     try:
         if problem := problem_of_missing(config):
             return unresolved(config, model, problem)
         plain: Any = OmegaConf.to_object(config)
-        cell = resolve(plain, model, stray_keys(config, check.elsewhere), line.launcher)
+        cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher)
         return Cell(cell.config, tuple(map(printable, cell.problems)))
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
         return unresolved(config, model, reason(error))

@@ -14,10 +14,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString
 from hydra.errors import HydraException
@@ -58,8 +60,14 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueE
 """Errors that composing a user's yaml may raise."""
 
 
-Composition = tuple[DictConfig, DictConfig]
-"""A config, and Hydra's own part of it. Neither is ever modified."""
+class Composition(NamedTuple):
+    """A config, and Hydra's own part of it; neither is ever modified. `asks_hydra`: whether one of its values is
+    interpolated from Hydra's part.
+    """
+
+    config: DictConfig
+    hydra: DictConfig
+    asks_hydra: bool
 
 
 @lru_cache(4)
@@ -94,10 +102,28 @@ class Composer:
         self.elsewhere: set[str] = set()
 
     def config_of(self, overrides: list[str]) -> DictConfig:
-        return self._compose(overrides)[0]
+        return self._compose(overrides).config
 
     def hydra_of(self, overrides: list[str]) -> DictConfig:
-        return self._compose(overrides)[1]
+        return self._compose(overrides).hydra
+
+    def cell_of(self, overrides: list[str], number: int) -> tuple[DictConfig, str]:
+        """Returns the config of a cell, the job `number` of its sweep, and its choice of a model. Cells with equal
+        choices are updates of one composition, as Hydra makes them, unless a value is interpolated from Hydra's part.
+        """
+        parsed = [_parsed(word) for word in overrides]
+        keys = [o for o in parsed if not (o.key_or_group in GROUPS or _root(o) == "hydra")]
+        composed = self._compose([word for word, o in zip(overrides, parsed, strict=True) if o not in keys])
+        if composed.asks_hydra or any(ASKS in word for word in overrides):
+            config = self.compose_whole(overrides)
+            with open_dict(config):
+                config.hydra.job.num = number
+                HydraConfig.instance().set_config(config)
+                del config["hydra"]
+        else:
+            config = composed.config.copy()
+            ConfigLoaderImpl._apply_overrides_to_config(keys, config)
+        return config, composed.hydra.runtime.choices["model"]
 
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """Returns the config of `overrides` with Hydra's own part. Hydra's exceptions propagate."""
@@ -119,7 +145,7 @@ class Composer:
             plain = whole.copy()
             with open_dict(plain):
                 del plain["hydra"]
-            self._composed[where] = (plain, whole.hydra)
+            self._composed[where] = Composition(plain, whole.hydra, ASKS in OmegaConf.to_yaml(plain))
         return self._composed[where]
 
     def _lacks(self, key: str, overrides: list[str]) -> str:
@@ -164,6 +190,9 @@ class Composer:
                 problems.append(f"{key}={value}: wants {type_name(node)}{size}, and {value!r} is none")
         return problems
 
+
+ASKS = "${hydra:"
+"""Begins an interpolation from Hydra's part of a config."""
 
 SWEEPER = "hydra/sweeper"
 
@@ -430,6 +459,12 @@ class Overrides(Composer):
             return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
+
+
+@lru_cache(10_000)
+def _parsed(word: str) -> Override:
+    """Returns an override of one cell; the cells of a sweep have many in common."""
+    return OverridesParser.create().parse_override(word)
 
 
 def _root(override: Override) -> str:

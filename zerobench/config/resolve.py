@@ -28,12 +28,16 @@ BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
 
 
 def resolve(config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None) -> Cell:
-    """Derives values that are left open and checks the others. `stray`: error messages for unknown keys. `launcher`:
-    the plugin whose jobs run the cell; None for this machine. Raises omegaconf's ValidationError for a value of the
-    wrong type for its schema.
+    """Resolves a copy of a config. Raises omegaconf's ValidationError for a value of the wrong type for its schema."""
+    draft: Any = OmegaConf.to_object(OmegaConf.structured(config))
+    return resolve_draft(draft, model_name, stray, launcher)
+
+
+def resolve_draft(draft: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None) -> Cell:
+    """Derives values that are left open and checks the others. `draft`: valid for its schema; it is changed. `stray`:
+    error messages for unknown keys. `launcher`: the plugin whose jobs run the cell; None for this machine.
     """
     problems = list(stray)
-    draft: Config = OmegaConf.to_object(OmegaConf.structured(config))  # type: ignore[assignment]
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
     problems += _problems_of_words(draft)
