@@ -184,7 +184,7 @@ def test_a_verbs_parser_repeats_no_control_of_the_terminal(capsys) -> None:
 
 
 @pytest.mark.parametrize("option", [
-    "estimate --timeout inf", "predict --timeout 1e30", "calibrate --timeout nan", "replay --seconds 1e-320",
+    "estimate --timeout inf", "predict --timeout 1e30", "calibrate --timeout nan",
 ])  # fmt: skip
 def test_seconds_that_no_timer_takes_are_refused(option: str, capsys) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -26,7 +26,7 @@ from zerobench.fake import world_of_tensors
 from zerobench.fake_execution import execute
 from zerobench.predict.estimate import simulated_ranks
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.sweep.cell import _ranks
+from zerobench.sweep.cell import ranks_of
 
 
 class ReadsValues(nn.Module):
@@ -135,7 +135,7 @@ def test_of_ranks_that_own_matrices_the_one_with_the_peak_is_executed(strategy: 
     found = execute(config)
     assert (found.rank, found.peak_bytes, found.states_bytes) == (peak, max(peaks), max(states))
     assert sum(found.at_most_states.values()) == max(states)
-    assert _ranks(replace(config, backend="simulated")) == [peak]
+    assert ranks_of(replace(config, backend="simulated")) == [peak]
 
 
 PRIVATE: list[tuple[ModuleType | type, str]] = [

@@ -72,6 +72,7 @@ def test_a_peer_is_known_by_the_papers_formula_and_what_no_theory_knows_is_not_j
     def build(_config: CellConfig) -> None:
         raise RuntimeError("it reads values")
 
+    monkeypatch.setattr("zerobench.predict.build._facts", {})
     monkeypatch.setattr("zerobench.predict.build.build_model", build)
     assert fit_of(config) is None
 

@@ -12,9 +12,9 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from analysis.common import REFERENCE, main_of
 from tests.made_up import GRID, MIB, NUMBERS, results_of, run, texts, tops
 from zerobench import cli
+from zerobench.commands.plot import plot
 from zerobench.results.tables import collect
 
 
@@ -101,9 +101,9 @@ def test_a_verb_draws_it_to_a_file_or_a_folder(tmp_path: Path, monkeypatch, caps
 @pytest.mark.slow
 def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_path: Path) -> None:
     """One run of a script: PDF of a column; the caption beside it."""
-    source = str(Path(__file__).parents[2] / REFERENCE / "stages")
+    source = str(Path(__file__).parents[2] / "results/reference/cpu/stages")
     arguments = ["--out", str(tmp_path), "--width", "column", "--format", "pdf"]
-    assert main_of("volume")([source, *arguments]) == 0
+    assert plot(["volume", source, *arguments]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"volume.pdf", "volume.txt"}
     caption = (tmp_path / "volume.txt").read_text().strip()
     assert caption.endswith(".")
@@ -116,6 +116,6 @@ def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_pa
 
 def test_a_format_that_is_none_is_one_sentence(capsys) -> None:
     with pytest.raises(SystemExit) as left:
-        main_of("volume")(["--out", "figures", "--format", "pdf,tiff"])
+        plot(["volume", "--out", "figures", "--format", "pdf,tiff"])
     assert left.value.code == 2
     assert "'tiff' is no format of figures; there are pdf, svg, png" in capsys.readouterr().err

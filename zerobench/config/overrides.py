@@ -60,7 +60,7 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueE
 """Errors that composing a user's yaml may raise."""
 
 
-class Composition(NamedTuple):
+class ChosenConfig(NamedTuple):
     """A config, and Hydra's own part of it; neither is ever modified. `asks_hydra`: whether one of its values is
     interpolated from Hydra's part.
     """
@@ -71,7 +71,7 @@ class Composition(NamedTuple):
 
 
 @lru_cache(4)
-def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], Composition]:
+def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], ChosenConfig]:
     """Returns the cache of compositions by overrides, for these `choices` added to the package's: a process may run
     many commands.
     """
@@ -85,7 +85,7 @@ class Composer:
 
     def __init__(
         self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path],
-        composed: dict[tuple[str, ...], Composition],
+        composed: dict[tuple[str, ...], ChosenConfig],
     ) -> None:  # fmt: skip
         self._config_dir = config_dir
         self.extra_dirs = extra_dirs
@@ -137,7 +137,7 @@ class Composer:
             except (AssertionError, AttributeError):  # OmegaConf's, as for hydra.sweeper.params={...}
                 raise HydraException("a key that is null is given parts") from None
 
-    def _compose(self, overrides: list[str]) -> Composition:
+    def _compose(self, overrides: list[str]) -> ChosenConfig:
         """Returns the config of `overrides`, and Hydra's part; cached, since Hydra takes a quarter of a second."""
         where = tuple(overrides)
         if where not in self._composed:
@@ -145,7 +145,7 @@ class Composer:
             plain = whole.copy()
             with open_dict(plain):
                 del plain["hydra"]
-            self._composed[where] = Composition(plain, whole.hydra, ASKS in OmegaConf.to_yaml(plain))
+            self._composed[where] = ChosenConfig(plain, whole.hydra, ASKS in OmegaConf.to_yaml(plain))
         return self._composed[where]
 
     def _lacks(self, key: str, overrides: list[str]) -> str:

@@ -82,7 +82,7 @@ class InKernel:
             guard.__exit__(*error)
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """What a tensor that begins at its storage's first element, and fills it, has beside its values."""
 
     shape: torch.Size
@@ -99,7 +99,7 @@ class Shortcuts:
         self._in_kernel = InKernel(fake)
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         self._layouts: dict[Any, Any] = {}
-        """Operator and arguments -> the Layout of its output, a list for a tuple; IN_OUT; None if neither tells all."""
+        """Operator and arguments -> the layout of its output (a list for a tuple), IN_OUT, or None if they differ."""
 
     def view_of(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's views of a fake tensor, on its device."""
@@ -138,7 +138,7 @@ class Shortcuts:
         elif type(out) is tuple:
             parts = [_layout_of(one, args) if isinstance(one, torch.Tensor) else one for one in out]
             known = all(
-                part is one is None or type(part) in (Layout, int) for part, one in zip(parts, out, strict=True)
+                part is one is None or type(part) in (TensorLayout, int) for part, one in zip(parts, out, strict=True)
             )
             self._layouts[key] = parts if known else None
         else:
@@ -147,7 +147,7 @@ class Shortcuts:
 
     def _make(self, part: Any) -> Any:
         """Returns a new tensor of a layout; a number as it is."""
-        if type(part) is not Layout:
+        if type(part) is not TensorLayout:
             return part
         with self._in_kernel:
             made = torch.empty_strided(part.shape, part.strides, dtype=part.dtype, device="meta")
@@ -216,7 +216,7 @@ def _extent_of(out: Any) -> Any:
     return None if out is None else (out.shape, out.stride(), out.storage_offset(), out.untyped_storage().nbytes())
 
 
-def _layout_of(out: Any, args: Any) -> Layout | None:
+def _layout_of(out: Any, args: Any) -> TensorLayout | None:
     """Returns the layout of an operator's output; None if it is a part of its storage, or in the storage of an
     argument, as the output of _unsafe_view is in spite of its schema.
     """
@@ -228,7 +228,7 @@ def _layout_of(out: Any, args: Any) -> Layout | None:
     last = sum((n - 1) * step for n, step in zip(out.shape, out.stride(), strict=True))
     if storage.nbytes() != (last + 1 if out.numel() else 0) * out.element_size():
         return None
-    return Layout(out.shape, out.stride(), out.dtype, out.fake_device)
+    return TensorLayout(out.shape, out.stride(), out.dtype, out.fake_device)
 
 
 def _direct(dispatch: Callable[..., Any]) -> Callable[..., Any]:

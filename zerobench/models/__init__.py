@@ -22,7 +22,9 @@ from . import huggingface
 from .gpt import GPT
 from .mlp import MLP
 
-_BUILT_IN: dict[str, Builder] = {"gpt": GPT, "mlp": MLP, "huggingface": huggingface.build}
+OWN: dict[str, Builder] = {"gpt": GPT, "mlp": MLP}
+
+_BUILT_IN = OWN | {"huggingface": huggingface.build}
 
 
 def build(kind: str, options: dict[str, Any]) -> nn.Module:

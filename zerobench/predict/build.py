@@ -47,7 +47,30 @@ class ModelFacts:
 
 
 def facts_of(config: CellConfig) -> ModelFacts:
-    """Builds a resolved cell's model on the meta device. Errors of the model's builder propagate."""
+    """Returns the facts about a resolved cell's model. Cells that differ elsewhere have those of one of our models in
+    common; a user's builder, or a file, may give another model each time. Errors of the model's builder propagate.
+    """
+    if config.model.kind not in models.OWN:
+        return _built_facts(config)
+    made_from = (
+        config.model.kind, config.model_options, activation_policy(config), config.tensor_parallel, config.precision,
+        config.strategy.name, getattr(config.strategy, "upcast_frozen", True), config.optimizer,
+    )  # fmt: skip
+    if (key := repr(made_from)) not in _facts:
+        if len(_facts) == MOST_FACTS:
+            _facts.clear()
+        _facts[key] = _built_facts(config)
+    return _facts[key]
+
+
+_facts: dict[str, ModelFacts] = {}
+
+MOST_FACTS = 100
+"""Models whose facts are kept at a time."""
+
+
+def _built_facts(config: CellConfig) -> ModelFacts:
+    """Builds the model on the meta device."""
     with torch.device("meta"), Undrawn():
         model = build_model(config)
     leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}

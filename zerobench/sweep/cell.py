@@ -154,9 +154,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     if cell.config.device == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
     predicted = activations.depends_on(cell.config)
-    ranks: Sequence[int] = range(cell.config.world_size)
-    if cell.config.backend == SIMULATED and len(ranks := simulated_ranks(cell.config)) > 1:
-        ranks = [execute(cell.config).rank]
+    ranks = ranks_of(cell.config)
     for mode in passes_of(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
@@ -180,6 +178,14 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
 
 _own_activation_bytes: dict[str, int] = {}
 """Cache of predictions in this process, by what they depend on: each takes a forward and a backward."""
+
+
+def ranks_of(config: CellConfig) -> Sequence[int]:
+    """Returns the ranks to run: all, or of a simulated world the one that has the peak."""
+    if config.backend != SIMULATED:
+        return range(config.world_size)
+    ranks = simulated_ranks(config)
+    return ranks if len(ranks) == 1 else [execute(config).rank]
 
 
 def moment(since_epoch: float) -> str:
