@@ -119,9 +119,13 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
 
 
 def _label(axes: Axes, cells: pd.DataFrame) -> None:
-    """Writes names next to the points; if there are many, only on the front."""
-    shown = cells if len(cells) <= MOST_LABELS else cells[front(cells)]
+    """Writes names left of the points, off the front's steps: above those on the front, below the others. If there are
+    many, only those on the front have names.
+    """
+    cells = cells.assign(front=front(cells))
+    shown = cells if len(cells) <= MOST_LABELS else cells[cells["front"]]
     unit = unit_of(cells["peak_bytes"].max())[1]
     for cell in shown[shown["name"] != ""].itertuples():
-        at = (cell.peak_bytes / unit, cell.tokens_per_s)
-        axes.annotate(cell.name, at, (6, 0), textcoords="offset points", va="center", fontsize="small", zorder=1.5)
+        at, height = (cell.peak_bytes / unit, cell.tokens_per_s), "bottom" if cell.front else "top"
+        look_of = {"ha": "right", "va": height, "fontsize": "small", "zorder": 1.5}
+        axes.annotate(cell.name, at, (-5, 0), textcoords="offset points", **look_of)
