@@ -26,8 +26,10 @@ from typing import Any
 from unittest import mock
 
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -178,36 +180,39 @@ def sweep(composed: Composed, run: Run) -> dict[str, Any]:
 
 
 def _sweep(composed: Composed, run: Run) -> dict[str, Any]:
-    launcher = CellLauncher(composed, run)
+    launcher, line = CellLauncher(composed, run), composed.line
     try:
-        if not composed.line.multirun:
-            launcher.launch([[]], 0)
-            return {}
-        from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
-
-        with temporary_folder() as folder:
-            config = _hydra_config(composed, folder)
-            if "params" in config.hydra.sweeper:
-                config.hydra.sweeper.params = None  # they are among the swept overrides
-            if not composed.line.proposes:
-                config.hydra.sweep.dir = str(folder)  # nothing runs yet: no file of Hydra's in the user's folder
-            if composed.line.proposes:
-                given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
-                launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
-            with _only_swept(composed.line.proposes):
-                with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
-                    sweeper = Plugins.instance().instantiate_sweeper(
-                        config=config, hydra_context=_context(composed), task_function=lambda _: None
-                    )
-                sweeper.sweep(arguments=list(composed.line.swept))
-            account = Path(config.hydra.sweep.dir) / RESULTS
-            return dict(read_yaml(account)) if account.is_file() else {}
+        if line.proposes:
+            return _let_propose(composed, launcher)
+        swept = OverridesParser.create().parse_overrides([*line.swept])
+        launcher.launch(BasicSweeper.split_arguments(swept, None)[0], 0)
+        return {}
     except _EndedError as ended:
         raise ended.reason from None
     except Exception as error:
-        if composed.line.proposes:
-            raise RefusedError([f"{SWEEPER}={composed.line.sweeper}: {reason(error)}"]) from error
-        raise RefusedError([not_composed([*composed.line.hydra, *composed.line.swept], error)]) from error
+        if line.proposes:
+            raise RefusedError([f"{SWEEPER}={line.sweeper}: {reason(error)}"]) from error
+        raise RefusedError([not_composed([*line.hydra, *line.swept], error)]) from error
+
+
+def _let_propose(composed: Composed, launcher: CellLauncher) -> dict[str, Any]:
+    """Lets a sweeper propose batches to `launcher`. Returns its account of its results, {} if it has none."""
+    from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
+
+    with temporary_folder() as folder:
+        config = _hydra_config(composed, folder)
+        if "params" in config.hydra.sweeper:
+            config.hydra.sweeper.params = None  # they are among the swept overrides
+        given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
+        launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
+        with _only_swept():
+            with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
+                sweeper = Plugins.instance().instantiate_sweeper(
+                    config=config, hydra_context=_context(composed), task_function=lambda _: None
+                )
+            sweeper.sweep(arguments=list(composed.line.swept))
+        account = Path(config.hydra.sweep.dir) / RESULTS
+        return dict(read_yaml(account)) if account.is_file() else {}
 
 
 def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
@@ -230,12 +235,12 @@ def _context(composed: Composed) -> HydraContext:
 
 
 @contextmanager
-def _only_swept(quiet: bool) -> Iterator[None]:
-    """Skips the sweeper's check that each job composes, since our launcher composes it. `quiet`: without the logs of a
-    plugin and its warnings for programmers.
+def _only_swept() -> Iterator[None]:
+    """Skips the sweeper's check that each job composes, since our launcher composes it, and the logs of a plugin and
+    its warnings for programmers.
     """
     level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL if quiet else level)
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), mock.patch.object(Sweeper, "validate_batch_is_legal"):
             warnings.filterwarnings("ignore", module="optuna|hydra_plugins|nevergrad")
