@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: questions compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
-.PHONY: gpu-runs published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: answer-times gpu-runs published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -34,6 +34,7 @@ help:
 	@echo "make questions  commands whose output pages show, run again (QUESTIONS=\"t1 t9\")"
 	@echo "make replay     the recorded step as a page (docs/assets/), with screenshots; needs make setup-browser"
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
+	@echo "make answer-times  how long the first commands take, as ratios to import torch (results/answer_times.csv)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
@@ -286,6 +287,10 @@ SEED ?= 1
 
 blind: setup
 	$(VALIDATE) blind --seed $(SEED) $(BLIND)
+
+# On an idle machine: ANSWER_TIMES="--before REV --rounds 3"
+answer-times: setup
+	$(VALIDATE) answer-times $(ANSWER_TIMES)
 
 # A campaign that is stopped is taken up where it was, from build/kills: KILLS="--seed 3 --every 12"
 KILLS ?=

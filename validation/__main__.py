@@ -26,6 +26,7 @@ NAMES = {
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),
     "blind": ("blind", "cells drawn by a seed: predictions, then the runs that they predict"),
     "kills": ("kills", "200 cells under random kills, compared with an undisturbed sweep"),
+    "answer-times": ("answer_times", "how long the first commands take, before and after a change"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 9 minutes"),
     "gpu-runs": ("gpu_runs", "a GPU's peaks and steps beside estimates and predictions made without one"),
 }

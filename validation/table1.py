@@ -24,8 +24,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 
 from zerobench.config.cell import CellConfig
@@ -133,20 +132,13 @@ class TableCell:
 
     @property
     def config(self) -> CellConfig:
-        """The cell, resolved. It is composed once for all N: the command line decides over nothing else by it."""
-        base = _compose(replace(self, ranks=RANKS[0]))
-        precision = replace(base.precision, tile_bytes=self._tile_bytes)
-        return replace(base, world_size=self.ranks, batch=self.ranks, precision=precision)
+        """The cell, resolved."""
+        return compose_cells(self.arguments)[0].config
 
     @property
     def _tile_bytes(self) -> int:
         shard = 1 if self.strategy == BASELINE else self.ranks
         return max(TILE_BYTES["cuda"], int(4 * SIZES[self.size] / shard / PIECES))
-
-
-@cache
-def _compose(place: TableCell) -> CellConfig:
-    return compose_cells(place.arguments)[0].config
 
 
 def places() -> list[TableCell]:

@@ -128,7 +128,8 @@ def keys() -> str:
         _table({key: {(): usual[key]} for key in KEYS if "." not in key}),
     ]
     for group, choices in check.choices.items():
-        sections += [f"## {group}", _introduction(group), _choices(group, choices, check)]
+        lines = [f"| `{group}={name}` | {_cell(help.line_of(group, name, check))} |" for name in choices]
+        sections += [f"## {group}", _introduction(group), "\n".join(["| choice | |", "| --- | --- |", *lines])]
         if mine := defaults.get(group):
             sections.append(_table({key: _shared(values, len(choices)) for key, values in mine.items()}))
     for section in dict.fromkeys(key.split(".")[0] for key in KEYS if "." in key):
@@ -147,11 +148,6 @@ def _introduction(group: str) -> str:
 
 def _names(key: Key) -> tuple[str, str, str]:
     return key.deepspeed, key.torch, key.transformers
-
-
-def _choices(group: str, choices: list[str], check: Overrides) -> str:
-    lines = [f"| `{group}={name}` | {_cell(help.line_of(group, name, check))} |" for name in choices]
-    return "\n".join(["| choice | |", "| --- | --- |", *lines])
 
 
 def _defaults(check: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
