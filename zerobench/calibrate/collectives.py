@@ -120,11 +120,16 @@ def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance
     fits = fit_all(frame)
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("transfers", frame), ("fits", pd.DataFrame([asdict(row) for row in fits]))):
-        aside = folder / f"{name}.parquet.partial"
-        table.to_parquet(aside, index=False)
-        aside.replace(folder / f"{name}.parquet")
+        replace_table(folder / f"{name}.parquet", table)
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     return Calibration(frame, fits, provenance)
+
+
+def replace_table(path: Path, table: pd.DataFrame) -> None:
+    """Writes a table; readers see the old one or the whole new one."""
+    aside = path.with_name(f"{path.name}.partial")
+    table.to_parquet(aside, index=False)
+    aside.replace(path)
 
 
 def load_calibration(folder: Path | str) -> Calibration:
@@ -166,7 +171,8 @@ class CalibrationJob:
     timeout_s: float
 
 
-def _own(full: torch.Tensor) -> torch.Tensor:
+def own_slice(full: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's slice of a full tensor."""
     return full.chunk(dist.get_world_size())[dist.get_rank()]
 
 
@@ -175,8 +181,8 @@ TRANSFERS: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Any]] = {
     ("seam", "all_gather"): lambda comm, full: comm.all_gather(full).wait(),
     ("seam", "all_reduce"): lambda comm, full: comm.all_reduce(full).wait(),
     ("seam", "broadcast"): lambda comm, full: comm.broadcast(full),
-    ("torch", "reduce_scatter"): lambda comm, full: scatter_into(_own(full), full),
-    ("torch", "all_gather"): lambda comm, full: gather_into(full, _own(full)),
+    ("torch", "reduce_scatter"): lambda comm, full: scatter_into(own_slice(full), full),
+    ("torch", "all_gather"): lambda comm, full: gather_into(full, own_slice(full)),
     ("torch", "all_reduce"): lambda comm, full: dist.all_reduce(full),
     ("memory", "copy"): lambda comm, full: full[: full.numel() // 2].copy_(full[full.numel() // 2 :]),
 }

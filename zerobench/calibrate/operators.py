@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -37,7 +38,7 @@ from torch.nn import functional as F
 from ..host.environment import Rendezvous, rank_environment
 from ..zero.comm.base import Comm
 from ..zero.comm.hierarchical import connect
-from .collectives import evenly
+from .collectives import evenly, own_slice, replace_table
 
 FILE = "operators.parquet"
 
@@ -91,7 +92,8 @@ ATTENTIONS = tuple(product((4, 16, 64), (64, 128, 512), (32, 64)))
 
 def samples() -> list[Sample]:
     """Returns all that is measured, in an order that spreads each kind over the time that it takes."""
-    made = [*_products(), *_attentions(), *_others()]
+    others = (Sample(name, partial(make, size), bytes=size) for name, make in OTHERS.items() for size in BYTES)
+    made = [*_products(), *_attentions(), *others]
     step = 17
     return [one for start in range(step) for one in made[start::step]]
 
@@ -167,32 +169,23 @@ def _softmax_backward(size: int) -> Callable[[], object]:
     return lambda: torch.ops.aten._log_softmax_backward_data(x, out, -1, torch.float32)
 
 
-def _with(call: Callable[[torch.Tensor], object], tensors: int) -> Callable[[int], Callable[[], object]]:
+def _with(call: Callable[..., object], tensors: int, inputs: int = 1) -> Callable[[int], Callable[[], object]]:
     def make(size: int) -> Callable[[], object]:
-        x = _rows(size, tensors)
-        return lambda: call(x)
-
-    return make
-
-
-def _with_two(call: Callable[[torch.Tensor, torch.Tensor], object], tensors: int) -> Callable[[int], Any]:
-    def make(size: int) -> Callable[[], object]:
-        x, y = _rows(size, tensors), _rows(size, tensors)
-        return lambda: call(x, y)
+        return partial(call, *(_rows(size, tensors) for _ in range(inputs)))
 
     return make
 
 
 OTHERS: dict[str, Callable[[int], Callable[[], object]]] = {
-    "copy_": _with_two(lambda x, y: y.copy_(x), 2),
+    "copy_": _with(lambda x, y: y.copy_(x), 2, inputs=2),
     "clone": _with(torch.clone, 2),
     "zero_": _with(torch.zero_, 1),
-    "add": _with_two(torch.add, 3),
+    "add": _with(torch.add, 3, inputs=2),
     "mul": _with(lambda x: torch.mul(x, 0.5), 2),
     "div_": _with(lambda x: x.div_(1.0), 2),
     "sum": _with(lambda x: torch.sum(x, 0), 1),
     "gelu": _with(F.gelu, 2),
-    "gelu_backward": _with_two(torch.ops.aten.gelu_backward, 3),
+    "gelu_backward": _with(torch.ops.aten.gelu_backward, 3, inputs=2),
     "silu": _with(F.silu, 2),
     "tanh": _with(torch.tanh, 2),
     "native_layer_norm": _with(lambda x: F.layer_norm(x, [WIDTH]), 2),
@@ -200,16 +193,10 @@ OTHERS: dict[str, Callable[[int], Callable[[], object]]] = {
     "_log_softmax": _with(lambda x: torch.log_softmax(x, -1), 2),
     "_log_softmax_backward_data": _softmax_backward,
     "_softmax": _with(lambda x: torch.softmax(x, -1), 2),
-    "stack": _with_two(lambda x, y: torch.stack([x, y]), 4),
+    "stack": _with(lambda x, y: torch.stack([x, y]), 4, inputs=2),
     "_fused_adamw_": _adamw,
 }
 """Operator -> what makes one call that reads and writes so many bytes."""
-
-
-def _others() -> Iterator[Sample]:
-    for name, make in OTHERS.items():
-        for size in BYTES:
-            yield Sample(name, lambda make=make, size=size: make(size), bytes=size)  # type: ignore[misc]
 
 
 # -- one rank --------------------------------------------------------------------------------------
@@ -243,31 +230,28 @@ Waited = Callable[[], object]
 COLLECTIVES: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Waited]] = {
     ("seam", "reduce_scatter"): lambda comm, full: comm.reduce_scatter(full).wait,
     ("seam", "all_gather"): lambda comm, full: comm.all_gather(full).wait,
-    ("torch", "reduce_scatter"): lambda _, full: dist.reduce_scatter_tensor(_own(full), full, async_op=True).wait,
-    ("torch", "all_gather"): lambda _, full: dist.all_gather_into_tensor(full, _own(full), async_op=True).wait,
+    ("torch", "reduce_scatter"): lambda _, full: (
+        dist.reduce_scatter_tensor(own_slice(full).clone(), full, async_op=True).wait
+    ),
+    ("torch", "all_gather"): lambda _, full: (
+        dist.all_gather_into_tensor(full, own_slice(full).clone(), async_op=True).wait
+    ),
     ("torch", "all_reduce"): lambda _, full: dist.all_reduce(full, async_op=True).wait,
-}  # fmt: skip
+}
 """(via, collective) -> launches it over a full tensor, and returns what waits for it."""
 
 
-def _own(full: torch.Tensor) -> torch.Tensor:
-    return full.chunk(dist.get_world_size())[dist.get_rank()].clone()
-
-
-def _beside() -> list[dict[str, Any]]:
+def _beside() -> list[OperatorTime]:
     """Returns the cost of each collective to a rank that computes meanwhile."""
     comm = connect(None, torch.device("cpu"))
     block = _product(512, 1536, 384)()
     times = max(1, round(BLOCK_S / _seconds([block], 3)))
-    rows = []
+    rows, ranks = [], dist.get_world_size()
     for (via, kind), begin in COLLECTIVES.items():
         for size in BESIDE_BYTES:
-            full = torch.zeros(evenly(size, dist.get_world_size()) // 4)
+            full = torch.zeros(evenly(size, ranks) // 4)
             found = [_extra(comm, full, begin, block, times) for _ in range(BESIDE_REPETITIONS + 1)][1:]
-            rows.append(
-                {"operator": f"{BESIDE} {via} {kind}", "sizes": "", "bytes": size, "flops": 0,
-                 "seconds": max(median(found), 1e-6)}
-            )  # fmt: skip
+            rows.append(OperatorTime(f"{BESIDE} {via} {kind}", "", size, 0, ranks, max(median(found), 1e-6)))
     return rows
 
 
@@ -295,25 +279,24 @@ def _compute_and_meet(block: Callable[[], object], times: int) -> tuple[float, f
     return mine, time.perf_counter() - started - barrier
 
 
-def _apart() -> list[dict[str, Any]]:
+def _apart() -> list[OperatorTime]:
     """Returns how much later than the mean the last rank arrives."""
     block = _product(512, 1536, 384)()
     per_second = torch.tensor(1 / _seconds([block], 20))
     dist.broadcast(per_second, 0)
-    rows = []
+    rows, ranks = [], dist.get_world_size()
     for seconds in APART_S:
         found = []
         for _ in range(APART_REPETITIONS):
             mine, until_all = _compute_and_meet(block, max(1, round(seconds * float(per_second))))
             whole = torch.tensor(mine)
             dist.all_reduce(whole)
-            found.append(until_all - float(whole) / dist.get_world_size())
-        late = max(0.0, median(found))
-        rows.append({"operator": APART, "sizes": f"{seconds:g}", "bytes": 0, "flops": 0, "seconds": late})
+            found.append(until_all - float(whole) / ranks)
+        rows.append(OperatorTime(APART, f"{seconds:g}", 0, 0, ranks, max(0.0, median(found))))
     return rows
 
 
-def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
+def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[OperatorTime]:
     """Returns this rank's times. `tell` receives the number of operators that are done."""
     rows = []
     with rank_environment(job.rank, job.world_size, "cpu", "gloo", job.rendezvous, 1, job.timeout_s), torch.no_grad():
@@ -324,10 +307,7 @@ def time_operators(job: OperatorJob, tell: Callable[[int], None]) -> list[dict[s
             if job.world_size > 1:
                 dist.barrier()
             found = median(_seconds(calls, times) for _ in range(job.repetitions))
-            rows.append(
-                {"operator": sample.operator, "sizes": sample.sizes, "bytes": sample.bytes, "flops": sample.flops,
-                 "seconds": found}
-            )  # fmt: skip
+            rows.append(OperatorTime(sample.operator, sample.sizes, sample.bytes, sample.flops, job.world_size, found))
             if job.rank == 0:
                 tell(number)
         if job.world_size > 1:
@@ -344,20 +324,15 @@ def _seconds(calls: Sequence[Callable[[], object]], times: int) -> float:
     return (time.perf_counter() - begun) / (times * len(calls))
 
 
-def mean_of_ranks(ranks: Sequence[list[dict[str, Any]]], world_size: int) -> list[OperatorTime]:
+def mean_of_ranks(ranks: Sequence[list[OperatorTime]]) -> list[OperatorTime]:
     """Returns a row for each operator: the mean over the ranks, which all compute at the same time."""
-    return [
-        OperatorTime(**(same[0] | {"seconds": mean(row["seconds"] for row in same)}), world_size=world_size)
-        for same in zip(*ranks, strict=True)
-    ]
+    return [replace(same[0], seconds=mean(row.seconds for row in same)) for same in zip(*ranks, strict=True)]
 
 
 def write_operators(folder: Path, rows: Sequence[OperatorTime]) -> None:
     """Writes the times beside the collectives of the same calibration."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f"{FILE}.partial"
-    pd.DataFrame([asdict(row) for row in rows]).to_parquet(aside, index=False)
-    aside.replace(folder / FILE)
+    replace_table(folder / FILE, pd.DataFrame([asdict(row) for row in rows]))
 
 
 def load_operators(folder: Path) -> pd.DataFrame:

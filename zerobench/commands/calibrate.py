@@ -96,7 +96,7 @@ def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
         outcome = launch(time_operators, jobs, scratch / "logs", chosen.timeout, tell)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    return mean_of_ranks(outcome.results, chosen.world_size)
+    return mean_of_ranks(outcome.results)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ from ..calibrate.collectives import Calibration
 from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
 from ..records.event_row import COMPUTE, LAUNCH, MOVE
-from .hardware import GB_S, US, Cluster, Device, Scales, scales_of, tables_folder
+from .hardware import GB_S, TABLES, US, Cluster, Device, Scales, scales_of
 
 NEIGHBORS = 16
 """Number of shapes of a table used to interpolate a shape."""
@@ -66,8 +66,8 @@ class Costs(Protocol):
 
 
 def numbers(sizes: str) -> tuple[int, ...]:
-    """Returns the numbers of a compute event's `sizes`."""
-    return tuple(int(part) for part in sizes.split("x"))
+    """Returns the numbers of a compute event's `sizes`; none for an event without sizes."""
+    return tuple(int(part) for part in sizes.split("x") if part)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -97,11 +97,10 @@ class ShapeTable:
 @cache
 def matmul_rows(table: str) -> pd.DataFrame:
     """Returns columns m, n, k, seconds of a table by name (hardware.Device.matmul_table)."""
-    folder = tables_folder()
     if table.endswith(".parquet"):
-        rows = pd.read_parquet(folder / table)
+        rows = pd.read_parquet(TABLES / table)
         return rows[["m", "n", "k"]].assign(seconds=rows["latency_ms"] / 1e3)
-    found = pd.read_csv(folder / "efficiency_by_shape.csv")
+    found = pd.read_csv(TABLES / "efficiency_by_shape.csv")
     found = found[(found["device"] == table) & (found["operator"] == "matmul")]
     shapes = found["shape"].str.extract(r"b=(?P<b>\d+), m=(?P<m>\d+), k=(?P<k>\d+), n=(?P<n>\d+)").astype(float)
     shapes = shapes.assign(efficiency=found["efficiency"], peak=found["peak_tflops"])[shapes["b"] == 1]
@@ -116,15 +115,14 @@ def matmul_table(table: str) -> ShapeTable:
 
 
 @cache
-def _collectives(table: str) -> dict[tuple[str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Returns (collective, ranks) -> log of the bytes of the full tensor, log of the seconds."""
-    rows = pd.read_csv(tables_folder() / "collectives_in_node.csv")
+def _collectives(table: str) -> dict[tuple[str, int], _Curve]:
+    """Returns (collective, ranks) -> seconds over the bytes of the full tensor."""
+    rows = pd.read_csv(TABLES / "collectives_in_node.csv")
     rows = rows[rows["device"] == table].sort_values("elements_fp16")
-    found = {}
-    for (kind, ranks), mine in rows.groupby(["collective", "gpus"]):
-        sizes, seconds = mine["elements_fp16"].to_numpy(float) * 2, mine["latency_us"].to_numpy(float) * US
-        found[str(kind), int(str(ranks))] = np.log(sizes), np.log(seconds)
-    return found
+    return {
+        (str(kind), int(str(ranks))): _Curve(mine["elements_fp16"] * 2, mine["latency_us"] * US)
+        for (kind, ranks), mine in rows.groupby(["collective", "gpus"])
+    }
 
 
 FACTOR: dict[str, Callable[[int], float]] = {"all_reduce": lambda n: 2 * (n - 1) / n}
@@ -158,15 +156,14 @@ class GpuCosts:
         """Returns these costs with other scales."""
         return GpuCosts(self.device, self.cluster, self._bus, scales)
 
-    def peak_flops(self, dtype: str) -> float | None:
+    def peak_flops(self, dtype: str) -> float:
         """Returns the peak of matrix products in a precision, FLOPs per second."""
         peaks = self.device.peak_tflops
         return peaks.get(dtype, max(peaks.values())) * 1e12
 
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator's kernels."""
-        device = self.device
-        return max(device.kernel_us * US, self._work(event)) * self.scales.compute
+        return max(self.device.kernel_us * US, self._work(event)) * self.scales.compute
 
     def _work(self, event: EventRow) -> float:
         device = self.device
@@ -174,16 +171,15 @@ class GpuCosts:
         if not event.flops:
             return memory
         dtype = SHORT.get(event.dtype, event.dtype)
-        peak = device.peak_tflops.get(dtype, max(device.peak_tflops.values()))
-        sizes = numbers(event.sizes) if event.sizes else ()
+        peak, sizes = self.peak_flops(dtype), numbers(event.sizes)
         if len(sizes) == 5:
             rates = device.attention_backward if BACKWARD in event.operator else device.attention_forward
             fraction = float(np.interp(math.log(sizes[2]), np.log(list(rates)), list(rates.values())))
-            return max(memory, event.flops / (peak * 1e12 * fraction) * self.scales.attention)
+            return max(memory, event.flops / (peak * fraction) * self.scales.attention)
         if len(sizes) == 4 and device.matmul_table and dtype in HALVES:
             batch, m, n, k = sizes
             return max(memory, batch * matmul_table(device.matmul_table).seconds(m, n, k))
-        return max(memory, event.flops / (peak * 1e12 * device.matmul_efficiency))
+        return max(memory, event.flops / (peak * device.matmul_efficiency))
 
     def transfer(self, event: EventRow) -> Transfer:
         """Returns the cost of a collective; the host only launches it."""
@@ -204,11 +200,7 @@ class GpuCosts:
         if not there:
             return 10 * US + size * link_factor(kind, ranks) / (self.device.link_gb_s * GB_S)
         near = min(there, key=lambda n: abs(math.log(n / ranks)))
-        sizes, seconds = rows[TABLE_NAMES[kind], near]
-        at = math.log(max(size, 1) * link_factor(kind, ranks) / link_factor(kind, near))
-        if at > sizes[-1]:
-            return float(np.exp(seconds[-1] + at - sizes[-1]))
-        return float(np.exp(np.interp(at, sizes, seconds)))
+        return rows[TABLE_NAMES[kind], near].seconds(max(size, 1) * link_factor(kind, ranks) / link_factor(kind, near))
 
     def _between(self, kind: str, event: EventRow, members: int) -> float:
         """Returns the seconds between nodes of a group with `members` ranks on each. As many similar groups as the
@@ -259,7 +251,7 @@ class CpuCosts:
         products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
         self._products = ShapeTable(products.assign(seconds=operators.loc[shapes.index, "seconds"]))
         sized = operators[(operators["operator"] != "mm") & operators[["bytes", "flops"]].any(axis=1)]
-        self._curves = {str(name): _Curve(rows) for name, rows in sized.groupby("operator")}
+        self._curves = {str(name): _Curve.of(rows) for name, rows in sized.groupby("operator")}
         known = operators.groupby("operator")["seconds"].mean()
         self._in_step = float(known.get(IN_STEP, 0.0))
         self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
@@ -277,7 +269,7 @@ class CpuCosts:
         return max(0.0, self._alone(event) + (self._in_step if is_cold(event) else 0.0))
 
     def _alone(self, event: EventRow) -> float:
-        sizes = numbers(event.sizes) if event.sizes else ()
+        sizes = numbers(event.sizes)
         if len(sizes) == 4:
             batch, m, n, k = sizes
             return batch * self._products.seconds(m, n, k)
@@ -361,14 +353,18 @@ TCP = 0.95
 
 
 class _Curve:
-    """Seconds of an operator over its bytes, or of attention over its FLOPs, interpolated in logarithms."""
+    """Seconds over bytes, or over FLOPs, interpolated in logarithms."""
 
-    def __init__(self, rows: pd.DataFrame) -> None:
-        over = "flops" if rows["flops"].max() else "bytes"
-        medians = rows.groupby(over)["seconds"].median()
-        self._at, self._seconds = np.log(medians.index.to_numpy(float)), np.log(medians.to_numpy(float))
+    def __init__(self, amounts: pd.Series | pd.Index, seconds: pd.Series) -> None:
+        self._at, self._seconds = np.log(amounts.to_numpy(float)), np.log(seconds.to_numpy(float))
 
-    def seconds(self, amount: int) -> float:
+    @staticmethod
+    def of(rows: pd.DataFrame) -> _Curve:
+        """Returns the curve of an operator over its bytes, or of attention over its FLOPs."""
+        medians = rows.groupby("flops" if rows["flops"].max() else "bytes")["seconds"].median()
+        return _Curve(medians.index, medians)
+
+    def seconds(self, amount: float) -> float:
         at = math.log(max(amount, 1))
         if at > self._at[-1]:
             return float(np.exp(self._seconds[-1] + at - self._at[-1]))

@@ -17,6 +17,7 @@ from ..config.safe_yaml import read_yaml
 from ..config.unknown_keys import nearest
 
 FOLDER = Path(__file__).parent.parent / "hardware"
+TABLES = FOLDER / "tables"
 
 GB_S, GBIT_S, US = 1e9, 1e9 / 8, 1e-6
 
@@ -86,11 +87,6 @@ class Cluster:
 
 
 Kind = TypeVar("Kind", Device, Cluster)
-
-
-def tables_folder() -> Path:
-    """Returns the folder of measured tables."""
-    return FOLDER / "tables"
 
 
 def device(name: str) -> Device:
