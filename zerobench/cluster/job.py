@@ -162,6 +162,8 @@ class JobContext:
     """
 
     def __init__(self, job: Job, code: str) -> None:
+        import torch
+
         self.job = job
         where = reachable(job.address), job.port
         self.prefix = f"zerobench/{job.run}"
@@ -174,20 +176,14 @@ class JobContext:
         if self.store.increment(f"came/{job.rank}", 1) > 1:
             words = f"another process of the job at {self.store.address} has that rank, or an earlier command of it had"
             raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
-        self.store.post(f"info/{job.rank}", to_plain(_rank_info(job, code)))
+        gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        identities = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in gpus)
+        place = job.rank, job.world_size, job.local_rank, job.machine
+        self.store.post(f"info/{job.rank}", to_plain(RankInfo(*place, identities, code, torch.__version__)))
         self.monitor = HeartbeatMonitor(self.store)
         self.heartbeat = Heartbeat(JobStore(*where, self.prefix), job.rank)
         self.passes = 0
         self.lost: dict[int, str] = {}
-
-    def _wait_for(self, key: str, rank: int, patience_s: float = JOIN_S) -> Any:
-        """Returns a value that a rank posts when it joins. Raises JobError if it does not join."""
-        deadline = time.monotonic() + patience_s
-        while (found := self.store.read(key)) is None:
-            if time.monotonic() > deadline:
-                raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
-            time.sleep(0.1)
-        return found
 
     @cached_property
     def membership(self) -> Membership:
@@ -198,7 +194,15 @@ class JobContext:
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
         """Returns the infos that all ranks post when they join. Raises JobError if one does not join."""
-        return [self._wait_for(f"info/{rank}", rank, patience_s) for rank in range(self.job.world_size)]
+        infos: list[Any] = []
+        for rank in range(self.job.world_size):
+            deadline = time.monotonic() + patience_s
+            while (info := self.store.read(f"info/{rank}")) is None:
+                if time.monotonic() > deadline:
+                    raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
+                time.sleep(0.1)
+            infos.append(info)
+        return infos
 
     @property
     def living(self) -> Membership:
@@ -227,14 +231,6 @@ class JobContext:
 def too_many(ranks: int, world_size: int) -> str:
     """Returns an error message for a world that is larger than the job."""
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
-
-
-def _rank_info(job: Job, code: str) -> RankInfo:
-    import torch
-
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    identities = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in gpus)
-    return RankInfo(job.rank, job.world_size, job.local_rank, job.machine, identities, code, torch.__version__)
 
 
 _contexts: list[JobContext] = []

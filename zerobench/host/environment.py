@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -73,7 +73,9 @@ def rank_environment(
     if device == "cuda":
         here = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
-    with _own_excepthook():
+    with ExitStack() as undo:
+        # starting a group wraps the hook for the prefix "[rank0]: ", again for each cell that this process runs
+        undo.callback(setattr, sys, "excepthook", sys.excepthook)
         if backend == SIMULATED:
             dist.init_process_group(FAKE_GROUP, rank=rank, world_size=world_size)
         else:
@@ -88,18 +90,6 @@ def rank_environment(
         yield here
     if dist.is_initialized():  # not after an error: NCCL would wait there for ranks that no longer answer
         dist.destroy_process_group()
-
-
-@contextmanager
-def _own_excepthook() -> Iterator[None]:
-    """Undoes torch's wrapping of `sys.excepthook` at each start of a process group: the prefix "[rank0]: " of
-    tracebacks, which would grow in a process that runs many cells.
-    """
-    hook = sys.excepthook
-    try:
-        yield
-    finally:
-        sys.excepthook = hook
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
@@ -181,15 +171,12 @@ def usable_cores() -> int:
 
 def machine_bytes() -> int:
     """Returns this machine's memory, or the part of it that control groups (containers, SLURM) allow this process."""
-    return min([psutil.virtual_memory().total, *_limits_of_groups()])
-
-
-def _limits_of_groups() -> Iterator[int]:
-    """Yields the memory limits of this process's control groups and of their ancestors, of either version."""
+    sizes = [psutil.virtual_memory().total]
     for inner, version in _memory_groups():
         for folder in (inner, *inner.parents):
             with suppress(OSError, ValueError):  # "max", or no such group in this namespace
-                yield int((folder / version.limit).read_text())
+                sizes.append(int((folder / version.limit).read_text()))
+    return min(sizes)
 
 
 def memory_kills() -> int:

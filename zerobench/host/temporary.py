@@ -57,13 +57,19 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def claim(parent: Path, marker: str, name: str, mode: int = 0o700) -> Aside:
-    """Creates a folder in `parent` whose name begins with `marker`, and removes abandoned ones with that prefix."""
+    """Creates a folder in `parent` whose name begins with `marker`, and removes abandoned ones with that prefix.
+
+    Raises OSError if nothing can be written there.
+    """
     for left in parent.glob(f"{marker}*"):
         folder = left.with_suffix("") if left.suffix == LEASE else left
         if is_ours(folder) and not folder.is_symlink() and not is_claimed(folder):
             remove(folder)
     folder = parent / f"{marker}{name}-{uuid.uuid4().hex[:8]}"
-    aside = Aside(folder, lease_folder(folder))
+    lease = take(lease_of(folder))
+    if lease is None:
+        raise FileExistsError(f"{folder}: another process has its lease")
+    aside = Aside(folder, lease)
     try:
         with contextlib.suppress(FileExistsError):  # a server that was asked twice; the name is used nowhere else
             folder.mkdir(mode)
@@ -76,14 +82,6 @@ def claim(parent: Path, marker: str, name: str, mode: int = 0o700) -> Aside:
 def lease_of(folder: Path) -> Path:
     """Returns the path of a folder's lease."""
     return folder.with_name(f"{folder.name}{LEASE}")
-
-
-def lease_folder(folder: Path) -> SoftFileLease:
-    """Acquires the lease of a folder that no other process knows yet. Raises OSError if it cannot be written."""
-    lease = take(lease_of(folder))
-    if lease is None:
-        raise FileExistsError(f"{folder}: another process has its lease")
-    return lease
 
 
 def is_claimed(folder: Path) -> bool:

@@ -23,7 +23,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -130,19 +130,16 @@ def launch(
         return Outcome("crash", f"rank {len(ranks)} {words}", [])
     finally:
         end(ranks)
-        _sweep_scratch(jobs)
+        if folders := {job.scratch for job in jobs if getattr(job, "scratch", None)}:
+            from ..zero.offload.disk import sweep
+
+            for folder in folders:
+                sweep(folder)
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
     if memory_kills() > kills_before:
         failures = [_blame_memory(failure) for failure in failures]
     return Outcome(*explain(failures, timeout_s), [], tuple(failures))
-
-
-def _sweep_scratch(jobs: Sequence[Any]) -> None:
-    for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
-        from ..zero.offload.disk import sweep
-
-        sweep(folder)
 
 
 def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
@@ -195,13 +192,22 @@ def _supervise(
             look = now + WATCH_S
             if (status := watch()) is not None:
                 return give_up(ranks, status)
-        watched: dict[Any, RankProcess] = {rank.pipe: rank for rank in ranks if not rank.finished}
-        watched |= {rank.process.sentinel: rank for rank in ranks if not rank.finished}
-        for ready in wait(list(watched), timeout=max(0.0, min(deadline, look) - now)):
-            listen(watched[ready], on_progress)
+        _listen_until(min(deadline, look), ranks, lambda _, value: on_progress(value))
         if any(rank.error for rank in ranks):
             return _all_failures(ranks)
     return []
+
+
+Heard = Callable[[int, Any], None]
+"""Takes the number of a rank, or of a job of `launch_each`, and its progress; from `launch_each` also its outcome."""
+
+
+def _listen_until(deadline: float, ranks: Iterable[RankProcess], heard: Heard) -> None:
+    """Waits until a rank has sent a message or has ended, or until `deadline`."""
+    sources = {source: rank for rank in ranks if not rank.finished for source in (rank.pipe, rank.process.sentinel)}
+    for ready in wait(list(sources), timeout=max(0.0, deadline - time.monotonic())):
+        if not (sources[ready].finished or sources[ready].error):
+            listen(sources[ready], partial(heard, sources[ready].number))
 
 
 def listen(rank: RankProcess, on_progress: Callable[[Any], None]) -> None:
@@ -282,10 +288,6 @@ def _state(pid: int) -> str:
         return ""
 
 
-Heard = Callable[[int, Any], None]
-"""Takes a job's number and its progress or outcome."""
-
-
 def launch_each(
     worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int, heard: Heard = lambda *_: None
 ) -> list[Outcome]:
@@ -303,7 +305,7 @@ def launch_each(
                 number = waiting.pop(0)
                 log = log_dir / f"job{number}.log"
                 running[start(fork_server.context(), worker, jobs[number], number, log)] = time.monotonic() + timeout_s
-            _listen_once(running, heard)
+            _listen_until(min(running.values()), running, heard)
             now = time.monotonic()
             for job in [job for job, deadline in running.items() if job.finished or job.error or now >= deadline]:
                 del running[job]
@@ -317,14 +319,3 @@ def launch_each(
     finally:
         end(list(running))
     return [outcomes[number] for number in range(len(jobs))]
-
-
-def _listen_once(running: dict[RankProcess, float], heard: Heard) -> None:
-    """Waits for a message or the end of any job, or until the first deadline."""
-    watched: dict[Any, RankProcess] = {job.pipe: job for job in running} | {
-        job.process.sentinel: job for job in running
-    }
-    for ready in wait(list(watched), timeout=max(0.0, min(running.values()) - time.monotonic())):
-        job = watched[ready]
-        if not (job.finished or job.error):
-            listen(job, partial(heard, job.number))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,33 +94,22 @@ def _count(config: CellConfig) -> int | None:
     if config.data.name not in DATA.own:
         what += [config.data.values(), config.world_size, config.accumulation, config.seed]
     key = json.dumps(what, sort_keys=True)
-    if key not in _COUNTED:
-        _COUNTED[key] = _count_fp32(
-            replace(config, precision=Fp32(), strategy=strategies.reference().options(), arena=False)
-        )
-    return _COUNTED[key]
-
-
-def _count_fp32(config: CellConfig) -> int | None:
-    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    if key in _COUNTED:
+        return _COUNTED[key]
+    config = replace(config, precision=Fp32(), strategy=strategies.reference().options(), arena=False)
+    counter, meta = FlopCounterMode(display=False, custom_mapping=FORMULAS), torch.device("meta")
+    tokens = torch.zeros((config.micro_batch, config.sequence), dtype=torch.int64, device=meta)
     try:
-        with torch.device("meta"):
+        with meta:
             model = build_model(config)
-        inputs, named = arguments_of(_batch(config))
+        own = config.data.name in DATA.own
+        inputs, named = arguments_of((tokens, tokens) if own else build_batches(config.batching, 0, meta).batch(0))
         with counter:
             model(*inputs, **named).backward()
+        _COUNTED[key] = int(counter.get_total_flops())
     except Exception:  # a user's model may raise anything without values: its run is unaffected
-        return None
-    return int(counter.get_total_flops())
-
-
-def _batch(config: CellConfig) -> Any:
-    """Returns a micro-batch on the meta device: tokens and targets, or rank 0's batch of the user's data."""
-    meta = torch.device("meta")
-    if config.data.name not in DATA.own:
-        return build_batches(config.batching, 0, meta).batch(0)
-    tokens = torch.zeros((config.micro_batch, config.sequence), dtype=torch.int64, device=meta)
-    return tokens, tokens
+        _COUNTED[key] = None
+    return _COUNTED[key]
 
 
 def peak_of(device_class: str) -> Peak | None:

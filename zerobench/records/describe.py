@@ -45,6 +45,7 @@ UNITS = {
 
 
 RUN_ID = "The run's name in the table of runs."
+PREDICTED = "predicted_"
 
 
 def said_of(table: str) -> str:
@@ -85,13 +86,20 @@ def unit_of(name: str) -> str:
 
 
 def meanings_of(row: type) -> dict[str, str]:
-    """Column -> the docstring below its field, for `row` and its base classes."""
+    """Column -> the docstring below its field, for `row` and its base classes. A prediction without one is the theory's
+    value of the column that it is named after.
+    """
     found: dict[str, str] = {}
     for kind in reversed(row.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
         assert isinstance(body, ast.ClassDef)
         for node, after in zip(body.body, [*body.body[1:], None], strict=True):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
+            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+                continue
+            name = node.target.id
+            if isinstance(after, ast.Expr):
                 assert isinstance(after.value, ast.Constant)
-                found[node.target.id] = " ".join(str(after.value.value).split())
+                found[name] = " ".join(str(after.value.value).split())
+            elif name.startswith(PREDICTED):
+                found[name] = f"{name.removeprefix(PREDICTED)} as the theory has it."
     return found

@@ -184,11 +184,9 @@ class RunMemory(RunSetting):
     host_states_bytes: int | None = None
     """states_bytes in host memory."""
     predicted_host_states_bytes: int | None = None
-    """host_states_bytes as the theory has it."""
     nvme_bytes: int | None = None
     """Bytes in files at their peak, on the rank where it is largest."""
     predicted_nvme_bytes: int | None = None
-    """nvme_bytes as the theory has it."""
     down_bytes: int | None = None
     """Bytes of one step from devices to host memory, over all ranks."""
     up_bytes: int | None = None
@@ -200,11 +198,8 @@ class RunMemory(RunSetting):
     predicted_down_bytes: int | None = None
     """down_bytes as the theory has it; None if it says nothing."""
     predicted_up_bytes: int | None = None
-    """up_bytes as the theory has it."""
     predicted_read_bytes: int | None = None
-    """read_bytes as the theory has it."""
     predicted_write_bytes: int | None = None
-    """write_bytes as the theory has it."""
 
 
 @dataclass
@@ -264,7 +259,6 @@ class RunTraffic(RunAllocator):
     """Elements moved in one step over ψ, by the paper's convention (an all-reduce 2), mean over the ranks, control
     traffic apart."""
     predicted_volume_psi: float | None = None
-    """volume_psi as the theory has it."""
     volume_all_reduce_psi: float | None = None
     """The part of volume_psi by all-reduce."""
     volume_reduce_scatter_psi: float | None = None
@@ -278,24 +272,19 @@ class RunTraffic(RunAllocator):
     wire_bytes: int | None = None
     """Bytes that one rank sends in a step if collectives are rings, mean over the group."""
     predicted_wire_bytes: int | None = None
-    """wire_bytes as the theory has it."""
     within_nodes_bytes: int | None = None
     """The part of wire_bytes that stays in a node of `node_size` ranks; None without that key, as the next three."""
     between_nodes_bytes: int | None = None
     """The part of wire_bytes that goes from one node to another."""
     predicted_within_nodes_bytes: int | None = None
-    """within_nodes_bytes as the theory has it."""
     predicted_between_nodes_bytes: int | None = None
-    """between_nodes_bytes as the theory has it."""
     tensor_axis_all_reduce_bytes: int | None = None
     """Bytes that one rank sends in a step to those that share its model (tensor_parallel), by all-reduce, mean over the
     ranks; such traffic is in no other column. None if no ranks share a model, as in the next three."""
     tensor_axis_all_gather_bytes: int | None = None
     """The same by all-gather: of activations in parts (P_a)."""
     predicted_tensor_axis_all_reduce_bytes: int | None = None
-    """tensor_axis_all_reduce_bytes as the theory has it."""
     predicted_tensor_axis_all_gather_bytes: int | None = None
-    """tensor_axis_all_gather_bytes as the theory has it."""
     quantized_gather_share: float | None = None
     """Fraction of ψ whose gathers, if not all of them, were sent quantized, as the traffic meter saw them."""
     quantized_reduction_share: float | None = None
@@ -319,7 +308,6 @@ class RunTraffic(RunAllocator):
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None
-    """control_bytes as the theory has it."""
 
 
 @dataclass

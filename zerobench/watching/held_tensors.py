@@ -65,14 +65,10 @@ def strategy_of(model: Any, optimizers: list[Any]) -> str:
     for one in (model, *optimizers):
         if type(one).__module__.startswith("zerobench.") and isinstance(getattr(one, "name", None), str):
             return str(one.name)
-    if any(kind.__name__ == "FSDPModule" for module in _modules_of(model) for kind in type(module).__mro__):
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    if any(kind.__name__ == "FSDPModule" for module in modules for kind in type(module).__mro__):
         return "fsdp2"
     return next((name for kind, name in WRAPPERS.items() if kind in names), "plain")
-
-
-def _modules_of(model: Any) -> Iterator[nn.Module]:
-    if isinstance(model, nn.Module):
-        yield from model.modules()
 
 
 def torch_optimizers(optimizers: list[Any]) -> list[torch.optim.Optimizer]:
@@ -114,9 +110,10 @@ class HeldTensors:
         # the other live tensors, but no dataset mapped from a file or borrowed from NumPy: torch cannot resize those
         for one in living_tensors():
             for part in parts_of(one):
-                if part.layout != torch.strided or is_apart(part) or self._ledger.knows(part):
+                if part.layout != torch.strided or self._ledger.knows(part):
                     continue
-                if part.untyped_storage().resizable():
+                storage = part.untyped_storage()
+                if storage._cdata not in _apart and storage.resizable():
                     self._ledger.meet(part, BEFORE)
         self._ledger.lines.silent = False
 
@@ -157,11 +154,6 @@ def leave_out() -> Iterator[None]:
         yield
     finally:
         _apart.clear()
-
-
-def is_apart(tensor: torch.Tensor) -> bool:
-    """Returns True if the tensor is left out."""
-    return tensor.untyped_storage()._cdata in _apart
 
 
 def living_tensors() -> Iterator[torch.Tensor]:

@@ -60,7 +60,10 @@ class Phases(AbstractContextManager["Phases"]):
                 if callable(getattr(engine, method, None)):
                     self._stack.callback(replaced(engine, method, partial(self._phase, phase)))
         if callable(getattr(self._model, "_sync_buffers", None)):  # DDP's, torch-private, pinned by a test
-            self._stack.callback(replaced(self._model, "_sync_buffers", _as_control))
+            # its broadcast of buffers is control traffic, which is not part of the volume
+            self._stack.callback(
+                replaced(self._model, "_sync_buffers", lambda *_: labels.collective("control", labels.BUFFERS))
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -129,11 +132,6 @@ def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManage
             setattr(owner, name, own)
 
     return undo
-
-
-def _as_control(*_args: Any) -> AbstractContextManager[Any]:
-    """Marks a broadcast of buffers as control traffic, which is not part of the volume."""
-    return labels.collective("control", labels.BUFFERS)
 
 
 def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:

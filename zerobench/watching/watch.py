@@ -222,7 +222,10 @@ class Watch:
         self._about.losses.append(self._loss)
         self._about.accumulation = max(1, self._backwards // max(1, len(self._optimizers)))
         self._loss, self._backwards = 0.0, 0
-        self._check_step()
+        if not self._seen_forward:
+            words = f"the watched {type(self.model).__name__} was not called in step {self.done}; was it replaced?"
+            self.problem = f"watch: {words} Watch the model that the loop calls"
+        self._seen_forward = False
         if self.done < self.warmup + self.steps and not self.problem:
             self._begin_step()
         else:
@@ -239,15 +242,6 @@ class Watch:
     def _take_snapshot(self, device: torch.device) -> None:
         self._snapshot = take(device, self._history) if self._history is not None else None
         self._history = None
-
-    def _check_step(self) -> None:
-        if not self._seen_forward:
-            name = type(self.model).__name__
-            self.problem = (
-                f"watch: the watched {name} was not called in step {self.done}; was it replaced? Watch the model that"
-                " the loop calls"
-            )
-        self._seen_forward = False
 
     # -- what the phases tell -------------------------------------------------------------------------
 
