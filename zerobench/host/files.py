@@ -57,11 +57,6 @@ def open_small(path: Path | str, folder: int | None = None) -> TextIO:
     return os.fdopen(descriptor, encoding="utf-8", errors="replace")
 
 
-def is_small(path: Path) -> bool:
-    """Returns True if `open_small` would open it. Raises OSError if it does not exist."""
-    return not _problem(path.lstat(), SMALL_BYTES)
-
-
 def _problem(found: os.stat_result, most: int) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is no file"

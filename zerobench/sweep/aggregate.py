@@ -192,6 +192,21 @@ TIMES = {
 """Columns that ranks which share a GPU lack: they take turns."""
 
 
+def blank_row(config: CellConfig, machine: Mapping[str, Any], started: str, repeat: int = 0) -> RunRow:
+    """Returns the row of a run that measured nothing yet. `machine`: its provenance."""
+    return RunRow(
+        run_id="", cell_id=config.cell_id, repeat=repeat, status="", reason="", strategy=config.strategy.name,
+        model=config.model_name, world_size=config.world_size, device=config.device, backend=config.backend,
+        precision=config.precision.label, optimizer=config.optimizer_label, micro_batch=config.micro_batch,
+        accumulation=config.accumulation, batch=config.batch, sequence=config.sequence, seed=config.seed,
+        threads=config.launch.threads,  # type: ignore[arg-type]  # None of a cell that was not resolved
+        data=config.data.name, text_hash=config.text_hash, config=json.dumps(config.written()),
+        command=machine["command"], commit=machine["commit"], source_hash=machine["source_hash"],
+        torch_version=machine["versions"]["torch"], device_class=machine["device_class"],
+        processor=machine["processor"], cores=machine["cores"], started=started, seconds=0.0,
+    )  # fmt: skip
+
+
 def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: bool = True) -> dict[str, list[Any]]:
     """Fills `row` from the records of all passes, and returns the rows of the other tables.
 

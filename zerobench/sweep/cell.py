@@ -5,7 +5,6 @@ A cell already measured with the same code, torch and device class is reused, no
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 import warnings
@@ -195,44 +194,12 @@ def moment(since_epoch: float) -> str:
 
 def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
     config = cell.config
-    machine = provenance.provenance(config)
-    return RunRow(
-        run_id="",
-        cell_id=cell.cell_id,
-        repeat=repeat,
-        status="",
-        reason="",
-        strategy=config.strategy.name,
-        model=config.model_name,
-        world_size=config.world_size,
-        device=config.device,
-        backend=config.backend,
-        precision=config.precision.label,
-        optimizer=config.optimizer_label,
-        micro_batch=config.micro_batch,
-        accumulation=config.accumulation,
-        batch=config.batch,
-        sequence=config.sequence,
-        seed=config.seed,
-        threads=config.launch.threads,  # type: ignore[arg-type]  # None of a cell that was not resolved
-        data=config.data.name,
-        text_hash=config.text_hash,
-        config=json.dumps(config.written()),
-        command=machine["command"],
-        commit=machine["commit"],
-        source_hash=machine["source_hash"],
-        torch_version=machine["versions"]["torch"],
-        device_class=machine["device_class"],
-        processor=machine["processor"],
-        cores=machine["cores"],
-        started=moment(time.time()),
-        seconds=0.0,
-        checkpointing=config.model.checkpoints if config.model.can_checkpoint else None,
-        systems=config.systems_label,
-        alloc_conf=provenance.alloc_conf(config.device),
-        ranks_per_gpu=config.ranks_per_gpu if config.device == "cuda" else None,
-        launcher=launchers.launcher(),
-    )
+    row = aggregate.blank_row(config, provenance.provenance(config), moment(time.time()), repeat)
+    row.checkpointing = config.model.checkpoints if config.model.can_checkpoint else None
+    row.systems, row.alloc_conf = config.systems_label, provenance.alloc_conf(config.device)
+    row.ranks_per_gpu = config.ranks_per_gpu if config.device == "cuda" else None
+    row.launcher = launchers.launcher()
+    return row
 
 
 LONGEST_NAME = 80

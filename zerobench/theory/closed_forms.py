@@ -125,11 +125,6 @@ class State:
     stays: float = 1.0
     frozen: int = 0
 
-    @property
-    def bytes_here(self) -> float:
-        """Bytes on one rank's device."""
-        return self.size * self.stays / (self.ranks or 1)
-
 
 def states_of(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
@@ -170,7 +165,8 @@ def state_formulas(
     found = {}
     for category in dict.fromkeys(state.category for state in states):
         mine = [state for state in states if state.category == category]
-        found[category] = text.formula(mine, math.floor(sum(state.bytes_here for state in mine)))
+        here = sum(state.size * state.stays / (state.ranks or 1) for state in mine)
+        found[category] = text.formula(mine, math.floor(here))
     return found | {"communication": Formula("0", 0, {}), "states": text.formula(_joined(states), _sum(states))}
 
 

@@ -6,7 +6,6 @@ first tensor that the model is called with. Its config has the format of a cell'
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -27,11 +26,10 @@ from ..host.temporary import temporary_folder
 from ..probes.probe import PassRecords
 from ..probes.step_values import StepResult
 from ..rank_record import RankRecord, steps_of
-from ..records import RunRow
 from ..results import provenance
 from ..results.folders import claim_folder, write_run
 from ..results.tables import Results, load
-from ..sweep.aggregate import join
+from ..sweep.aggregate import blank_row, join
 from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
 
@@ -130,7 +128,8 @@ def write(
 ) -> tuple[Results, Path | None]:  # fmt: skip
     """Makes the run of a watch from its ranks' records, and writes it below `to`. Returns its tables and its folder."""
     config = about.config(world, measured)
-    row, machine = _blank_row(world, config)
+    machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
+    row = blank_row(config, machine, world.started)
     row.status, row.reason = status_of(error)
     row.seconds = round(time.monotonic() - world.began, 3)
     first = 0 if error is None else world.rank
@@ -161,19 +160,3 @@ def status_of(error: BaseException | None) -> tuple[str, str]:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom", words
     return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), words
-
-
-def _blank_row(world: WatchedWorld, config: CellConfig) -> tuple[RunRow, dict[str, Any]]:
-    machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
-    row = RunRow(
-        run_id="", cell_id=config.cell_id, repeat=0, status="", reason="", strategy=config.strategy.name,
-        model=config.model_name, world_size=config.world_size, device=config.device, backend=config.backend,
-        precision=config.precision.label, optimizer=config.optimizer_label, micro_batch=config.micro_batch,
-        accumulation=config.accumulation, batch=config.batch, sequence=config.sequence, seed=0,
-        threads=torch.get_num_threads(), data=WATCHED, text_hash=None, config=json.dumps(config.written()),
-        command=machine["command"],
-        commit=machine["commit"], source_hash=machine["source_hash"], torch_version=machine["versions"]["torch"],
-        device_class=machine["device_class"], processor=machine["processor"], cores=machine["cores"],
-        started=world.started, seconds=0.0,
-    )  # fmt: skip
-    return row, machine

@@ -66,7 +66,8 @@ class Reductions:
         self.synchronizing = True
         self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
         self._reduced: set[Any] = set()
-        self._sent: UnitGradients | None = None
+        self.sent: UnitGradients | None = None
+        """The unit whose reduction has not completed."""
 
     def write(self, unit: UnitGradients) -> None:
         """Adds a gradient to the unit. Sums kept under no_sync are in the gradients' dtype, and are cast when sent."""
@@ -97,16 +98,11 @@ class Reductions:
             if not unit.casts and not self.tiers.gradients:
                 self._hold_shard(unit)
             self._hold_beside(unit, slice(1))
-        self._sent = unit
-
-    @property
-    def in_flight(self) -> bool:
-        """True if a unit was sent whose reduction has not completed."""
-        return self._sent is not None
+        self.sent = unit
 
     def land(self) -> None:
         """Completes the reduction that was sent last."""
-        unit, self._sent = self._sent, None
+        unit, self.sent = self.sent, None
         if unit is None:
             return
         name = unit.name
@@ -142,15 +138,11 @@ class Reductions:
             self.replay.hold("communication", ("received", unit.name), size)
 
     def _hold_shard(self, unit: UnitGradients) -> None:
-        if not self.keeps_whole:
-            shard = unit.own
-            away = self.tiers.gradients_away(shard, unit.align)
-            self._arrive(unit, away)
-            here = shard - away
-            self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
-
-    def _arrive(self, unit: UnitGradients, away: int) -> None:
-        """Allocates, in host memory, a gradient that arrives to be added to, or cast into, the one kept there."""
-        if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
-            self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)
-            self.replay.host.drop("gradients", "arrived")
+        if self.keeps_whole:
+            return
+        away, host = self.tiers.gradients_away(unit.own, unit.align), self.replay.host
+        if host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
+            # it is added to, or cast into, the gradient that host memory keeps
+            host.hold("gradients", "arrived", away * unit.wire_bytes)
+            host.drop("gradients", "arrived")
+        self.replay.hold("gradients", ("shard", unit.name), (unit.own - away) * unit.gradient_bytes)

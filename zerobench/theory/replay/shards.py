@@ -114,11 +114,14 @@ class Shards:
 
     def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
         """Yields the nonzero number of elements of each shard updated on the host (`away`) or on the device."""
-        for _, numel in buffer.units:
-            shard = buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size
+        for shard in self._shards_of(buffer):
             gone = self.tiers.updates_away(shard, buffer.align)
             if numel := gone if away else shard - gone:
                 yield numel
+
+    def _shards_of(self, buffer: FlatBuffer) -> list[int]:
+        """Returns the elements of the rank's shard of each unit."""
+        return [buffer.shard_numel(self.owner) if buffer.sizes else n // self.world_size for _, n in buffer.units]
 
     def _master_bytes(self, buffer: FlatBuffer, away: bool) -> int:
         beside = buffer.is_half or away or self.tiers.parameters
@@ -126,12 +129,10 @@ class Shards:
 
     def _gradient_bytes(self) -> int:
         return sum(
-            self.tiers.gradients_away(
-                buffer.shard_numel(self.owner) if buffer.sizes else numel // self.world_size, buffer.align
-            )
+            self.tiers.gradients_away(shard, buffer.align)
             * (self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes)
             for buffer in self.buffers
-            for _, numel in buffer.units
+            for shard in self._shards_of(buffer)
         )
 
     def kept_bytes(self, rank: int, away: bool) -> int:

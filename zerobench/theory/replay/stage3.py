@@ -155,7 +155,14 @@ class _Units:
                 self._count(part, i)
         while to_come:
             self._enter(to_come.pop())
-        self._finish()
+        self.waiting = []
+        self._reshard(self.row)
+        for part in dict.fromkeys([*reversed(self.row), *self.small]):
+            if part not in self.done:
+                self._send(part)
+        if self.reductions.synchronizing:
+            self.reductions.finish()
+        self.done.clear()
 
     def _name(self, use: Use) -> str:
         return self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit
@@ -179,7 +186,7 @@ class _Units:
         if self.schedule.recomputes:  # with all that runs inside of it
             self._unshard(self.row[self.starts[place] : end])
         self.entered, self.waiting = self.uses[place].parts, self._preceding(end - len(self.uses[place].parts))
-        if not (self.reductions.in_flight and any(part.gradients for part in self.entered)):
+        if not (self.reductions.sent and any(part.gradients for part in self.entered)):
             self._gather_waiting()
 
     def _count(self, part: UnitPart, i: int) -> None:
@@ -200,16 +207,6 @@ class _Units:
         window = range(max(0, end - self.strategy.prefetch), end)
         parts = [self.row[at] for at in window if returns[at]]
         return [part for part in parts if part.buffer.spans[0].parameter not in self.of_root]
-
-    def _finish(self) -> None:
-        self.waiting = []
-        self._reshard(self.row)
-        for part in dict.fromkeys([*reversed(self.row), *self.small]):
-            if part not in self.done:
-                self._send(part)
-        if self.reductions.synchronizing:
-            self.reductions.finish()
-        self.done.clear()
 
     def _send(self, part: UnitPart) -> None:
         if part.gradients and self.reductions.synchronizing:

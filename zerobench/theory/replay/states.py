@@ -58,7 +58,8 @@ def predict_states(
     precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
     rank: int | None = None,
 ) -> Prediction:  # fmt: skip
-    """Plays a step, and returns the model states' maxima on the rank that uses most. `rank`: the rank whose host memory
+    """Plays a step, and returns the model states' maxima on the rank that uses most, and each category's maximum over
+    the ranks. `rank`: the rank whose host memory
     is played; None: the one that uses most.
     """
     groups = groups or GroupShape(world_size)
@@ -69,7 +70,11 @@ def predict_states(
     else:
         owners = [0]
     played = [_play(strategy, schedule, optimizer, precision, groups, tiers, rank, owner) for owner in owners]
-    return _fullest(played)
+    most = max(played, key=lambda one: one.states_bytes)
+    most.highest = {name: max(one.highest[name] for one in played) for name in most.highest}
+    most.host_bytes = max(one.host_bytes for one in played)
+    most.host_highest = {name: max(one.host_highest.get(name, 0) for one in played) for name in most.host_highest}
+    return most
 
 
 def _play(
@@ -89,15 +94,6 @@ def _play(
         replay.most, replay.highest, replay.at_most, away.most, replay.files,
         away.highest if host else {}, away.at_most, replay.beyond,
     )  # fmt: skip
-
-
-def _fullest(played: Sequence[Prediction]) -> Prediction:
-    """The prediction of the rank that uses most, with each category's maximum over the ranks."""
-    most = max(played, key=lambda one: one.states_bytes)
-    most.highest = {name: max(one.highest[name] for one in played) for name in most.highest}
-    most.host_bytes = max(one.host_bytes for one in played)
-    most.host_highest = {name: max(one.host_highest.get(name, 0) for one in played) for name in most.host_highest}
-    return most
 
 
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
