@@ -225,9 +225,7 @@ APART_S = (0.005, 0.02, 0.08, 0.32)
 APART_REPETITIONS = 15
 """Seconds of compute after which ranks meet, and how often each."""
 
-Waited = Callable[[], object]
-
-COLLECTIVES: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Waited]] = {
+COLLECTIVES: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Callable[[], object]]] = {
     ("seam", "reduce_scatter"): lambda comm, full: comm.reduce_scatter(full).wait,
     ("seam", "all_gather"): lambda comm, full: comm.all_gather(full).wait,
     ("torch", "reduce_scatter"): lambda _, full: (

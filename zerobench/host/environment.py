@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import torch
@@ -172,10 +171,10 @@ def usable_cores() -> int:
 def machine_bytes() -> int:
     """Returns this machine's memory, or the part of it that control groups (containers, SLURM) allow this process."""
     sizes = [psutil.virtual_memory().total]
-    for inner, version in _memory_groups():
+    for inner, limit, _ in _memory_groups():
         for folder in (inner, *inner.parents):
             with suppress(OSError, ValueError):  # "max", or no such group in this namespace
-                sizes.append(int((folder / version.limit).read_text()))
+                sizes.append(int((folder / limit).read_text()))
     return min(sizes)
 
 
@@ -183,34 +182,27 @@ def memory_kills() -> int:
     """Returns the number of processes that the kernel has killed for lack of memory: in this process's control group,
     which other jobs on the machine do not affect, or on the whole machine if no group counts them.
     """
-    for file in (*(inner / version.events for inner, version in _memory_groups()), Path("/proc/vmstat")):
+    for file in (*(inner / events for inner, _, events in _memory_groups()), Path("/proc/vmstat")):
         with suppress(OSError, StopIteration):  # no such group in this namespace, or a kernel that does not count
             return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill "))
     return 0
 
 
-class _Version(NamedTuple):
-    """Mount point of a version of control groups, and its files with a group's limit and events."""
-
-    root: str
-    limit: str
-    events: str
+V1 = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"
+V2 = "/sys/fs/cgroup", "memory.max", "memory.events"
+"""Mount point of a version of control groups, and its files with a group's limit and events."""
 
 
-_V1 = _Version("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control")
-_V2 = _Version("/sys/fs/cgroup", "memory.max", "memory.events")
-
-
-def _memory_groups() -> Iterator[tuple[Path, _Version]]:
-    """Yields this process's control groups that limit memory."""
+def _memory_groups() -> Iterator[tuple[Path, str, str]]:
+    """Yields this process's control groups that limit memory: folder, file of the limit, file of the events."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for kinds, group in (line.split(":", 2)[1:] for line in lines):
         if not kinds or "memory" in kinds.split(","):
-            version = _V1 if kinds else _V2
-            yield Path(version.root, group.strip("/")), version
+            root, limit, events = V1 if kinds else V2
+            yield Path(root, group.strip("/")), limit, events
 
 
 def gpu_bytes() -> int:

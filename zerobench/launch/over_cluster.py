@@ -122,7 +122,15 @@ class _Pass:
             mine = here.launch(
                 self.worker, self.jobs[:1], self.log_dir, self.timeout_s, on_progress, watch=self._trouble
             )
-            self._wait_for_others(mine, deadline)
+            while len(self.ends) < len(self.others):
+                failures = [*mine.failures, *self._failures()]
+                late = time.monotonic() > deadline or any(failure.status == "timeout" for failure in failures)
+                if failures or late:
+                    self._call_off("timeout" if late else STOPPED)
+                self._collect()
+                time.sleep(POLL_S)
+            if self.called_off:
+                self.context.store.drop(f"off/{self.number}")
         except BaseException:
             self._call_off(STOPPED)
             raise
@@ -133,17 +141,6 @@ class _Pass:
         look(self.context)
         self._collect()
         return STOPPED if self._failures() else None
-
-    def _wait_for_others(self, mine: Outcome, deadline: float) -> None:
-        while len(self.ends) < len(self.others):
-            failures = [*mine.failures, *self._failures()]
-            late = time.monotonic() > deadline or any(failure.status == "timeout" for failure in failures)
-            if failures or late:
-                self._call_off("timeout" if late else STOPPED)
-            self._collect()
-            time.sleep(POLL_S)
-        if self.called_off:
-            self.context.store.drop(f"off/{self.number}")
 
     def _collect(self) -> None:
         """Takes the posted ends; a rank that has left or is lost counts as ended. Raises Interrupted."""

@@ -82,12 +82,8 @@ def moved_bytes(config: CellConfig) -> int | None:
     if policy.keep != "host":
         return 0
     recomputes = config.recomputes or policy.recompute
-    if (
-        not isinstance(model, Gpt)
-        or model.lora
-        or model.mlp_chunks > 1
-        or (config.tensor_parallel > 1 and not recomputes)
-    ):
+    is_cut = config.tensor_parallel > 1 and not recomputes
+    if not isinstance(model, Gpt) or model.lora or model.mlp_chunks > 1 or is_cut:
         return None
     tokens = config.sequence * config.micro_batch
     stream = config.precision.dtype.itemsize * tokens * model.hidden
@@ -95,7 +91,6 @@ def moved_bytes(config: CellConfig) -> int | None:
     kept = [*norms_and_attention, 3 * stream, 4 * model.heads * tokens, *mlp]  # queries, keys and values; log-sum-exp
     if recomputes:
         kept = [stream]
-    moved = sum(size for size in kept if size >= policy.least_bytes) // (
-        config.tensor_parallel if policy.partition else 1
-    )
+    parts = config.tensor_parallel if policy.partition else 1
+    moved = sum(size for size in kept if size >= policy.least_bytes) // parts
     return config.accumulation * (model.layers - 1) * moved

@@ -152,22 +152,15 @@ def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = (), block_nume
         weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
         if weight is not None and bias is not None:
             beside |= {weight: numbers[bias], bias: numbers[weight]}
-    of_root: dict[nn.Parameter, dict[str, Any]] = {p: {"reads": (), "pinned": False} for p in numbers}
+    traits: dict[nn.Parameter, dict[str, Any]] = {
+        p: {"reads": (), "pinned": False, "block_numel": block_numel} for p in numbers
+    }
     for p in owned:
-        of_root[p]["matrix"] = tuple(p.shape)
+        traits[p]["matrix"] = tuple(p.shape)
     for owner, p in owners(model, {p for p, unit in units.items() if unit == ROOT}):
-        of_root[p]["reads"] += (is_read_in_backward(owner),)
-        of_root[p]["pinned"] |= is_read_anywhere(model, owner)
+        traits[p]["reads"] += (is_read_in_backward(owner),)
+        traits[p]["pinned"] |= is_read_anywhere(model, owner)
     return [
-        ParameterShape(
-            p.numel(),
-            p.element_size(),
-            p.requires_grad,
-            units[p],
-            uses[p],
-            beside.get(p),
-            block_numel=block_numel,
-            **of_root[p],
-        )
+        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **traits[p])
         for p in numbers
     ]

@@ -87,7 +87,7 @@ def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     traffic = [*_traffic(row, mine, seen.steps, expected.parts)]
     sentences = [
         *_ranks(row, seen.memory), *ledger, *((traffic and [*_meter(seen.traffic, seen.steps)]) or traffic),
-        *_links(row), *_tensor_axis(row), *_allocator(row, confirmed=not ledger and expected.states is not None),
+        *_other_traffic(row), *_allocator(row, confirmed=not ledger and expected.states is not None),
         *_growth(row, seen.lines), *_witnesses(row, seen.kept),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
@@ -168,18 +168,16 @@ def _meter(traffic: list[TrafficRow], steps: int) -> Iterator[str]:
         yield f"the meter: step {most} has {size / next_size:.3g} × the bytes of any other: a warm-up step is counted"
 
 
-def _links(row: RunRow) -> Iterator[str]:
-    for link in LINKS:
-        measured, predicted = getattr(row, f"{link}_bytes"), getattr(row, f"predicted_{link}_bytes")
-        if measured is not None and predicted is not None and abs(measured - predicted) > LINKS_SHARE * predicted:
-            yield f"{link}: {_off(measured, predicted)} between tiers"
-
-
-def _tensor_axis(row: RunRow) -> Iterator[str]:
-    for name in ("all_reduce", "all_gather"):
-        measured, predicted = (getattr(row, f"{of}tensor_axis_{name}_bytes") for of in ("", "predicted_"))
-        if measured is not None and predicted is not None and measured != predicted:
-            yield f"{name}: {_off(measured, predicted)} among the ranks that share a model"
+def _other_traffic(row: RunRow) -> Iterator[str]:
+    """Yields deviations of traffic outside of the volume: between tiers, and among the ranks that share a model."""
+    tiers = [(link, link, LINKS_SHARE, "between tiers") for link in LINKS]
+    axis = [
+        (kind, f"tensor_axis_{kind}", 0, "among the ranks that share a model") for kind in ("all_reduce", "all_gather")
+    ]
+    for name, column, share, where in (*tiers, *axis):
+        measured, predicted = getattr(row, f"{column}_bytes"), getattr(row, f"predicted_{column}_bytes")
+        if measured is not None and predicted is not None and abs(measured - predicted) > share * predicted:
+            yield f"{name}: {_off(measured, predicted)} {where}"
 
 
 def _size(part: Moved, name: str) -> float:

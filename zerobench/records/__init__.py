@@ -7,7 +7,7 @@ the run's id. describe.py returns units and meanings.
 
 from __future__ import annotations
 
-from .event_row import EVENTS, OF_STORAGES, EventRow
+from .event_row import EventRow
 from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .names import (
     ALLOCATOR,
@@ -33,9 +33,7 @@ __all__ = [
     "CATEGORIES",
     "COLLECTIVES",
     "DATA_AXIS",
-    "EVENTS",
     "LINKS",
-    "OF_STORAGES",
     "PHASES",
     "PHASE_PEAKS",
     "SCHEMA_VERSION",

@@ -27,7 +27,7 @@ from ..calibrate.collectives import Calibration
 from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
 from ..records.event_row import COMPUTE, LAUNCH, MOVE
-from .hardware import GB_S, TABLES, US, Cluster, Device, Scales, scales_of
+from .hardware import GB_S, GBIT_S, TABLES, US, Cluster, Device, Scales, scales_of
 
 NEIGHBORS = 16
 """Number of shapes of a table used to interpolate a shape."""
@@ -212,7 +212,8 @@ class GpuCosts:
         if kind in self._bus:
             return hops + event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
         alike = min(max(event.stride, 1), cluster.devices_per_node) * (members if kind == "all_to_all" else 1)
-        return hops + alike * event.bytes * link_factor(kind, nodes) / cluster.node_bytes_per_s
+        node_bytes_per_s = cluster.node_gbit_s * GBIT_S * cluster.network_efficiency
+        return hops + alike * event.bytes * link_factor(kind, nodes) / node_bytes_per_s
 
     def apart(self, seconds: float) -> float:
         """Returns 0: no table has it."""

@@ -51,11 +51,6 @@ class Device:
         """The type of device, without memory and board: "a100" for a100-sxm-80gb."""
         return self.name.partition("-")[0]
 
-    @property
-    def is_measured(self) -> bool:
-        """True if matrix products and collectives come from tables of this type of device."""
-        return bool(self.matmul_table and self.collectives_table)
-
 
 @dataclass(frozen=True)
 class Scales:
@@ -79,11 +74,6 @@ class Cluster:
     network_efficiency: float
     network_latency_us: float
     sources: dict[str, str]
-
-    @property
-    def node_bytes_per_s(self) -> float:
-        """Bytes per second that collectives reach between nodes, per node and direction."""
-        return self.node_gbit_s * GBIT_S * self.network_efficiency
 
 
 Kind = TypeVar("Kind", Device, Cluster)

@@ -84,5 +84,6 @@ def interval(costs: GpuCosts, spans_nodes: bool, without_formula: Sequence[str] 
 def _wider(costs: GpuCosts, kind: str) -> StepInterval:
     rest = validated().get("intervals", {}).get("all", {"low": 0.8, "high": 1.25})
     low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
-    measured = "" if costs.device.is_measured else "; no table of its products or collectives, a roofline instead"
+    is_measured = costs.device.matmul_table and costs.device.collectives_table
+    measured = "" if is_measured else "; no table of its products or collectives, a roofline instead"
     return StepInterval(low, high, f"{NOT_VALIDATED}: no published run on {kind}{measured}; {WIDER:g} times as wide")

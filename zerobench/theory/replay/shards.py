@@ -45,7 +45,7 @@ class Shards:
         used, ranks = set(schedule.arrivals), self.ranks
         masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
         replay.hold("master", "all", masters[False])
-        replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
+        replay.hold("optimizer", "all", max(self.kept_bytes(rank, False, used) for rank in ranks))
         if replay.host is None:
             return
         kept = self._host_bytes(self._host_rank(replay.host, used), used)
@@ -95,7 +95,7 @@ class Shards:
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
         """Bytes of the optimizer's states that stay in host memory."""
-        return self._kept_bytes(rank, used, away=True, counts_only=self.tiers.place == "nvme")
+        return self.kept_bytes(rank, True, used, counts_only=self.tiers.place == "nvme")
 
     @property
     def casts(self) -> bool:
@@ -135,21 +135,17 @@ class Shards:
             for shard in self._shards_of(buffer)
         )
 
-    def kept_bytes(self, rank: int, away: bool) -> int:
-        """Returns the bytes of the states of all segments that are updated on the host (`away`) or on the device."""
-        used = {span.parameter for buffer in self.buffers for span in buffer.spans}
-        return self._kept_bytes(rank, used, away)
-
-    def _kept_bytes(self, rank: int, used: set[int], away: bool, counts_only: bool = False) -> int:
-        return sum(
-            self._optimizer_of(buffer).bytes_of(0 if counts_only else numel, buffer.master_bytes)
-            for buffer in self.buffers
-            for parameter, _, numel in self._segments(buffer, rank, away)
-            if parameter in used
-        )
-
-    def _optimizer_of(self, buffer: FlatBuffer) -> OptimizerShape:
-        return self.optimizer if buffer.sizes is None or self.optimizer.owned is None else self.optimizer.owned
+    def kept_bytes(self, rank: int, away: bool, used: set[int] | None = None, counts_only: bool = False) -> int:
+        """Returns the bytes of the states of the segments that are updated on the host (`away`) or on the device.
+        `used`: the parameters in use; None: all of them.
+        """
+        kept = 0
+        for buffer in self.buffers:
+            optimizer = (self.optimizer.owned if buffer.sizes is not None else None) or self.optimizer
+            for parameter, _, numel in self._segments(buffer, rank, away):
+                if used is None or parameter in used:
+                    kept += optimizer.bytes_of(0 if counts_only else numel, buffer.master_bytes)
+        return kept
 
     def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
         """Yields (parameter, (unit, chunk), elements) of each segment updated on the host (`away`) or on the device;
