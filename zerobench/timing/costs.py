@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -46,23 +45,6 @@ class Transfer:
     host_s: float
     wire_s: float
     within_s: float = 0.0
-
-
-class Costs(Protocol):
-    """A device's costs, for a timeline. `blocking`: the host itself computes, as on a CPU."""
-
-    blocking: bool
-    host_s: float
-    contention: float
-
-    def compute(self, event: EventRow) -> float:
-        """Returns the seconds of an operator."""
-
-    def transfer(self, event: EventRow) -> Transfer:
-        """Returns the cost of a launch."""
-
-    def apart(self, seconds: float) -> float:
-        """Seconds by which the last rank is later than the mean, after so long without a wait for one another."""
 
 
 def numbers(sizes: str) -> tuple[int, ...]:
@@ -216,7 +198,7 @@ class GpuCosts:
         return hops + alike * event.bytes * link_factor(kind, nodes) / node_bytes_per_s
 
     def apart(self, seconds: float) -> float:
-        """Returns 0: no table has it."""
+        """Returns 0 in place of the seconds by which the last rank is later than the mean: no table has it."""
         return 0.0
 
 
@@ -306,6 +288,9 @@ class CpuCosts:
         """Returns how late the last rank is; after more than the longest measured time as late as after that."""
         return float(np.interp(seconds, *self._apart))
 
+
+Costs = GpuCosts | CpuCosts
+"""A device's costs, for a timeline. `blocking`: the host itself computes."""
 
 COLD_BYTES = 2**20
 

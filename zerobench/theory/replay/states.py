@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..closed_forms import Formula
+from ..closed_forms import FULL, Formula
 from ..groups import GroupShape, slice_of
 from ..shapes import OptimizerShape, PrecisionShape, Schedule
 from ..strategy import StrategyShape, buffers_of, settle
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import InSlots, Replay
 from .shards import Shards
-
-FULL = PrecisionShape()
 
 MOST_OWNERS = 16
 """Up to this many ranks, each is played if owned matrices make their shards differ; above, only the fullest."""
