@@ -17,40 +17,10 @@ from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
 from ..config.identity import LOCAL, work_id
 from ..host.pipes import print_line, print_note
-from ..judging.budget_file import (
-    DEFAULT_FOLDER,
-    BudgetFile,
-    CellBudget,
-    Environment,
-    check_command,
-    environment_of,
-    read_budget,
-    write_budget,
-)
+from ..judging import budget_file, judge, reports
 from ..judging.github import is_github, tell_github
-from ..judging.judge import (
-    METRICS,
-    OF_KERNELS,
-    RECORDED,
-    Finding,
-    UnjudgedError,
-    held_elsewhere,
-    judge_cell,
-    judge_limits,
-)
 from ..judging.lines import lines_by_cell
 from ..judging.recording import LimitChange, Wanted, print_changes, record_cell
-from ..judging.reports import (
-    MARKER,
-    MARKER_OF_CHANGES,
-    changes_body,
-    check_body,
-    print_findings,
-    write,
-    write_benchmark,
-    write_comment,
-    write_junit,
-)
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of
@@ -114,9 +84,9 @@ def record(arguments: list[str]) -> int:
     if chosen.runs is None and not command:
         raise ValueError("name the cells, as in: zerobench budget record -m strategy=zero1,zero2 model=gpt_tiny")
     cells = [] if chosen.runs else compose_cells(command)
-    file = read_budget(chosen.file) if chosen.file.is_file() else BudgetFile(chosen.file)
+    file = budget_file.read_budget(chosen.file) if chosen.file.is_file() else budget_file.BudgetFile(chosen.file)
     kept = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
-    check_command(kept)
+    budget_file.check_command(kept)
     if file.command and kept and kept != file.command:
         first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
         raise ValueError(f"{first}; name another --file for other cells, or remove it")
@@ -135,17 +105,17 @@ def record(arguments: list[str]) -> int:
 
 
 def _write_and_tell(
-    file: BudgetFile, rows: list[dict[str, Any]], changes: list[LimitChange], chosen: argparse.Namespace
+    file: budget_file.BudgetFile, rows: list[dict[str, Any]], changes: list[LimitChange], chosen: argparse.Namespace
 ) -> None:
     """Writes the file, unless it is a dry run, and reports the changes."""
     print_changes(changes)
     for path in (chosen.markdown, chosen.comment):
         if path:
-            write_comment(path, MARKER_OF_CHANGES, changes_body(str(file.path), changes))
+            reports.write_comment(path, reports.MARKER_OF_CHANGES, reports.changes_body(str(file.path), changes))
     if chosen.dry_run:
         print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written")
         return
-    write_budget(file)
+    budget_file.write_budget(file)
     print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}")
     watched = all(row["data"] == "watched" for row in rows)
     if not file.command and not watched:
@@ -161,10 +131,10 @@ def _record_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
     add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
-    add("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
+    add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
     add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
     add_options(parser)
-    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
+    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
     add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
     words = "for a metric whose launches differ, as peak_bytes=2; may be given again"
     add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=words)
@@ -177,13 +147,13 @@ def _record_parser() -> argparse.ArgumentParser:
 def _wanted(chosen: argparse.Namespace) -> Wanted:
     named = chosen.metrics.split(",") if chosen.metrics else []
     for metric in named:
-        if metric not in METRICS:
-            raise ValueError(f"--metrics: {metric} is none of {', '.join(METRICS)}")
+        if metric not in judge.METRICS:
+            raise ValueError(f"--metrics: {metric} is none of {', '.join(judge.METRICS)}")
     tolerances = []
     for text in chosen.tolerance:
         metric, _, percent = text.partition("=")
-        if metric not in METRICS:
-            raise ValueError(f"--tolerance {text}: {metric} is none of {', '.join(METRICS)}")
+        if metric not in judge.METRICS:
+            raise ValueError(f"--tolerance {text}: {metric} is none of {', '.join(judge.METRICS)}")
         try:
             share = float(percent) / 100
         except ValueError:
@@ -198,7 +168,7 @@ def check(arguments: list[str]) -> int:
     """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 125 they cannot be judged."""
     parser = Parser("zerobench budget check", "Holds cells against their budgets.")
     add = parser.add_argument
-    words = f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
+    words = f"default: all of {budget_file.DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
     add("files", nargs="*", metavar="FILE", help=words)
     add("--runs", type=Path, help="take finished runs instead of running")
     add_options(parser)
@@ -211,34 +181,34 @@ def check(arguments: list[str]) -> int:
     add("--github", action=argparse.BooleanOptionalAction, default=None, help=words)
     chosen = parser.parse_intermixed_args(arguments)
     more = [one for one in chosen.files if "=" in one]
-    paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
+    paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(budget_file.DEFAULT_FOLDER.glob("*.yaml"))
     for path in paths:
         if not path.is_file():
-            raise UnjudgedError(f"{path}: there is no such budget file")
+            raise judge.UnjudgedError(f"{path}: there is no such budget file")
     if not paths:
-        raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
+        raise judge.UnjudgedError(f"{budget_file.DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
     finished = finished_rows(chosen, selection.standing_or_failed) if chosen.runs else None
-    findings: list[Finding] = []
+    findings: list[judge.Finding] = []
     for path in paths:
         try:
-            findings += _check_file(read_budget(path), finished, more, chosen.all)
-        except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
-            findings.append(Finding("unjudged", str(path), "", str(error), limits=0))
-    print_findings(findings)
+            findings += _check_file(budget_file.read_budget(path), finished, more, chosen.all)
+        except (OSError, ValueError) as error:  # the other files are judged all the same
+            findings.append(judge.Finding("unjudged", str(path), "", str(error), limits=0))
+    reports.print_findings(findings)
     _write_reports(findings, chosen)
     return exit_code(findings, chosen.strict)
 
 
-def _write_reports(findings: list[Finding], chosen: argparse.Namespace) -> None:
+def _write_reports(findings: list[judge.Finding], chosen: argparse.Namespace) -> None:
     """Writes the requested reports."""
     if chosen.junit:
-        write_junit(chosen.junit, findings)
+        reports.write_junit(chosen.junit, findings)
     if chosen.markdown:
-        write(chosen.markdown, "\n".join(check_body(findings)))
+        reports.write(chosen.markdown, "\n".join(reports.check_body(findings)))
     if chosen.comment:
-        write_comment(chosen.comment, MARKER, check_body(findings))
+        reports.write_comment(chosen.comment, reports.MARKER, reports.check_body(findings))
     if chosen.benchmark_json:
-        write_benchmark(chosen.benchmark_json, findings)
+        reports.write_benchmark(chosen.benchmark_json, findings)
     if is_github() if chosen.github is None else chosen.github:
         tell_github(findings)
 
@@ -247,7 +217,7 @@ UNJUDGED = 125
 """The exit code of a check without a verdict; `git bisect run` skips such a revision."""
 
 
-def exit_code(findings: list[Finding], strict: bool) -> int:
+def exit_code(findings: list[judge.Finding], strict: bool) -> int:
     """Returns the exit code: certain results first, so a regression counts even if another cell could not run."""
     kinds = {finding.kind for finding in findings}
     if kinds & {"regression", "missing"} or (strict and "improvement" in kinds):
@@ -256,14 +226,14 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
 
 
 def _check_file(
-    file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool
-) -> list[Finding]:
+    file: budget_file.BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool
+) -> list[judge.Finding]:
     """Returns the findings on the cells of a file, a limit each. Among `finished` runs, failed attempts at cells
     without a budget count only if `everything` is set.
     """
     if finished is None:
         if not file.command:
-            raise UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
+            raise judge.UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
         # one failure must not hide the other cells
         cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *more])]
         for environment in dict.fromkeys(environment_of_cell(cell) for cell in cells):
@@ -273,7 +243,7 @@ def _check_file(
         rows = finished
         if older := [row["name"] for row in rows if code_of(row) == "older"]:
             print_line(f"by older code than this: {', '.join(older)}; without --runs they are measured again")
-    findings: list[Finding] = []
+    findings: list[judge.Finding] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
         _require(file, environment)
         mine = [row for row in rows if row["environment"] == environment]
@@ -283,19 +253,19 @@ def _check_file(
             row = _match(name, budgeted, mine)
             other = None if row else next((one for one in mine if one["name"] == name and id(one) not in matched), None)
             matched += [id(row), id(other)]
-            limits = held_elsewhere(budgeted.limits) if away else budgeted.limits
+            limits = judge.held_elsewhere(budgeted.limits) if away else budgeted.limits
             if other is None:
-                findings += judge_limits(name, limits, row, budgeted.lines)
+                findings += judge.judge_limits(name, limits, row, budgeted.lines)
             else:
                 findings.append(_other_work(file, environment, name, budgeted, other))
-        rest = [row for row in mine if id(row) not in matched]
-        findings += _unbudgeted([row for row in rest if finished is None or everything or row["status"] == "ok"])
+        rest = [row for row in mine if finished is None or everything or row["status"] == "ok"]
+        findings += _unbudgeted([row for row in rest if id(row) not in matched])
     if not findings:
-        raise UnjudgedError(f"{file.path}: no limit could be judged here; all are of the processor that it names")
+        raise judge.UnjudgedError(f"{file.path}: no limit could be judged here; all are of the processor that it names")
     return findings
 
 
-def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str, Any]]) -> bool:
+def _recorded_elsewhere(file: budget_file.BudgetFile, environment: str, rows: list[dict[str, Any]]) -> bool:
     """Returns True, after printing a note, if limits on the CPU were recorded on another processor than the rows."""
     if not environment.startswith("cpu,"):
         return False
@@ -303,18 +273,18 @@ def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str,
     here = ", ".join(sorted({str(row["processor"]) for row in rows} - {str(there)}))
     if not there or not here:
         return False
-    words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(OF_KERNELS)}"
+    words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(judge.OF_KERNELS)}"
     print_line(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are")
     return True
 
 
 def _other_work(
-    file: BudgetFile, environment: str, name: str, budgeted: CellBudget, row: dict[str, Any]
-) -> Finding:  # fmt: skip
+    file: budget_file.BudgetFile, environment: str, name: str, budgeted: budget_file.CellBudget, row: dict[str, Any]
+) -> judge.Finding:  # fmt: skip
     """Returns the finding for a cell that has the name of a budgeted cell but does other work, with the keys that
     differ if the file names the command that recorded it.
     """
-    command = file.environments.get(environment, Environment()).about.get("command")
+    command = file.environments.get(environment, budget_file.Environment()).about.get("command")
     try:
         cells = compose_cells(command) if command else []
     except RefusedError:  # the choices of today are others
@@ -325,23 +295,23 @@ def _other_work(
             if key not in LOCAL]  # fmt: skip
     keys = f" ({', '.join(said)})" if said else ""
     words = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
-    return Finding("missing", name, "", words, limits=len(budgeted.limits))
+    return judge.Finding("missing", name, "", words, limits=len(budgeted.limits))
 
 
-def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
+def _unbudgeted(rows: list[dict[str, Any]]) -> list[judge.Finding]:
     """Returns findings for failed cells without a budget; other such cells get a note."""
     if rows:
         print_line(f"without a budget: {', '.join(row['name'] for row in rows)}")
-    return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
+    return [finding for row in rows if row["status"] != "ok" for finding in judge.judge_cell(row["name"], {}, row)]
 
 
-def _require(file: BudgetFile, environment: str) -> None:
+def _require(file: budget_file.BudgetFile, environment: str) -> None:
     if not file.of(environment):
         known = ", ".join(file.environments) or "none"
-        raise UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {known}")
+        raise judge.UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {known}")
 
 
-def _match(name: str, budgeted: CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _match(name: str, budgeted: budget_file.CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the row with the same work, preferring one with the same name; without work the name decides."""
     same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
     named = [row for row in same if row["name"] == name]
@@ -350,7 +320,7 @@ def _match(name: str, budgeted: CellBudget, rows: list[dict[str, Any]]) -> dict[
 
 def environment_of_cell(cell: Cell) -> str:
     """Names the device class and the torch version for which a budget of the cell is valid."""
-    return environment_of(device_class(cell.config.device), version("torch"))
+    return budget_file.environment_of(device_class(cell.config.device), version("torch"))
 
 
 def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
@@ -368,11 +338,11 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
     """Returns the rows of --runs that --where selects and, without --all, `keep` keeps."""
     results = tables.load(chosen.runs)
     if results.runs.empty:
-        raise UnjudgedError(f"{chosen.runs} holds no runs")
+        raise judge.UnjudgedError(f"{chosen.runs} holds no runs")
     runs = selection.matching(results.runs, chosen.where)
     kept = runs if chosen.all else keep(runs)
     if kept.empty:
-        raise UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
+        raise judge.UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
     if len(kept) < len(runs):
         number = show_count(len(runs) - len(kept), "failed or superseded run")
         print_line(f"{chosen.runs}: {number} left out; --all takes them")
@@ -388,7 +358,7 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
         row |= {"name": name, "work": work_id(config)}
-        row["environment"] = environment_of(row["device_class"], row["torch_version"])
+        row["environment"] = budget_file.environment_of(row["device_class"], row["torch_version"])
         row["launched"] = _launched(row, results.runs)
         row["lines"] = lines.get(row["cell_id"], {})
     return rows
@@ -399,4 +369,4 @@ def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]
     mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
     for column in (*CODE, "commit"):
         mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]
-    return {metric: [float(v) for v in mine[metric].dropna()] for metric in METRICS if metric in mine}
+    return {metric: [float(v) for v in mine[metric].dropna()] for metric in judge.METRICS if metric in mine}

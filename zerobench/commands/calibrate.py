@@ -10,16 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..calibrate.collectives import (
-    BACKENDS,
-    WARMUP,
-    Calibration,
-    CalibrationJob,
-    TransferRow,
-    calibrate_rank,
-    evenly,
-    write_calibration,
-)
+from ..calibrate import collectives
 from ..calibrate.operators import OperatorJob, OperatorTime, mean_of_ranks, samples, time_operators, write_operators
 from ..cluster.job import current_job, gather, machines
 from ..host.pipes import print_line, print_note
@@ -61,7 +52,7 @@ def calibrate(arguments: list[str]) -> int:
 def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     """Measures, records and shows the collectives. Raises NotMeasuredError."""
     given = (size for size in chosen.sizes.split(",") if size.strip())
-    sizes = tuple(sorted({evenly(parse_bytes(size), chosen.world_size) for size in given}))
+    sizes = tuple(sorted({collectives.evenly(parse_bytes(size), chosen.world_size) for size in given}))
     if len(sizes) < 2 or sizes[0] == 0:
         words = "give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two"
         raise ValueError(f"--sizes {chosen.sizes}: {words}")
@@ -76,9 +67,9 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
     provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **where,
-        **machine(chosen.device, BACKENDS[chosen.device]),
+        **machine(chosen.device, collectives.BACKENDS[chosen.device]),
     }
-    show(write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
+    show(collectives.write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
     if operators:
         write_operators(folder, [*operators, *step_rows(folder, operators, steps, chosen.world_size)])
     print_line(f"recorded in {folder}; zerobench.load_calibration reads it")
@@ -134,26 +125,26 @@ def _check(chosen: argparse.Namespace) -> None:
 
 def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
     words = f"{len(sizes)} sizes, N={chosen.world_size}"
-    with temporary_folder() as folder, progress_bar(words, chosen.repetitions + WARMUP, "rounds") as tell:
+    with temporary_folder() as folder, progress_bar(words, chosen.repetitions + collectives.WARMUP, "rounds") as tell:
         jobs = [
-            CalibrationJob(
+            collectives.CalibrationJob(
                 rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
             )
             for rank, place in enumerate(places(chosen.world_size, folder / "rendezvous"))
         ]  # fmt: skip
-        return launch(calibrate_rank, jobs, folder / "logs", chosen.timeout, tell)
+        return launch(collectives.calibrate_rank, jobs, folder / "logs", chosen.timeout, tell)
 
 
-def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[TransferRow]:
+def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[collectives.TransferRow]:
     """Returns a row per repetition, with the slowest rank's time. `ranks`: the results of each."""
     rows = []
     for same in zip(*ranks, strict=True):
         seconds = max(row["seconds"] for row in same)
-        rows.append(TransferRow(**(same[0] | {"seconds": seconds}), world_size=world_size, dtype=dtype))
+        rows.append(collectives.TransferRow(**(same[0] | {"seconds": seconds}), world_size=world_size, dtype=dtype))
     return rows
 
 
-def show(found: Calibration) -> None:
+def show(found: collectives.Calibration) -> None:
     """Prints the lines, and the bandwidth at the largest size."""
     header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
     rows = []

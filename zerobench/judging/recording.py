@@ -17,18 +17,8 @@ from ..config.cell import CellConfig
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.summary import LEAST_LAUNCHES
+from . import judge
 from .budget_file import BudgetFile, CellBudget, Environment
-from .judge import (
-    DEFAULT_TOLERANCE,
-    METRICS,
-    OF_KERNELS,
-    Limit,
-    UnjudgedError,
-    most_moved,
-    part_name,
-    recorded,
-    show_value,
-)
 from .lines import lines_behind
 
 HEADER = ["cell", "metric", "before", "now", "difference", "moved most", "line"]
@@ -51,13 +41,13 @@ class LimitChange:
         """The change as a table row, under HEADER."""
         if not self.metric:
             return [self.cell, f"{self.now:.0f} limits", "–", "–", "new", "", ""]
-        now = show_value(self.metric, self.now)
+        now = judge.show_value(self.metric, self.now)
         if self.before is None:
             return [self.cell, self.metric, "–", now, "new", "", ""]
         by = self.now - self.before
-        signed = f"{'+' if by > 0 else '−'}{show_value(self.metric, abs(by))}"
+        signed = f"{'+' if by > 0 else '−'}{judge.show_value(self.metric, abs(by))}"
         part = self.part or "within its tolerance" * self.within
-        return [self.cell, self.metric, show_value(self.metric, self.before), now, signed, part, self.line]
+        return [self.cell, self.metric, judge.show_value(self.metric, self.before), now, signed, part, self.line]
 
 
 def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:
@@ -73,7 +63,7 @@ def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> li
         elif was.value != limit.value:
             by = limit.value - was.value
             lines = lines_behind(metric, by, before.lines, after.lines, most=1)
-            part = part_name(most_moved(metric, before.limits, row) or metric)
+            part = judge.part_name(judge.most_moved(metric, before.limits, row) or metric)
             category = part or (lines[0].category if lines else "")
             within = was.judge(metric, limit.value) == "ok"
             words = lines[0].words if lines else ""
@@ -107,7 +97,7 @@ class Wanted:
 
     def of(self, row: dict[str, Any]) -> list[str]:
         """Returns the metrics of one cell."""
-        own = self.metrics or recorded(CellConfig.from_json(row["config"]))
+        own = self.metrics or judge.recorded(CellConfig.from_json(row["config"]))
         return [*own, *(["step_s"] if self.time and "step_s" not in own else [])]
 
 
@@ -119,7 +109,7 @@ def record_cell(
     noisy.
     """
     if row["status"] != "ok":
-        raise UnjudgedError(f"{row['name']}: {row['status']}: {row['reason']}; nothing was recorded")
+        raise judge.UnjudgedError(f"{row['name']}: {row['status']}: {row['reason']}; nothing was recorded")
     environment = file.environments.setdefault(row["environment"], Environment())
     cells = environment.cells.items() if row["work"] else ()
     same_work = [name for name, cell in cells if cell.work == row["work"] and name != row["name"]]
@@ -134,7 +124,9 @@ def record_cell(
     before = environment.cells.get(row["name"], twins[0] if twins else CellBudget(None, {}))
     limits = _limits(before.limits, row, wanted)
     if not limits:
-        raise UnjudgedError(f"{row['name']}: it measured none of {', '.join(wanted.of(row))}; nothing was recorded")
+        raise judge.UnjudgedError(
+            f"{row['name']}: it measured none of {', '.join(wanted.of(row))}; nothing was recorded"
+        )
     after = CellBudget(row["work"], limits, row.get("lines") or {})
     environment.cells[row["name"]] = after
     environment.about["processor"] = _processors(environment, row, wanted, taken)
@@ -147,29 +139,29 @@ def _processors(environment: Environment, row: dict[str, Any], wanted: Wanted, t
     """
     named = str(environment.about.get("processor") or "")
     stay = named and any(
-        metric in OF_KERNELS and not limit.bound and (name not in taken or metric not in wanted.of(row))
+        metric in judge.OF_KERNELS and not limit.bound and (name not in taken or metric not in wanted.of(row))
         for name, cell in environment.cells.items()
         for metric, limit in cell.limits.items()
     )
     return PROCESSORS.join(sorted({*named.split(PROCESSORS), row["processor"]} if stay else {row["processor"]}))
 
 
-def _limits(before: dict[str, Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, Limit]:
+def _limits(before: dict[str, judge.Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, judge.Limit]:
     metrics, tolerances = wanted.of(row), dict(wanted.tolerances)
     limits = {metric: limit for metric, limit in before.items() if limit.bound or metric not in metrics}
     for metric in metrics:
         value = row.get(metric)
         if value is None or pd.isna(value) or metric in limits:
             continue
-        tolerance = before[metric].tolerance if metric in before else DEFAULT_TOLERANCE.get(metric, 0.0)
+        tolerance = before[metric].tolerance if metric in before else judge.DEFAULT_TOLERANCE.get(metric, 0.0)
         tolerance = tolerances.get(metric, tolerance)
         if metric == "step_s":
             _guard_time(row, tolerance)
-        limits[metric] = Limit(float(value), "", tolerance)
-    return {metric: limits[metric] for metric in METRICS if metric in limits}
+        limits[metric] = judge.Limit(float(value), "", tolerance)
+    return {metric: limits[metric] for metric in judge.METRICS if metric in limits}
 
 
-def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
+def _noisy(row: dict[str, Any], limits: dict[str, judge.Limit]) -> list[str]:
     """Returns a message per limit that a launch of its own baseline does not meet; times are checked separately."""
     said = []
     for metric, limit in limits.items():
@@ -178,7 +170,7 @@ def _noisy(row: dict[str, Any], limits: dict[str, Limit]) -> list[str]:
             continue
         most = max(abs(value - limit.value) for value in values)
         percent = f"{100 * most / limit.value + 0.05:.1f}" if limit.value else "PERCENT"
-        shown = ", ".join(show_value(metric, value) for value in sorted(set(values)))
+        shown = ", ".join(judge.show_value(metric, value) for value in sorted(set(values)))
         said.append(
             f"{row['name']}: {metric} differs between {len(values)} launches of the same code: {shown}; nothing was"
             " recorded: find out why, choose one launch (--where run_id=...), or allow it:"
@@ -191,7 +183,9 @@ def _guard_time(row: dict[str, Any], tolerance: float) -> None:
     """Raises UnjudgedError if the machine cannot repeat a time within the tolerance: such a time cannot be a budget."""
     low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
     if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
-        raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")
+        raise judge.UnjudgedError(
+            f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches"
+        )
     if high - middle > tolerance * middle or middle - low > tolerance * middle:
-        words = f"between {show_value('step_s', low)} and {show_value('step_s', high)}"
-        raise UnjudgedError(f"{row['name']}: step_s varies {words}, wider than its tolerance of {tolerance:.0%}")
+        words = f"between {judge.show_value('step_s', low)} and {judge.show_value('step_s', high)}"
+        raise judge.UnjudgedError(f"{row['name']}: step_s varies {words}, wider than its tolerance of {tolerance:.0%}")

@@ -18,15 +18,7 @@ import scipy
 from ..config.cell import CellConfig
 from ..config.world import has_times
 from ..host.environment import SIMULATED
-from ..predict.estimate import (
-    formulas_of,
-    host_bytes_beyond,
-    links_of,
-    links_of_states,
-    norms_of,
-    tensor_axis_bytes,
-    training_shapes,
-)
+from ..predict import estimate
 from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
 from ..predict.unexplained import Accounted, Expected, unexplained
@@ -366,7 +358,7 @@ def join_theory(
     row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> Expected:
     """Fills predictions, also of the memory table, for DDP and our stages; returns those that `unexplained` takes."""
-    shapes, groups = training_shapes(config), config.groups
+    shapes, groups = estimate.training_shapes(config), config.groups
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
@@ -376,7 +368,7 @@ def join_theory(
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
-    row.formulas = to_json(formulas_of(config, schedule, prediction))
+    row.formulas = to_json(estimate.formulas_of(config, schedule, prediction))
     parts: dict[str, Moved] = {}
     if row.psi:
         alone = place if (row.backend, row.device) == (SIMULATED, "cpu") else None
@@ -389,11 +381,11 @@ def join_theory(
             row.predicted_between_nodes_bytes = round(moved.between)
     row.predicted_activations_bytes = record.own_activation_bytes
     row.predicted_control_bytes = predict_control(
-        strategy, schedule, config.data_ranks, norms_of(config), record.buffer_bytes
+        strategy, schedule, config.data_ranks, estimate.norms_of(config), record.buffer_bytes
     )
-    for name, size in tensor_axis_bytes(config).items():
+    for name, size in estimate.tensor_axis_bytes(config).items():
         setattr(row, f"predicted_tensor_axis_{name}_bytes", size)
-    if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
+    if (links := estimate.links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
@@ -410,11 +402,11 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
     """
     if config.offload.theory_shape().place is None:
         return
-    alone, together = (asdict(links_of_states(config, schedule, which)) for which in (rank, None))
+    alone, together = (asdict(estimate.links_of_states(config, schedule, which)) for which in (rank, None))
     for link, size in together.items():
         measured = getattr(row, f"{link}_bytes")
         setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
-    beyond = host_bytes_beyond(config, schedule, rank)
+    beyond = estimate.host_bytes_beyond(config, schedule, rank)
     row.host_peak_bytes, row.host_states_bytes = (
         known(row.host_peak_bytes) + beyond,
         known(row.host_states_bytes) + beyond,

@@ -18,19 +18,9 @@ from ...host.terminal import print_on, stdout_console
 from ...results.grid import Grid
 from ...sizes import counted, show_bytes, show_count
 from ..predict import show_time
+from . import search
 from .candidates import AXES
 from .memory import Simulated
-from .search import (
-    FIXED,
-    INTERRUPTED,
-    LAYERS,
-    MICRO_BATCHES,
-    Plan,
-    PlanAxis,
-    PlanRow,
-    gpus_axis,
-    timed_axis,
-)
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
 """Strategies of zerobench's engine; a plan that recommends another one says so."""
@@ -40,7 +30,7 @@ LARGER = 1.02
 
 FASTEST, LEAST_TRAFFIC = "fastest", "least_traffic"
 
-CUT_SHORT = f"{INTERRUPTED}: the table has the rows that were complete, and none is recommended"
+CUT_SHORT = f"{search.INTERRUPTED}: the table has the rows that were complete, and none is recommended"
 
 BYTES_ALONE = (
     "Bytes alone were compared, at one micro-batch for all. Which is fastest depends on the cluster, and on the "
@@ -54,7 +44,7 @@ class Goal:
     results of which the best is at most so many times as good count as equal.
     """
 
-    axis: Callable[[Cell], PlanAxis]
+    axis: Callable[[Cell], search.PlanAxis]
     varies: tuple[str, ...]
     value: Callable[[Simulated], float]
     words: Callable[[Simulated], str]
@@ -73,26 +63,26 @@ def _micro_batch(found: Simulated) -> str:
 
 
 GOALS = {
-    LEAST_TRAFFIC: Goal(lambda _: FIXED, (), lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
+    LEAST_TRAFFIC: Goal(lambda _: search.FIXED, (), lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
     "largest_model": Goal(
-        lambda _: LAYERS, ("model.layers",), lambda found: float(found.psi + found.frozen),
+        lambda _: search.LAYERS, ("model.layers",), lambda found: float(found.psi + found.frozen),
         lambda found: f"{(found.psi + found.frozen) / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
         lambda found: f"{(found.psi + found.frozen) / 1e9:.3g}B, {found.shape}",
     ),
     "largest_batch": Goal(
-        lambda _: MICRO_BATCHES, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch),
+        lambda _: search.MICRO_BATCHES, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch),
         _micro_batch, "holds the largest micro-batch",
     ),
     "fewest_gpus": Goal(
-        gpus_axis, ("batch",), lambda found: -float(found.cell.config.world_size),
+        search.gpus_axis, ("batch",), lambda found: -float(found.cell.config.world_size),
         lambda found: show_count(found.cell.config.world_size, "GPU"), "needs the fewest GPUs",
     ),
-    FASTEST: Goal(timed_axis, ("micro_batch",), lambda found: found.timed.rate(), _micro_batch, "", slack=1),
+    FASTEST: Goal(search.timed_axis, ("micro_batch",), lambda found: found.timed.rate(), _micro_batch, "", slack=1),
 }  # fmt: skip
 """Goals by name, the default first."""
 
 
-def recommended(plan: Plan) -> PlanRow | None:
+def recommended(plan: search.Plan) -> search.PlanRow | None:
     """Returns the cheapest of the rows that are about the best by the goal; None if none fits, or not all are known."""
     if not plan.fitting or plan.interrupted:
         return None
@@ -102,7 +92,7 @@ def recommended(plan: Plan) -> PlanRow | None:
     return min((row for row in plan.fitting if goal.value(row.fit) >= least), key=cost)
 
 
-def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
+def cost(row: search.PlanRow) -> tuple[bool, float, bool, int]:
     """Returns the cost of a row that fits, as a sort key."""
     candidate = row.candidate
     return candidate.offloads, round(row.fit.volume_psi, 1), candidate.recomputes, candidate.rank
@@ -111,14 +101,14 @@ def cost(row: PlanRow) -> tuple[bool, float, bool, int]:
 # -- sentences -------------------------------------------------------------------------------------
 
 
-def found_words(row: PlanRow, goal: Goal) -> str:
+def found_words(row: search.PlanRow, goal: Goal) -> str:
     """Returns the end of a row's search in words: what fits, or why nothing does."""
     if row.best is not None:
         return f"fits, {goal.words(row.best)}, {row.best.held_words}"
     return f"does not fit, {row.beyond.held_words}" if row.beyond else row.problem
 
 
-def sentence(plan: Plan) -> str:
+def sentence(plan: search.Plan) -> str:
     """Returns the recommendation with its reason, or why nothing is recommended."""
     row = recommended(plan)
     if row is None:
@@ -132,7 +122,7 @@ def sentence(plan: Plan) -> str:
     return f"Take {row.candidate.name}{whose}: {why}; {_others(plan, row)}."
 
 
-def _others(plan: Plan, row: PlanRow) -> str:
+def _others(plan: search.Plan, row: search.PlanRow) -> str:
     """Returns why the alternatives were not chosen: for cheaper rows, the one that comes closest."""
     goal, cheaper = GOALS[plan.goal], [other for other in plan.fitting if cost(other) < cost(row)]
     if cheaper:
@@ -146,7 +136,7 @@ def _others(plan: Plan, row: PlanRow) -> str:
     return "nothing else that was tried costs less"
 
 
-def _fastest_sentence(plan: Plan) -> str:
+def _fastest_sentence(plan: search.Plan) -> str:
     """Returns why the first wins, whether the interval says so, and when another would."""
     ranked = plan.ranked
     first, step = ranked[0].candidate, ranked[0].fit.timed
@@ -185,7 +175,7 @@ HELPS = {
 """Category that binds -> settings that make it smaller."""
 
 
-def nothing_fits(plan: Plan) -> str:
+def nothing_fits(plan: search.Plan) -> str:
     """Returns why nothing is recommended; if nothing fits, the smallest device that would do and what would help."""
     capacity, rows = plan.capacity, plan.rows.values()
     if plan.interrupted:
@@ -226,7 +216,7 @@ TIMED = ["strategy", "micro-batch", "peak", "reserved", "step", "90 % interval",
 SHOWN = 10
 
 
-def table_of(plan: Plan, columns: Sequence[str] | None = None) -> Grid:
+def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
     """Returns the table, without empty columns and interrupted rows; under goal fastest of the fastest rows."""
     if plan.goal == FASTEST:
         ranked = plan.ranked[:SHOWN]
@@ -238,7 +228,7 @@ def table_of(plan: Plan, columns: Sequence[str] | None = None) -> Grid:
     return Grid([HEADER[n] for n in kept], shown, WORDS, FIRST_TO_GO, columns)
 
 
-def _line(row: PlanRow, plan: Plan) -> list[str]:
+def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
     found = row.best or row.beyond
     if found is None:
         states = f"states alone {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
@@ -252,7 +242,7 @@ def _line(row: PlanRow, plan: Plan) -> list[str]:
     return [row.candidate.name, fits, *map(show_bytes, sizes), f"{found.volume_psi:.2f}", binds, largest]
 
 
-def _timed_line(row: PlanRow) -> list[str]:
+def _timed_line(row: search.PlanRow) -> list[str]:
     config, step = row.fit.cell.config, row.fit.timed
     low, high = (show_time(step.time.step_s * factor) for factor in (step.interval.low, step.interval.high))
     return [
@@ -263,7 +253,7 @@ def _timed_line(row: PlanRow) -> list[str]:
     ]  # fmt: skip
 
 
-def print_plan(plan: Plan, columns: Sequence[str] | None = None) -> None:
+def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     """Prints the table, the rule by which rows fit, the recommendation and the commands that confirm it."""
     console, capacity, best = stdout_console(), plan.capacity, recommended(plan)
     if plan.goal != FASTEST or plan.ranked:
@@ -272,7 +262,11 @@ def print_plan(plan: Plan, columns: Sequence[str] | None = None) -> None:
     usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
     rule = f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
     rule += f"; {show_count(sum(len(row.probes) for row in plan.rows.values()), 'cell')} simulated"
-    lines = [rule, *_reasons(plan), *plan.notes]
+    reasons: dict[str, list[str]] = {}
+    for row in plan.rows.values():
+        if row.reason and row.bound_bytes is None:
+            reasons.setdefault(row.reason, []).append(row.candidate.name)
+    lines = [rule, *(f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()), *plan.notes]
     lines += [""] * (best is not None) + [sentence(plan)]
     if best is not None and plan.goal != FASTEST:
         lines += ["", "To confirm it, one rank of it, then all:"]
@@ -283,16 +277,7 @@ def print_plan(plan: Plan, columns: Sequence[str] | None = None) -> None:
         print_on(console, line)
 
 
-def _reasons(plan: Plan) -> list[str]:
-    """Returns why rows were not simulated, one line per reason."""
-    reasons: dict[str, list[str]] = {}
-    for row in plan.rows.values():
-        if row.reason and row.bound_bytes is None:
-            reasons.setdefault(row.reason, []).append(row.candidate.name)
-    return [f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()]
-
-
-def commands_of(plan: Plan, row: PlanRow) -> list[str]:
+def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
     """Returns the commands that confirm a plan: one rank on one device first, then the whole world."""
     config, changed = row.fit.cell.config, dict[str, Any]()
     if plan.goal == "largest_model":
@@ -314,7 +299,7 @@ def commands_of(plan: Plan, row: PlanRow) -> list[str]:
 # -- JSON ------------------------------------------------------------------------------------------
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: search.Plan) -> dict[str, Any]:
     """Returns the plan as plain values: sizes in bytes, times in seconds, volumes in ψ."""
     capacity, best = plan.capacity, recommended(plan)
     told: dict[str, Any] = {
