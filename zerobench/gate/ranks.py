@@ -47,12 +47,16 @@ def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
         logs = {rank: _end_of(folder / "logs" / f"rank{rank}.log") for rank in range(ranks)}
     if jobs[0].shown:
         print("".join(f"rank {rank}:\n{log}\n" for rank, log in logs.items() if log))
+    first: RankReport
     if outcome.status == "ok":
-        first: RankReport = outcome.results[0]
+        first = outcome.results[0]
         return first
     died = [one for one in outcome.failures if one.rank not in {report.rank for report in failed}]
     if failed and all(one.status == "timeout" for one in died):
-        return _reported(min(failed, key=lambda report: report.at), ranks)
+        first = min(failed, key=lambda report: report.at)
+        output = [f"-- {title}, rank {first.rank} --\n{text.rstrip()[-LAST:]}" for title, text in first.sections]
+        head = "" if first.told else f"on rank {first.rank} of {ranks}:\n"  # a verdict is on all ranks
+        return replace(first, words="\n".join([f"{head}{first.words}", *output]))
     if outcome.status == "timeout":
         late = ", ".join(str(one.rank) for one in died)
         words = f"zerobench: timeout_s={timeout_s:g} was over and rank {late} of {ranks} still ran"
@@ -62,16 +66,13 @@ def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
     return RankReport(0, "failed", "\n".join([words, *shown]))
 
 
-def _reported(first: RankReport, ranks: int) -> RankReport:
-    """Returns the report of the rank that failed first, with its output added to its message."""
-    output = [f"-- {title}, rank {first.rank} --\n{text.rstrip()[-LAST:]}" for title, text in first.sections]
-    head = "" if first.told else f"on rank {first.rank} of {ranks}:\n"  # a verdict is on all ranks
-    return replace(first, words="\n".join([f"{head}{first.words}", *output]))
-
-
 def _jobs(item: pytest.Function, ranks: int, folder: Path, timeout_s: float) -> list[GateRank]:
     config, classes = item.config, [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
-    variables = dict(os.environ) | _meeting(ranks)
+    with socket.socket() as free:  # for code that reads these variables in the ranks; the group does not use them
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = dict(os.environ) | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
         GateRank(
             rank, ranks, str(folder), "::".join([str(item.path), *classes, item.originalname]), item.nodeid,
@@ -81,15 +82,6 @@ def _jobs(item: pytest.Function, ranks: int, folder: Path, timeout_s: float) -> 
         )
         for rank in range(ranks)
     ]  # fmt: skip
-
-
-def _meeting(ranks: int) -> dict[str, str]:
-    """Returns variables for code that reads them in the ranks; the port is free, and the group does not use it."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **world}
 
 
 def _end_of(log: Path) -> str:

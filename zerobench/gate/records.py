@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from ..judging import lines
 from ..judging.budget_file import BudgetFile, CellBudget, environment_of, read_budget, write_budget
 from ..judging.judge import MAXIMA, PARTS
-from ..judging.recording import LimitChange, Wanted, record_cell
+from ..judging.recording import Wanted, record_cell
+from ..results.frames import records_of
 from ..results.tables import Results
 from ..sizes import show_count
 from .limits import GateError
@@ -49,19 +48,13 @@ class Home:
 
 def measured(results: Results, name: str) -> dict[str, Any]:
     """Returns the row of a watch as plain values, under the name of its cell."""
-    row = results.runs.iloc[0]
+    row = records_of(results.runs.iloc[:1])[0]
     metrics = (*MEMORY, *(TRAFFIC if row["world_size"] > 1 else ()))
     about = ("status", "reason", "commit", "torch_version", "processor", "cores")
-    plain = {key: _plain(row[key]) for key in (*metrics, *about)}
+    plain = {key: row[key] for key in (*metrics, *about)}
     environment = environment_of(row["device_class"], row["torch_version"])
     by_line = lines.plain(lines.lines_of(results.lines))
     return plain | {"name": name, "work": None, "environment": environment, "lines": by_line}
-
-
-def _plain(value: Any) -> Any:
-    if pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
 
 
 def recorded_budget(home: Home, name: str, environment: str) -> CellBudget:
@@ -92,14 +85,9 @@ def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
         names = {str(row["name"]) for row in rows}
         for row in sorted(rows, key=lambda one: str(one["name"])):
             changes, _ = record_cell(file, row, Wanted((*MEMORY, *TRAFFIC)), names)
-            told += [_words(change) for change in changes if change.metric]
+            for cell, metric, before, now, by, part, line in (change.row for change in changes if change.metric):
+                moved = "; ".join(filter(None, [part, line]))
+                told.append(f"{cell}: {metric}: {before} before, {now} now: {by}{f' ({moved})' if moved else ''}")
         write_budget(file)
         told.append(f"{where}: {show_count(len(rows), 'record')} written")
     return told
-
-
-def _words(change: LimitChange) -> str:
-    """Formats a changed limit as one line: before, now, and the cause."""
-    cell, metric, before, now, by, part, line = change.row
-    moved = "; ".join(filter(None, [part, line]))
-    return f"{cell}: {metric}: {before} before, {now} now: {by}{f' ({moved})' if moved else ''}"

@@ -62,14 +62,11 @@ def largest_unit_bytes(model: nn.Module) -> int:
     """Returns the bytes of the largest group of parameters that FSDP2 gathers at a time; for other models, of the
     largest unit of stage 3: a block, or all parameters outside of blocks.
     """
-    grouped = [(name, m) for name, m in model.named_modules() if _is_fully_sharded(m)]
+    modules = [(name, m, [kind.__name__ for kind in type(m).__mro__]) for name, m in model.named_modules()]
+    grouped = [(name, m) for name, m, kinds in modules if "FSDPModule" in kinds]
     units = [(name, m) for name, m in grouped if m is not model] if grouped else default_units(model)
     sums: dict[str, int] = {}
     for parameter, unit in unit_of_parameters(model, units).items():
         numel = getattr(parameter, "ds_numel", None) or parameter.numel()
         sums[unit] = sums.get(unit, 0) + numel * parameter.element_size()
     return max(sums.values(), default=0)
-
-
-def _is_fully_sharded(module: nn.Module) -> bool:
-    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)

@@ -217,7 +217,15 @@ def _judge_limit(cell: str, metric: str, limits: dict[str, Limit], row: dict[str
         return Finding(OK, cell, metric, "", (), limit, value)
     by_line, places = _by_line(metric, limit, row, lines)
     moved = f"; {reason}" if reason else what_moved(metric, limits, row) + by_line
-    return Finding(verdict, cell, metric, _explain(cell, metric, limit, value, moved), places, limit, value)
+    where = "above" if value > limit.value else "below"
+    off = abs(value / limit.value - 1) if limit.value else 0.0
+    share = f", {off:.2%}" if LEAST_SHARE <= off < MOST_SHARE else ""
+    kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
+    tolerance = f" ± {limit.tolerance:.3g}" if limit.tolerance else ""
+    by = show_value(metric, abs(value - limit.value))
+    budget = f"{kind} of {show_value(metric, limit.value)}{tolerance}"
+    words = f"{cell}: {metric} is {show_value(metric, value)}: {by}{share} {where} {budget}{moved}"
+    return Finding(verdict, cell, metric, words, places, limit, value)
 
 
 def contradiction(metric: str, row: dict[str, Any]) -> str:
@@ -248,17 +256,6 @@ def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> t
         return category + "".join(f"; {place.sentence}" for place in places), tuple(places)
     places = largest_lines(metric, now, beyond_psi(metric, above, row))
     return "".join(f"; {place.sentence}" for place in places), tuple(places)
-
-
-def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> str:
-    where = "above" if value > limit.value else "below"
-    off = abs(value / limit.value - 1) if limit.value else 0.0
-    share = f", {off:.2%}" if LEAST_SHARE <= off < MOST_SHARE else ""
-    kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
-    tolerance = f" ± {limit.tolerance:.3g}" if limit.tolerance else ""
-    by = show_value(metric, abs(value - limit.value))
-    budget = f"{kind} of {show_value(metric, limit.value)}{tolerance}"
-    return f"{cell}: {metric} is {show_value(metric, value)}: {by}{share} {where} {budget}{moved}"
 
 
 def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> str:

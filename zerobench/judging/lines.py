@@ -125,7 +125,11 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
                 rows[-1] = starred, rows[-1][1], number
             else:
                 rows.append((line if number < 0 else starred, number, number))
-        folded = [_stretch(line, depth, first, last) for line, first, last in rows]
+        folded = []
+        for line, first, last in rows:
+            count = last - first + 1
+            row = line if first < 0 else _named(line, depth, str(first) if count == 1 else f"{first}–{last}")
+            folded.append(replace(row, bytes=line.bytes * count, storages=line.storages * count))
         depth += 1
     return ordered(folded)
 
@@ -137,15 +141,6 @@ def _starred(line: Line, depth: int) -> tuple[Line, int, Line]:
     part = [*line.path.split("."), *[""] * depth][depth]
     number = int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
     return (line if number < 0 else _named(line, depth, "*")), number, line
-
-
-def _stretch(line: Line, depth: int, first: int, last: int) -> Line:
-    """Returns the row of a range of modules."""
-    if first < 0:
-        return line
-    count = last - first + 1
-    named = _named(line, depth, str(first) if count == 1 else f"{first}–{last}")
-    return replace(named, bytes=line.bytes * count, storages=line.storages * count)
 
 
 def _named(line: Line, depth: int, part: str) -> Line:
