@@ -108,7 +108,16 @@ def _traffic(row: Row, traffic: pd.DataFrame) -> Passage:
     headings = {"phase": "phase", "what": "collective", "calls": "calls", "payload_bytes": "payload"}
     headings |= {"wire_bytes": "wire", "volume_psi": "volume ψ"}
     collectives = table_of(summed.reset_index(), headings, left=2)
-    return Passage(f"Traffic of one step, rank {busiest}", [collectives, _sums(row), *traffic_lines(row)])
+    sums: list[list[str]] = []
+    for name, key in SUMS.items():
+        show = show_bytes if key.endswith("_bytes") else "{:.6g} ψ".format
+        measured, predicted = row[key], row[f"predicted_{key}"]
+        if pd.notna(predicted):
+            sums.append([name, show(measured), show(predicted), show(measured - predicted)])
+        elif pd.notna(measured) and "nodes" not in name:  # those of nodes if there are several
+            sums.append([name, show(measured), NONE, NONE])
+    compared = Grid(["sum", "measured", "predicted", "residual"], sums)
+    return Passage(f"Traffic of one step, rank {busiest}", [collectives, compared, *traffic_lines(row)])
 
 
 SUMS = {
@@ -119,19 +128,6 @@ SUMS = {
     "between nodes": "between_nodes_bytes",
 }
 """Name of a sum over a step -> its column of a run."""
-
-
-def _sums(row: Row) -> Grid:
-    """The sums of a step next to their predictions; those of nodes if there are several."""
-    rows: list[list[str]] = []
-    for name, key in SUMS.items():
-        show = show_bytes if key.endswith("_bytes") else "{:.6g} ψ".format
-        measured, predicted = row[key], row[f"predicted_{key}"]
-        if pd.notna(predicted):
-            rows.append([name, show(measured), show(predicted), show(measured - predicted)])
-        elif pd.notna(measured) and "nodes" not in name:
-            rows.append([name, show(measured), NONE, NONE])
-    return Grid(["sum", "measured", "predicted", "residual"], rows)
 
 
 def traffic_lines(row: Row) -> list[str]:
@@ -178,25 +174,20 @@ def _time_lines(row: Row) -> Iterator[str]:
     if pd.notna(row["model_flops"]):
         shares = "" if pd.isna(row["mfu"]) else f", MFU {row['mfu']:.1%}, HFU {row['hfu']:.1%}"
         yield f"{row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank{shares}"
-    yield from _gpu_lines(row)
-    if pd.notna(row["communication_s"]):
-        step, inside, exposed = (row[f"{name}_s"] * 1000 for name in ("traced_step", "communication", "exposed"))
-        hidden = "" if pd.isna(row["overlap"]) else f", {row['overlap']:.0%} hidden"
-        words = f"communication in {inside:.1f} ms of {step:.1f}, exposed {exposed:.1f} ms{hidden}"
-        yield f"traced, which slows a step down: {words}"
-
-
-def _gpu_lines(row: Row) -> Iterator[str]:
-    """State of the GPU before or after the steps, as far as nvidia-smi reported it."""
     state: list[str] = []
     if pd.notna(row["sm_clock_mhz"]):
         most = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
         state.append(f"SM clock {row['sm_clock_mhz']}{most} MHz")
     units = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
     state += [f"{row[key]:.0f} {unit}" for key, unit in units.items() if pd.notna(row[key])]
-    if state:
+    if state:  # as far as nvidia-smi reported it
         held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
         yield f"{', '.join(state)} before or after the steps; held down by: {held}"
+    if pd.notna(row["communication_s"]):
+        step, inside, exposed = (row[f"{name}_s"] * 1000 for name in ("traced_step", "communication", "exposed"))
+        hidden = "" if pd.isna(row["overlap"]) else f", {row['overlap']:.0%} hidden"
+        words = f"communication in {inside:.1f} ms of {step:.1f}, exposed {exposed:.1f} ms{hidden}"
+        yield f"traced, which slows a step down: {words}"
 
 
 def _loss_lines(row: Row) -> Iterator[str]:

@@ -36,14 +36,20 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
     """Prints counts, the table with the columns `chosen`, the runs in progress, and suggested next steps."""
     console = stdout_console()
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
-    lines = [_count(held, len(cells))]
+    by_status = Counter(run.row["status"] for run in held.runs)
+    statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
+    size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))
+    words = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(len(cells), 'cell')}"
+    superseded = held.verdicts().count("superseded")
+    notes = [statuses] * bool(statuses) + [f"{superseded} superseded"] * bool(superseded)
+    lines = ["; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])]
     if cells:
         console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
     lines += _sweeps(held.where)
     lines += [f"being written now: {path.name.removeprefix(PARTIAL).rsplit('-', 1)[0]}" for path in held.writing]
     if held.leftovers:
-        size = show_bytes(sum(size_of(path) for path in held.leftovers))
-        lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
+        size = sum(size_of(path) for path in held.leftovers)
+        lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {show_bytes(size)}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
     for line in lines + ([] if is_quiet() else next_steps(held, cells)):
         print_on(console, line)
@@ -82,16 +88,6 @@ def _sweeps(where: Path) -> list[str]:
             f"sweep {board.pid} on {board.host}: {done} of {len(board.launches)} launches done; now {now}; {board.left}"
         )
     return lines
-
-
-def _count(held: FolderContents, cells: int) -> str:
-    by_status = Counter(run.row["status"] for run in held.runs)
-    statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
-    size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))
-    words = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(cells, 'cell')}"
-    superseded = held.verdicts().count("superseded")
-    notes = [statuses] * bool(statuses) + [f"{superseded} superseded"] * bool(superseded)
-    return "; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])
 
 
 def _line(cell: dict[str, Any]) -> list[str]:

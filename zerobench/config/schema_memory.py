@@ -364,7 +364,20 @@ class PartsOfZeropp(ZeroppConfig):
             return [f"{words}: {why}; leave it out with strategy={name}"]
         if cell.shard_group is not None:
             return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
-        return self._parts_missing() or self._options() or self._one_node(cell)
+        others = ", ".join(choice for choice in CHOICES if choice not in (self.name, "all"))
+        named = [one.name for one in fields(self) if one.default is True]
+        if missing := [part for part in named if not getattr(self, part)]:
+            why = f"{words} means that part; use one of {others}, and add what else is wanted"
+            return [f"zeropp.{part}=false: {why}" for part in missing]
+        try:
+            replace(self, weight_block=256, gradient_block=256).policy()  # block sizes are checked by their limits
+        except ValueError as error:
+            return [str(error)]
+        ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
+        if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
+            return []
+        why = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
+        return [f"{words}: {why}; let node_size be a divisor of world_size={ranks} below it"]
 
     def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         return {"zeropp": self.policy()}
@@ -383,29 +396,6 @@ class PartsOfZeropp(ZeroppConfig):
             "difference_block": self.weight_block if self.differences else None,
             "secondary": self.secondary_shards, "bits_within": self.bits_within,
         }  # fmt: skip
-
-    def _parts_missing(self) -> list[str]:
-        """Returns an error message for each part that the choice is named after but that is switched off."""
-        others = ", ".join(name for name in CHOICES if name not in (self.name, "all"))
-        words = f"zeropp={self.name} means that part; use one of {others}, and add what else is wanted"
-        named = [one.name for one in fields(self) if one.default is True]
-        return [f"zeropp.{part}=false: {words}" for part in named if not getattr(self, part)]
-
-    def _options(self) -> list[str]:
-        """Returns the engine's error message for inconsistent options; block sizes are checked by their limits."""
-        try:
-            replace(self, weight_block=256, gradient_block=256).policy()
-        except ValueError as error:
-            return [str(error)]
-        return []
-
-    def _one_node(self, cell: CellKeys) -> list[str]:
-        """Returns an error message if ZeRO++ has an effect only between nodes, and all ranks are one node."""
-        ranks, codes = cell.world_size or 1, self.quantize_weights or self.quantize_gradients
-        if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
-            return []
-        words = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
-        return [f"zeropp={self.name}: {words}; let node_size be a divisor of world_size={ranks} below it"]
 
 
 @dataclass

@@ -33,7 +33,10 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         cells.assign(status=cells["status"].mask(cells["backend"] == "simulated", "simulated, no losses"))
         for cells in comparisons(results)
     ]
-    curves = [_curves(results, cells) for cells in settings]
+    curves = []
+    for cells in settings:
+        found: Curves = {str(cell.label): losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+        curves.append(dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name)))
     both = any(_differ(found) for found in curves[:panels])
     figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION, across=1 + both)
     for (place, cells), found in zip(places, curves, strict=False):
@@ -43,12 +46,6 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             _draw_differences(place[1], found)
         left.set_title(title(cells, settings), loc="left")
     return figure
-
-
-def _curves(results: Results, cells: pd.DataFrame) -> Curves:
-    """Returns the losses of ok cells: the reference's first, then the others in order."""
-    found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
-    return dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name))
 
 
 def _distinct(found: Curves) -> Curves:

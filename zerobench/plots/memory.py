@@ -80,27 +80,16 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
         absent(axes, place, "no memory table")
         return
     for shift, total, column in ((-0.2, "states", "at_states_peak_bytes"), (0.2, "total", "at_peak_bytes")):
-        parts = {name: size / unit for name, size in _fullest(memory, total, column).items()}
-        height = stack(axes, place + shift, parts, CATEGORIES, 0.36)
-        above = _stack_outside(axes, place + shift, height, cell, unit) if total == "total" else 0.0
+        most = memory[memory["category"] == total].sort_values("max_bytes").iloc[-1]
+        rank = memory[(memory["run_id"] == most["run_id"]) & (memory["rank"] == most["rank"])]
+        sizes = rank.set_index("category")[column]
+        parts = {name: int(sizes[name]) / unit for name in (STATES if total == "states" else CATEGORIES)}
+        height, above = stack(axes, place + shift, parts, CATEGORIES, 0.36), 0.0
+        outside = cell.outside_ledger_bytes  # of the allocator's peak: kernels, libraries, rounding
+        if total == "total" and not pd.isna(outside) and outside >= LEAST_OUTSIDE * cell.peak_bytes:
+            above = float(outside / unit)
+            axes.bar(place + shift, above, 0.36, bottom=height, **OUTSIDE)
         number(axes, place + shift, height + above, show(height))  # of the ledger, as in tables
     for states, line, wide in ((cell.predicted_states_bytes, "-", 1.8), (cell.floor_states_bytes, ":", 1.4)):
         if not pd.isna(states):  # theory predicts no states of a peer
             axes.hlines(states / unit, place - 0.4, place, color="black", lw=wide, linestyles=line)
-
-
-def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:
-    """Draws the allocator's peak beyond the ledger's own: kernels, libraries, rounding. Returns its height."""
-    outside = cell.outside_ledger_bytes
-    if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes:
-        return 0.0
-    axes.bar(place, outside / unit, 0.36, bottom=below, **OUTSIDE)
-    return float(outside / unit)
-
-
-def _fullest(memory: pd.DataFrame, total: str, column: str) -> dict[str, int]:
-    """Bytes by category on the rank, among all launches, with the largest `total`: the parts of that total."""
-    most = memory[memory["category"] == total].sort_values("max_bytes").iloc[-1]
-    rank = memory[(memory["run_id"] == most["run_id"]) & (memory["rank"] == most["rank"])]
-    sizes = rank.set_index("category")[column]
-    return {name: int(sizes[name]) for name in (STATES if total == "states" else CATEGORIES)}

@@ -61,11 +61,19 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def _settings(results: Results) -> Iterator[pd.DataFrame]:
+    """Yields the cells of each panel. `name`: the difference of a cell from others of its strategy."""
     for family in with_times(families(results)):
         cells = completed(family, ["strategy"], VARIANT)
         cells["batch"] = cells["batch"].fillna(cells["world_size"] * cells["micro_batch"] * cells["accumulation"])
         for _, mine in cells.groupby(["world_size", "batch"]):
-            yield _named(mine)
+            shown = [key for key in ("micro_batch", "accumulation") if mine[key].nunique() > 1]
+            names = []
+            for cell in mine.itertuples():
+                missing = "missing" + " recomputed" * (cell.checkpointing is True)
+                known = cell.label if isinstance(cell.label, str) else missing
+                parts = [f"{key[0]}={getattr(cell, key)}" for key in shown]
+                names.append(" ".join(dict.fromkeys([*parts, *known.split()[1:]])))
+            yield mine.assign(name=names)
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
@@ -81,17 +89,6 @@ def front(cells: pd.DataFrame) -> pd.Series:
         return bool(((peak <= p) & (rate >= r) & ((peak < p) | (rate > r))).any())
 
     return pd.Series([not dominated(place) for place in cells.index], index=cells.index, dtype=bool)
-
-
-def _named(cells: pd.DataFrame) -> pd.DataFrame:
-    """Adds `name`: the difference of a cell from others of its strategy; empty if there is none."""
-    shown = [key for key in ("micro_batch", "accumulation") if cells[key].nunique() > 1]
-    names = []
-    for cell in cells.itertuples():
-        parts = [f"{key[0]}={getattr(cell, key)}" for key in shown]
-        known = cell.label if isinstance(cell.label, str) else "missing" + " recomputed" * (cell.checkpointing is True)
-        names.append(" ".join(dict.fromkeys([*parts, *known.split()[1:]])))
-    return cells.assign(name=names)
 
 
 def _points(axes: Axes, cells: pd.DataFrame) -> str:

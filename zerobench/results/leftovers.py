@@ -13,7 +13,6 @@ A lease that is not held is removed by the look at it, without a question.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,17 +44,14 @@ def abandoned(where: Path) -> list[Path]:
     for lease in where.glob(f".*{LEASE}"):
         if is_ours(lease.with_suffix("")):
             is_held(lease)
-    return killed + sorted(_unclaimed(where))
-
-
-def _unclaimed(where: Path) -> Iterator[Path]:
-    found = [path for pattern in UNCLAIMED for path in where.glob(pattern) if is_ours(path)]
+    found, old = [path for pattern in UNCLAIMED for path in where.glob(pattern) if is_ours(path)], []
     now = clock_of(where) if found else None
     for path in found:
         with suppress(OSError):  # it has its name, or is gone
             own = not path.is_symlink() and not path.parent.is_symlink()
             if own and now is not None and path.stat().st_mtime < now - UNCLAIMED_AT_MOST_S:
-                yield path
+                old.append(path)
+    return killed + sorted(old)
 
 
 def tidy(where: Path) -> None:

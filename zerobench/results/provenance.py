@@ -102,10 +102,12 @@ def machine(device: str, backend: str) -> dict[str, Any]:
     """Collects the provenance of any measurement: code, torch and machine."""
     import torch
 
+    script = Path(sys.argv[0]).name
+    program = "zerobench" if script in ("__main__.py", "zerobench") else script
     return {
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
-        "command": _command(),
+        "command": shlex.join([program, *sys.argv[1:]]),
         "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in PACKAGES},
         "device_class": device_class(device),
@@ -118,13 +120,6 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
     }
-
-
-def _command() -> str:
-    """Returns the command line, as far as known."""
-    script = Path(sys.argv[0]).name
-    program = "zerobench" if script in ("__main__.py", "zerobench") else script
-    return shlex.join([program, *sys.argv[1:]])
 
 
 def commit_of(folder: Path) -> str | None:

@@ -62,7 +62,11 @@ def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
         row["passes_agree"] = all(agree) if agree else None
     if not failed and len(mine) > 1:
         _merge_launches(row, mine)
-    row["tokens_per_s_low"], row["tokens_per_s_high"] = _rates(row)
+    row["tokens_per_s_low"] = row["tokens_per_s_high"] = np.nan
+    low, high = row["step_s_low"], row["step_s_high"]
+    if row["status"] == "ok" and not pd.isna(low) and low > 0:
+        tokens = row["tokens_per_s"] * row["step_s"]
+        row["tokens_per_s_low"], row["tokens_per_s_high"] = tokens / high, tokens / low
     return row
 
 
@@ -96,15 +100,6 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
     logs = np.log(values)
     reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
-
-
-def _rates(row: dict[str, Any]) -> tuple[float, float]:
-    """Returns the interval of tokens/s, derived from that of the step; NaN if there is none."""
-    low, high = row["step_s_low"], row["step_s_high"]
-    if row["status"] != "ok" or pd.isna(low) or low <= 0:
-        return float("nan"), float("nan")
-    tokens = row["tokens_per_s"] * row["step_s"]
-    return tokens / high, tokens / low
 
 
 SLACK = 0.5

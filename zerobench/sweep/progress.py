@@ -75,7 +75,8 @@ class Reporter:
     def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
         """Adds future launches. `free`: returns True for a launch that takes no time because it is reused."""
         for launch in launches:
-            entry = Entry(_title(launch))
+            number = f", launch {launch.repeat + 1}" * (launch.cell.config.measure.repeats > 1)
+            entry = Entry(launch.name + number)
             if not launch.cell.problems and not free(launch):
                 config = launch.cell.config
                 entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
@@ -187,7 +188,10 @@ class Reporter:
 
     def _left(self) -> str:
         seconds = seconds_left(self.entries, max(1, self._side_by_side), time.monotonic())
-        return "time left unknown" if seconds is None else f"about {_duration(seconds)} left"
+        if seconds is None:
+            return "time left unknown"
+        hours = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        return f"about {hours if seconds >= 90 else f'{max(1, round(seconds))} s'} left"
 
     def _line(self, text: str) -> None:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
@@ -199,16 +203,6 @@ class Reporter:
     def _post(self, at_once: bool = True) -> None:
         if self._board is not None:
             self._board.write(self.entries, self._current, self._left, at_once)
-
-
-def _title(launch: CellLaunch) -> str:
-    return f"{launch.name}, launch {launch.repeat + 1}" if launch.cell.config.measure.repeats > 1 else launch.name
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def work_of(config: CellConfig) -> float:

@@ -112,7 +112,14 @@ def estimate(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print_note("zerobench estimate: stopped; nothing is written")
         return 130
-    _give(rows, chosen, memory)
+    if chosen.format == "table" and chosen.out is None:
+        show(rows, memory)
+    else:
+        write(rows, chosen.format, chosen.out, memory)
+    if chosen.figure is not None:
+        from .figure import draw  # matplotlib takes a second
+
+        draw(rows, chosen.figure, memory)
     return int(any(row.problem for row in rows))
 
 
@@ -177,14 +184,3 @@ def _check(chosen: argparse.Namespace) -> None:
             raise ValueError(f"{flag} {path}: is a folder; name a file")
     if chosen.figure is not None and chosen.figure.suffix not in (".svg", ".png", ".pdf"):
         raise ValueError(f"--figure {chosen.figure}: name a file that ends in .svg, .png or .pdf")
-
-
-def _give(rows: list[EstimateRow], chosen: argparse.Namespace, memory: int | None) -> None:
-    if chosen.format == "table" and chosen.out is None:
-        show(rows, memory)
-    else:
-        write(rows, chosen.format, chosen.out, memory)
-    if chosen.figure is not None:
-        from .figure import draw  # matplotlib takes a second
-
-        draw(rows, chosen.figure, memory)

@@ -78,15 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _costs(chosen: argparse.Namespace) -> GpuCosts | CpuCosts | None:
-    """Returns the costs of the device for which simulated steps are laid out in time. Raises ValueError for two."""
-    if chosen.cluster is not None and chosen.calibration is not None:
-        raise ValueError("--cluster, --calibration: each names the hardware; give one")
-    if chosen.calibration is not None:
-        return calibrated_costs(chosen.calibration)
-    return None if chosen.cluster is None else costs_of(chosen.cluster, None)
-
-
 def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
     found = []
     for word in text.split(","):
@@ -97,7 +88,11 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
 
 
 def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, chosen: argparse.Namespace) -> None:
-    costs, there = _costs(chosen), {world.ranks for world in worlds}
+    if chosen.cluster is not None and chosen.calibration is not None:
+        raise ValueError("--cluster, --calibration: each names the hardware; give one")
+    costs: GpuCosts | CpuCosts | None = None if chosen.cluster is None else costs_of(chosen.cluster, None)
+    costs = costs if chosen.calibration is None else calibrated_costs(chosen.calibration)
+    there = {world.ranks for world in worlds}
     powers = [2**power for power in range(1, MOST.bit_length())]
     ranks = [n for n in (powers if wanted is None else wanted) if n not in there]
     if isinstance(costs, CpuCosts):
