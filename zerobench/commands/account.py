@@ -52,7 +52,7 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
 def passages_of(row: Row, results: Results, folder: Path | None) -> list[Passage]:
     """Returns the account without the setting; for a failed run, the ends of its logs."""
     if row["status"] != "ok":
-        return list(_logs(folder))
+        return [*_logs(folder)]
     passages = [*memory_passages(row, results.memory, results.tensors)]
     if passages and folder is not None:
         passages[-1].parts.extend(f"for torch's memory viewer: {folder}/{name}" for name in snapshot.written(folder))

@@ -91,7 +91,13 @@ def memory_passages(row: Row, everywhere: pd.DataFrame, tensors: pd.DataFrame) -
     ranks = step[step["category"] == "states"].set_index("rank").assign(peak_bytes=peaks).reset_index()
     headings = {"rank": "rank", "peak_bytes": "peak", **RESIDUAL, "max_bytes": "states at most"}
     yield Passage("Memory by rank", [table_of(ranks, headings)])
-    if process := _process(row):
+    sizes = {words: row[f"{name}_bytes"] for name, words in PROCESS.items()}
+    process = [[words, show_bytes(size)] for words, size in sizes.items() if pd.notna(size)]
+    if pd.notna(row["alloc_retries"]):
+        process.append(["retries of the allocator", str(row["alloc_retries"])])
+    if pd.notna(row["allocator_witness"]) and row["allocator_witness"] in ("profiler", "none"):
+        process.append(["the allocator's witness", row["allocator_witness"]])
+    if process:
         yield Passage("Memory by the system and the allocators, the most of all ranks", [Grid(["source", ""], process)])
     largest = tensors[tensors["rank"] == fullest].nlargest(TENSORS, "bytes")
     headings = {"category": "category", "name": "name", "module": "made in module", "phase": "phase", "bytes": "size"}
@@ -117,17 +123,6 @@ def _by_phase(memory: pd.DataFrame) -> Grid:
     phases = sizes.loc[[phase for phase in PHASES if phase in sizes.index], list(shown)].rename(index=PHASE_NAMES)
     headings = {"phase": "phase", **{f"{name}_bytes": words for name, words in shown.items()}}
     return table_of(phases.add_suffix("_bytes").reset_index(), headings)
-
-
-def _process(row: Row) -> list[list[str]]:
-    """Returns rows on a process's memory from all available sources, the maximum over the ranks."""
-    sizes = {words: row[f"{name}_bytes"] for name, words in PROCESS.items()}
-    rows = [[words, show_bytes(size)] for words, size in sizes.items() if pd.notna(size)]
-    if pd.notna(row["alloc_retries"]):
-        rows.append(["retries of the allocator", str(row["alloc_retries"])])
-    if pd.notna(row["allocator_witness"]) and row["allocator_witness"] in ("profiler", "none"):
-        rows.append(["the allocator's witness", row["allocator_witness"]])
-    return rows
 
 
 # -- other tiers -------------------------------------------------------------------------------------

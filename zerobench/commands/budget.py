@@ -236,8 +236,8 @@ def _check_file(
             raise judge.UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
         # one failure must not hide the other cells
         cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *more])]
-        for environment in dict.fromkeys(environment_of_cell(cell) for cell in cells):
-            _require(file, environment)
+        for device in dict.fromkeys(device_class(cell.config.device) for cell in cells):
+            _require(file, budget_file.environment_of(device, version("torch")))
         rows = run_rows(cells)
     else:
         rows = finished
@@ -318,11 +318,6 @@ def _match(name: str, budgeted: budget_file.CellBudget, rows: list[dict[str, Any
     return next(iter(named or (same if budgeted.work else [])), None)
 
 
-def environment_of_cell(cell: Cell) -> str:
-    """Names the device class and the torch version for which a budget of the cell is valid."""
-    return budget_file.environment_of(device_class(cell.config.device), version("torch"))
-
-
 def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
     """Runs cells, finished ones reused, and summarizes them. Raises KeyboardInterrupt if the user stops it."""
     code, rows = run_cells(cells)
@@ -359,14 +354,12 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
         row |= {"name": name, "work": work_id(config)}
         row["environment"] = budget_file.environment_of(row["device_class"], row["torch_version"])
-        row["launched"] = _launched(row, results.runs)
+        # the launches of the cell by the same code, from one commit of the user's code
+        same = results.runs[(results.runs["cell_id"] == row["cell_id"]) & (results.runs["status"] == "ok")]
+        for column in (*CODE, "commit"):
+            same = same[same[column].isna() if pd.isna(row[column]) else same[column] == row[column]]
+        row["launched"] = {
+            metric: [float(v) for v in same[metric].dropna()] for metric in judge.METRICS if metric in same
+        }
         row["lines"] = lines.get(row["cell_id"], {})
     return rows
-
-
-def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]:
-    """Returns metric -> its values in all launches of a cell by the same code, from one commit of the user's code."""
-    mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
-    for column in (*CODE, "commit"):
-        mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]
-    return {metric: [float(v) for v in mine[metric].dropna()] for metric in judge.METRICS if metric in mine}

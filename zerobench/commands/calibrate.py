@@ -17,7 +17,7 @@ from ..host.pipes import print_line, print_note
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar, stdout_console
 from ..launch.over_cluster import launch, places
-from ..launch.start_ranks import Interrupted, Outcome
+from ..launch.start_ranks import Interrupted
 from ..results.grid import Grid
 from ..results.options import TIME_LIMIT, Parser, verb
 from ..results.provenance import device_class, machine, started
@@ -57,7 +57,15 @@ def _calibrate_collectives(chosen: argparse.Namespace) -> None:
         words = "give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two"
         raise ValueError(f"--sizes {chosen.sizes}: {words}")
     gather()
-    outcome = _run(chosen, sizes)
+    words = f"{len(sizes)} sizes, N={chosen.world_size}"
+    with temporary_folder() as scratch, progress_bar(words, chosen.repetitions + collectives.WARMUP, "rounds") as tell:
+        jobs = [
+            collectives.CalibrationJob(
+                rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
+            )
+            for rank, place in enumerate(places(chosen.world_size, scratch / "rendezvous"))
+        ]  # fmt: skip
+        outcome = launch(collectives.calibrate_rank, jobs, scratch / "logs", chosen.timeout, tell)
     if outcome.status != "ok":
         raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
     operators = _measure_operators(chosen) if chosen.compute else []
@@ -121,18 +129,6 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError("--compute: operators are measured on one machine; start it without torchrun, srun or mpirun")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
-
-
-def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
-    words = f"{len(sizes)} sizes, N={chosen.world_size}"
-    with temporary_folder() as folder, progress_bar(words, chosen.repetitions + collectives.WARMUP, "rounds") as tell:
-        jobs = [
-            collectives.CalibrationJob(
-                rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
-            )
-            for rank, place in enumerate(places(chosen.world_size, folder / "rendezvous"))
-        ]  # fmt: skip
-        return launch(collectives.calibrate_rank, jobs, folder / "logs", chosen.timeout, tell)
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[collectives.TransferRow]:

@@ -63,7 +63,12 @@ def compare(arguments: list[str]) -> int:
     try:
         check_sides(chosen.a, chosen.b, chosen.interleave, overrides)
         judge = Judge.of(chosen)
-        a, b = _sides(chosen, overrides or [])
+        if chosen.interleave:
+            chosen.a, chosen.b = chosen.interleave
+            a, b = measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides or [], chosen.runs)
+        else:
+            a, b = (load_side(where) for where in (chosen.a, chosen.b))
+            a, b = (replace(side, runs=matching(side.runs, chosen.where)) for side in (a, b))
     except KeyboardInterrupt:
         return 130
     found = judge.compare_runs(a, b)
@@ -74,15 +79,6 @@ def compare(arguments: list[str]) -> int:
     except OSError as error:
         raise ValueError(f"--out: {error}") from error
     return int(chosen.fail_on_change and found.worse)
-
-
-def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[Side, Side]:
-    """The runs of A and B, read from folders or, for two revisions, measured now."""
-    if not chosen.interleave:
-        a, b = (load_side(where) for where in (chosen.a, chosen.b))
-        return replace(a, runs=matching(a.runs, chosen.where)), replace(b, runs=matching(b.runs, chosen.where))
-    chosen.a, chosen.b = chosen.interleave
-    return measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides, chosen.runs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ..host.temporary import is_claimed
@@ -45,7 +44,12 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
     lines = ["; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])]
     if cells:
         console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
-    lines += _sweeps(held.where)
+    boards = [read_board(path) for path in board_folders(held.where) if is_claimed(path)]
+    for board in [board for board in boards if board is not None]:  # a line for each sweep that runs into it now
+        done, all_ = sum(launch.is_done for launch in board.launches), len(board.launches)
+        launch = board.launches[board.current]
+        now = " ".join(filter(None, (launch.name, launch.state, launch.mode, launch.step)))
+        lines.append(f"sweep {board.pid} on {board.host}: {done} of {all_} launches done; now {now}; {board.left}")
     lines += [f"being written now: {path.name.removeprefix(PARTIAL).rsplit('-', 1)[0]}" for path in held.writing]
     if held.leftovers:
         size = sum(size_of(path) for path in held.leftovers)
@@ -74,20 +78,6 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
     if older := sum(code_of(cell) == "older" for cell in cells):
         steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them again")
     return steps or [f"`zerobench export{where}` writes these as tables"]
-
-
-def _sweeps(where: Path) -> list[str]:
-    """Returns a line for each sweep that runs into the folder now, with its current launch and the remaining time."""
-    boards = [read_board(path) for path in board_folders(where) if is_claimed(path)]
-    lines = []
-    for board in [board for board in boards if board is not None]:
-        done = sum(launch.is_done for launch in board.launches)
-        launch = board.launches[board.current]
-        now = " ".join(filter(None, (launch.name, launch.state, launch.mode, launch.step)))
-        lines.append(
-            f"sweep {board.pid} on {board.host}: {done} of {len(board.launches)} launches done; now {now}; {board.left}"
-        )
-    return lines
 
 
 def _line(cell: dict[str, Any]) -> list[str]:

@@ -176,7 +176,11 @@ def turn_of_gpus(plan: Plan) -> str:
     strategy fits, or no larger world may be simulated. It simulates the leaders again."""
     leaders, tried = _leaders(plan.ranked), list[str]()
     for factor in MORE_GPUS if len(leaders) > 1 else ():
-        larger = [_on_more_gpus(row.fit.cell, factor) for row in leaders]
+        cells = [(row.fit.cell, row.fit.cell.config) for row in leaders]
+        larger = [
+            cell.changed(world_size=config.world_size * factor, batch=config.batch and config.batch * factor)
+            for cell, config in cells
+        ]
         if any(problems_of(cell.config) for cell in larger):  # more ranks than a world has at most
             break
         answers, gpus = plan.simulate(larger), larger[0].config.world_size
@@ -190,10 +194,3 @@ def turn_of_gpus(plan: Plan) -> str:
     if not tried:
         return ""
     return f"On {' and '.join(tried)} GPUs with the same micro-batches {leaders[0].candidate.name} stays ahead."
-
-
-def _on_more_gpus(cell: Cell, factor: int) -> Cell:
-    """Returns the cell on so many times as many GPUs, each rank with the same work."""
-    config = cell.config
-    batch = None if config.batch is None else config.batch * factor
-    return cell.changed(world_size=config.world_size * factor, batch=batch)

@@ -26,7 +26,6 @@ from ...fake_execution import CPU, CUDA, Execution, Limits, execute_all
 from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
-from ...records import EventRow
 from ...records.event_row import COMPUTE, ORDER
 from ...results.events import streams_of
 from ...results.selection import latest
@@ -111,7 +110,9 @@ def recorded_worlds(results: Results) -> list[ReplayWorld]:
     """
     runs = results.runs[results.runs["run_id"].isin(results.events["run_id"]) & (results.runs["status"] == "ok")]
     if runs.empty:
-        raise ValueError(how_to_record(results.runs))
+        finished = results.runs.loc[results.runs["status"] == "ok", "command"].tolist()
+        given = finished[-1] if finished else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"
+        raise ValueError(f"no finished run has a table of events; record one with: {given} measure.events=true")
     runs = latest(runs).drop_duplicates("cell_id", keep="last")
     for column in SETTING:
         found = runs[column].astype("object").where(runs[column].notna(), None).unique().tolist()
@@ -137,15 +138,6 @@ def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
             raise ValueError(f"--ranks {absent[0]}: {panel.label} at N={world.ranks} has recorded ranks {there}")
         kept.append(replace(panel, streams={rank: panel.streams[rank] for rank in ranks}))
     return replace(world, panels=tuple(kept))
-
-
-def how_to_record(runs: pd.DataFrame) -> str:
-    """Returns a hint with the command that records a step, from the last finished run, if there is one."""
-    finished = runs[runs["status"] == "ok"]
-    given = (
-        finished["command"].iloc[-1] if len(finished) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"
-    )
-    return f"no finished run has a table of events; record one with: {given} measure.events=true"
 
 
 def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:
@@ -218,15 +210,11 @@ def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | CpuCosts | N
         "volume_psi": one.volume_elements / panel.row["psi"] if panel.row.get("psi") else None,
         "formulas": to_json(formulas_of(one.config, one.record.schedule)) if has_theory else None,
     }  # fmt: skip
-    events = one.record.events if costs is None else in_time(one.record.events, costs)
+    events = list(one.record.events)
+    if costs is not None:  # at their predicted times, without kinds that a recorded step does not have
+        placed = zip(events, lay_out(events, costs).at, strict=True)
+        events = [replace(event, seconds=at) for event, at in placed if event.kind not in (COMPUTE, ORDER)]
     return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in events])))
-
-
-def in_time(events: Sequence[EventRow], costs: GpuCosts | CpuCosts) -> list[EventRow]:
-    """Returns the events of a step at their predicted times, without kinds that a recorded step does not have."""
-    made = lay_out(events, costs)
-    placed = [replace(event, seconds=at) for event, at in zip(events, made.at, strict=True)]
-    return [event for event in placed if event.kind not in (COMPUTE, ORDER)]
 
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")

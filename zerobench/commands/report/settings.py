@@ -114,7 +114,12 @@ def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
         if price := _price(setting, judge):
             yield "Its price", price
         yield "Fastest", _fastest(setting, judge)
-        yield "Training", _training(setting)
+        groups: dict[str, list[SettingCell]] = {}
+        for cell in setting.ok:
+            groups.setdefault(cell.row["training"] or "", []).append(cell)
+        words = [f"{TRAINED.get(verdict, verdict)}: {_names(cells)}" for verdict, cells in groups.items()]
+        differ = (str(cell.row["training_words"]) for cell in groups.get("differs", []))
+        yield "Training", "; ".join([*words, *differ])
         yield "Predictions", _predictions(setting)
     bad = [f"{c.label}: {c.row['status']}: {c.row['reason']}" for c in setting.cells if c.row["status"] != "ok"]
     if bad:
@@ -213,15 +218,6 @@ def proven_fastest(setting: Setting, judge: Judge) -> SettingCell | None:
         return None
     others = [cell for cell in timed if cell is not best[0]]
     return best[0] if all(_against(best[0], cell, judge) == SLOWER_THAN_IT for cell in others) else None
-
-
-def _training(setting: Setting) -> str:
-    """The cells with each verdict on the training."""
-    groups: dict[str, list[SettingCell]] = {}
-    for cell in setting.ok:
-        groups.setdefault(cell.row["training"] or "", []).append(cell)
-    words = [f"{TRAINED.get(verdict, verdict)}: {_names(cells)}" for verdict, cells in groups.items()]
-    return "; ".join([*words, *(str(cell.row["training_words"]) for cell in groups.get("differs", []))])
 
 
 def _predictions(setting: Setting) -> str:
