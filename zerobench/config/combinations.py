@@ -23,14 +23,12 @@ from .schema_training import Optimizer
 
 def validate(cell: CellConfig) -> list[str]:
     """Returns error messages for a cell's axes that are invalid, alone or together."""
-    problems = (
-        cell.activation.validate(cell)
-        + problems_of_arena(cell)
-        + problems_of_compile(cell)
-        + problems_of_tensor_parallel(cell)
-        + cell.buffers.validate(cell)
-    )
-    problems += cell.optimizer.validate(cell)
+    problems = cell.activation.validate(cell)
+    if cell.arena and not spec_of(cell.strategy.name).composes.arena:
+        words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
+        problems.append(f"arena=true: {words}")
+    problems += problems_of_compile(cell) + problems_of_tensor_parallel(cell)
+    problems += cell.buffers.validate(cell) + cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 
 
@@ -50,14 +48,6 @@ HAVE_BLOCKS = ("gpt", "mlp")
 
 UNBOUNDED_BYTES = 2**40
 """Size of a bucket that fits all gradients."""
-
-
-def problems_of_arena(cell: CellConfig) -> list[str]:
-    """Returns an error message if an arena is requested for a strategy that manages its own memory."""
-    if cell.arena and not spec_of(cell.strategy.name).composes.arena:
-        words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
-        return [f"arena=true: {words}"]
-    return []
 
 
 def problems_of_compile(cell: CellConfig) -> list[str]:

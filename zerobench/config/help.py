@@ -46,7 +46,13 @@ def of_word(word: str, check: Overrides) -> str:
     """Returns help on a group, GROUP=CHOICE, a section or a key. Raises ValueError for anything else."""
     group, equals, choice = word.partition("=")
     if equals and group in check.choices:
-        return _of_choice(group, choice, check)
+        if choice not in check.choices[group]:
+            raise ValueError(f"{group}={choice}: no such {group}{nearest(choice, check.choices[group])}")
+        text = f"{group}={choice}\n{_folded(_text_of(group, choice, check), 2)}"
+        if group == "experiment":
+            return text
+        own = [one for one in _leaves(check.config_of([word])) if one[0].startswith(f"{group}.")]
+        return f"{text}\n\n{_table(own) if own else 'It has no keys.'}"
     if group in check.choices:
         lines = [f"{group}: {GROUPS[group].meaning}", ""]
         lines += [_entry(f"  {group}={name}", line_of(group, name, check)) for name in check.choices[group]]
@@ -61,17 +67,6 @@ def of_word(word: str, check: Overrides) -> str:
         own = [one for one in leaves if one[0].startswith(f"{group}.")]
         return f"{group}: {GROUPS[group].meaning}\n\n{_table(own)}"
     raise ValueError(f"{word}: neither a group, a key nor a verb{meant(group, [*config, *check.choices])}")
-
-
-def _of_choice(group: str, choice: str, check: Overrides) -> str:
-    known = check.choices[group]
-    if choice not in known:
-        raise ValueError(f"{group}={choice}: no such {group}{nearest(choice, known)}")
-    text = f"{group}={choice}\n{_folded(_text_of(group, choice, check), 2)}"
-    if group == "experiment":
-        return text
-    leaves = [one for one in _leaves(check.config_of([f"{group}={choice}"])) if one[0].startswith(f"{group}.")]
-    return f"{text}\n\n{_table(leaves)}" if leaves else f"{text}\n\nIt has no keys."
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> list[Leaf]:

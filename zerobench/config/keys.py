@@ -48,23 +48,19 @@ AUTO = "auto"
 def problems_of(cell: Config) -> list[str]:
     """Returns error messages for values of a cell that are out of range."""
     problems = []
-    for key, (least, most), value in _limited(cell):
-        if isinstance(value, str):
-            problems.append(f"{key}={value}: use {AUTO} or bytes, at least {least:g}, as in 25MiB")
-        elif not least <= value <= most:
-            why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
-            bound = f"at most {most:g}" if value > most else f"at least {least:g}"
-            problems.append(f"{key}={value}: must be {bound}{why}")
-    return problems
-
-
-def _limited(cell: Config) -> Iterator[tuple[str, tuple[float, float], Any]]:
-    """Yields keys with limits and a value; not for a user's strategy, where an equal name may mean something else."""
     holders: dict[str, Any] = {"": cell} | {name: one for name, one in vars(cell).items() if isinstance(one, Section)}
-    if spec_of(cell.strategy.name).of_user:
+    if spec_of(cell.strategy.name).of_user:  # an equal name may mean something else there
         del holders["strategy"]
-    for section, holder in holders.items():
-        for name, key in keys_of(holder).items():
-            value = getattr(holder, name)
-            if key.limits is not None and value is not None and value not in key.words:
-                yield f"{section}.{name}".lstrip("."), key.limits, value
+    named = ((section, holder, *pair) for section, holder in holders.items() for pair in keys_of(holder).items())
+    for section, holder, name, key in named:
+        value, path = getattr(holder, name), f"{section}.{name}".lstrip(".")
+        if key.limits is None or value is None or value in key.words:
+            continue
+        least, most = key.limits
+        if isinstance(value, str):
+            problems.append(f"{path}={value}: use {AUTO} or bytes, at least {least:g}, as in 25MiB")
+        elif not least <= value <= most:
+            why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in path else ""
+            bound = f"at most {most:g}" if value > most else f"at least {least:g}"
+            problems.append(f"{path}={value}: must be {bound}{why}")
+    return problems

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..records.describe import Column, columns_of
+from ..records.describe import columns_of
 from ..records.run_row import RunSetting
 from .unknown_keys import nearest
 
@@ -40,23 +39,18 @@ class Objective:
     larger: bool | None
 
 
-@cache
-def _numbers() -> dict[str, Column]:
-    columns = [column for column in columns_of("runs") if column.kind in ("int", "float")]
-    return {column.name: column for column in columns if column.name not in NO_OBJECTIVE}
-
-
 def objectives_of(text: str) -> tuple[Objective, ...]:
     """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
     of numbers.
     """
-    known, objectives = _numbers(), list[Objective]()
+    columns = {column.name: column for column in columns_of("runs")}
+    numbers = {name: column for name, column in columns.items() if column.kind in ("int", "float")}
+    known, objectives = [name for name in numbers if name not in NO_OBJECTIVE], list[Objective]()
     for name in (part.strip() for part in text.split(",")):
         if name not in known:
-            kinds = {column.name: column.kind for column in columns_of("runs")}
-            hint = f"; its column is {kinds[name]}, not a number" if name in kinds else _near(name, list(known))
+            hint = f"; its column is {columns[name].kind}, not a number" if name in columns else _near(name, known)
             raise ValueError(f"{KEY}={name}: no such column of numbers{hint}")
-        column = known[name]
+        column = columns[name]
         larger = True if column.unit in LARGER_UNITS else False if column.unit in SMALLER_UNITS else None
         is_setting = name in (field.name for field in fields(RunSetting))
         objectives.append(Objective(name, LARGER.get(name, None if is_setting else larger)))

@@ -125,16 +125,8 @@ class GateRank:
 
     def failure(self) -> RankReport | None:
         """Returns the report of a rank on which the test failed; None if it wrote none."""
-        path = self._failure
+        path = Path(self.folder) / f"failure{self.rank}.json"
         return RankReport(**json.loads(path.read_text())) if path.is_file() else None
-
-    def write_failure(self, report: RankReport) -> None:
-        """Writes the report of a failure, atomically."""
-        replace_text(self._failure, json.dumps(asdict(report)))
-
-    @property
-    def _failure(self) -> Path:
-        return Path(self.folder) / f"failure{self.rank}.json"
 
 
 @dataclass(frozen=True)
@@ -170,7 +162,7 @@ def run_rank(job: GateRank, _tell: Any) -> RankReport:
         code = pytest.main(arguments, plugins=[plugin])
         report = plugin.report(int(code))
         if report.outcome == "failed":
-            job.write_failure(report)
+            replace_text(Path(job.folder) / f"failure{job.rank}.json", json.dumps(asdict(report)))
             if any(words in report.words for words in LOST):
                 time.sleep(LOST_S)  # until the launcher has seen the other rank's end, which is the cause
             raise FailedError(f"the test failed on rank {job.rank}")

@@ -120,7 +120,12 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
     folded, depth = list(lines), 0
     while depth <= max((line.path.count(".") for line in folded), default=-1):
         rows: list[tuple[Line, int, int]] = []  # a line, and the first and last number of the modules it stands for
-        for starred, number, line in sorted(_starred(line, depth) for line in folded):
+        numbered = []  # a line with a star for the number at this depth of its path, the number or -1, the line
+        for line in folded:
+            part = [*line.path.split("."), *[""] * depth][depth]
+            number = int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
+            numbered.append((line if number < 0 else _named(line, depth, "*"), number, line))
+        for starred, number, line in sorted(numbered):
             if rows and rows[-1][0] == starred and rows[-1][2] == number - 1 >= 0:
                 rows[-1] = starred, rows[-1][1], number
             else:
@@ -132,15 +137,6 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
             folded.append(replace(row, bytes=line.bytes * count, storages=line.storages * count))
         depth += 1
     return ordered(folded)
-
-
-def _starred(line: Line, depth: int) -> tuple[Line, int, Line]:
-    """Returns the line with a star in place of the number at this depth of its path, the number, and the line; -1 if
-    that part is not a number.
-    """
-    part = [*line.path.split("."), *[""] * depth][depth]
-    number = int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
-    return (line if number < 0 else _named(line, depth, "*")), number, line
 
 
 def _named(line: Line, depth: int, part: str) -> Line:
@@ -178,12 +174,6 @@ def _modules_of(line: Line, depth: int, most: int) -> list[Line]:
         raise ValueError(f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally")
     each = replace(line, bytes=line.bytes // count, storages=line.storages // count)
     return [_named(each, depth, str(number)) for number in range(first, last + 1)]
-
-
-def folded_names(modules: Iterable[str]) -> str:
-    """Returns the names of modules in short form: "blocks.0–4.mlp_in"."""
-    rows = fold([Line("", module, "", 1, 1) for module in dict.fromkeys(modules) if module])
-    return " and ".join(sorted(row.module for row in rows))
 
 
 # -- in a budget file ----------------------------------------------------------------------------------
@@ -267,7 +257,9 @@ class MovedLine:
         """Paths and label, or else the category; for the rest its largest line."""
         if self.is_rest:
             return f"the largest: {self.source}" if self.source else ""
-        return ", ".join(part for part in (folded_names(self.paths), self.name) if part) or self.category
+        rows = fold([Line("", path, "", 1, 1) for path in dict.fromkeys(self.paths) if path])
+        modules = " and ".join(sorted(row.module for row in rows))
+        return ", ".join(part for part in (modules, self.name) if part) or self.category
 
     @property
     def line(self) -> str:
