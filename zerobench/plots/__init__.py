@@ -91,7 +91,10 @@ class Plots:
         return self._drawn("pareto", **options)
 
     def _drawn(self, name: str, **options: Any) -> Drawn:
-        """Draws one figure. Raises ValueError if no run can be drawn."""
+        """Draws one figure and returns its axes. Raises ValueError if no run can be drawn."""
+        import numpy as np
+        from matplotlib import pyplot as plt
+
         from .page import Page, settle
 
         runs = self.results.runs
@@ -104,17 +107,9 @@ class Plots:
         with Page(width=self.width, style=self.style).used():
             figure = import_module(f".{name}", __package__).draw(results, **options)
             settle(figure)
-        return _shown(figure)
-
-
-def _shown(figure: Any) -> Drawn:
-    """Registers the figure with pyplot, so that notebooks show it, and returns its axes."""
-    import numpy as np
-    from matplotlib import pyplot as plt
-
-    plt.figure(FigureClass=lambda **page: figure)
-    axes = np.array(figure.axes, dtype=object)
-    return axes[0] if len(axes) == 1 else axes
+        plt.figure(FigureClass=lambda **page: figure)  # registered with pyplot, so that notebooks show it
+        axes = np.array(figure.axes, dtype=object)
+        return axes[0] if len(axes) == 1 else axes
 
 
 Results.plot = property(Plots)

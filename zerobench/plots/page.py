@@ -74,7 +74,8 @@ class Page:
         """Settles a figure, writes NAME in every format to `out` and its caption as NAME.txt, and prints the paths."""
         settle(figure)
         out.mkdir(parents=True, exist_ok=True)
-        caption = caption_of(figure)
+        words = figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()
+        caption = escape_control(" ".join(words.split()))
         for ending in self.formats:
             above(figure, ending in CAPTIONED)
             write(figure, out / f"{name}.{ending}", caption)
@@ -183,14 +184,19 @@ def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = N
 def settle(figure: Figure) -> None:
     """Finalizes the layout: nothing collides, leaves the figure or squeezes the axes."""
     lay_out(figure)
-    wrap_titles(figure)
+    for axes in figure.axes:
+        for title in (axes.title, axes._left_title):
+            _wrap(title, axes.get_window_extent().width)
+    if figure._suptitle is not None:
+        _wrap(figure._suptitle, 0.94 * figure.bbox.width)
     stand_upright(figure)
     for _ in range(2):
         lay_out(figure)
         for axes in figure.axes:
             headroom(axes)
-        if isinstance(figure, Sheet):
-            _stretch(figure)
+        if isinstance(figure, Sheet) and figure.axes:  # its height changes so that axes get their intended height
+            lowest = min(axes.get_position().height for axes in figure.axes) * figure.get_figheight()
+            figure.set_figheight(figure.get_figheight() + figure.rows * (figure.high - lowest))
     lay_out(figure)
 
 
@@ -203,18 +209,6 @@ def lay_out(figure: Figure) -> None:
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
-
-
-def _stretch(figure: Sheet) -> None:
-    """Changes the figure's height so that its axes get their intended height."""
-    if figure.axes:
-        lowest = min(axes.get_position().height for axes in figure.axes) * figure.get_figheight()
-        figure.set_figheight(figure.get_figheight() + figure.rows * (figure.high - lowest))
-
-
-def caption_of(figure: Figure) -> str:
-    """The figure's caption, on one line."""
-    return escape_control(" ".join((figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()).split()))
 
 
 def above(figure: Figure, there: bool) -> None:
@@ -243,15 +237,6 @@ TOGETHER = re.compile(r" (?=[=×%])|(?<=[=×]) |(?<=\d) (?=[A-Z])")
 
 GAP = 3
 """Least distance between two labels, in dots."""
-
-
-def wrap_titles(figure: Figure) -> None:
-    """Wraps titles that are wider than their axes, and a caption that is wider than the figure."""
-    for axes in figure.axes:
-        for title in (axes.title, axes._left_title):
-            _wrap(title, axes.get_window_extent().width)
-    if figure._suptitle is not None:
-        _wrap(figure._suptitle, 0.94 * figure.bbox.width)
 
 
 def _wrap(text: Text, room: float) -> None:

@@ -70,15 +70,11 @@ def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
     phases = split(cell.step_s * MS, {name: getattr(cell, f"{name}_s") for name in PHASES})
     stack(axes, middle, phases, PHASES, width)
     if traced:
-        stack(axes, place + 0.2, {name: size * MS for name, size in overlap_of(cell).items()}, OVERLAP, width)
+        parts = (cell.traced_step_s - cell.communication_s, cell.communication_s - cell.exposed_s, cell.exposed_s)
+        overlap = {name: seconds * MS for name, seconds in zip(OVERLAP, parts, strict=True)}
+        stack(axes, place + 0.2, overlap, OVERLAP, width)
     low, step, high = (MS * value for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
     reach = None if pd.isna(low) else [[step - low], [high - step]]
     axes.errorbar([middle], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)
     top = step if reach is None else high
     number(axes, middle, top, show(step), 5)
-
-
-def overlap_of(cell: Any) -> dict[str, float]:
-    """The parts of a traced step, in seconds; they add up to it."""
-    parts = (cell.traced_step_s - cell.communication_s, cell.communication_s - cell.exposed_s, cell.exposed_s)
-    return dict(zip(OVERLAP, parts, strict=True))

@@ -49,20 +49,15 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             absent(axes, 0.5, str(cell.status) if cell.status != "ok" else "no timeline")
             axes.set_xticks([])
         else:
-            drawn |= _stack(axes, _fullest(rows), unit)
+            most = rows.loc[rows[[f"{name}_bytes" for name in CATEGORIES]].sum(axis=1).idxmax()]
+            rows = rows[(rows["run_id"] == most["run_id"]) & (rows["rank"] == most["rank"])].sort_values("instant")
+            drawn |= _stack(axes, rows, unit)
             axes.axhline(cell.peak_bytes / unit, color="black", lw=0.8, ls=":")  # its instant may be too short to see
             axes.annotate(f"peak {show(cell.peak_bytes / unit)}", (0.01, cell.peak_bytes / unit), (0, 1),
                           xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                           fontsize="small")  # fmt: skip
     key(figure, patches({name: how for name, how in CATEGORIES.items() if name in drawn}))
     return figure
-
-
-def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
-    """The instants, in order, of the launch and rank with the largest sum."""
-    total = rows[[f"{name}_bytes" for name in CATEGORIES]].sum(axis=1)
-    most = rows.loc[total.idxmax()]
-    return rows[(rows["run_id"] == most["run_id"]) & (rows["rank"] == most["rank"])].sort_values("instant")
 
 
 def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:

@@ -61,7 +61,9 @@ def write_run(
             if name in OPTIONAL and not tables.get(name):
                 continue
             write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
-        path = aside.path.with_name(f"{prefix}-{next_attempt(aside.path.parent, prefix)}-x{secrets.token_hex(3)}")
+        others = (split(path.name) for path in aside.path.parent.glob(f"{escape(prefix)}-*"))
+        attempt = 1 + max((number for name, number in others if name == prefix), default=0)
+        path = aside.path.with_name(f"{prefix}-{attempt}-x{secrets.token_hex(3)}")
         text = json.dumps(finite(asdict(row) | {"run_id": path.name}), indent=1, allow_nan=False)
         (aside.path / "run.json").write_text(text)
         sync_files(aside.path)
@@ -71,12 +73,6 @@ def write_run(
         return path
     finally:
         aside.release()
-
-
-def next_attempt(results_dir: Path, prefix: str) -> int:
-    """Returns one more than the last attempt that this process can see."""
-    others = results_dir.glob(f"{escape(prefix)}-*")
-    return 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)
 
 
 def amend_row(folder: Path, changes: dict[str, Any]) -> None:

@@ -128,7 +128,12 @@ class Grid:
             while len(kept) > 2 and not _fit(kept, width):
                 kept.remove(leaving.pop(0))
             yield _drawn(kept, width)
-            yield from self._hint([column.name for column in columns if column not in kept], console)
+            missing = ", ".join(column.name for column in columns if column not in kept)
+            words = f"left out at {console.width} columns: {missing}"
+            printed = console.told if isinstance(console, Output) else set()
+            if missing and self.hints and not is_quiet() and words not in printed:  # it may have many similar tables
+                printed.add(words)
+                yield Text(f"{words}; a wider terminal shows them, or --columns NAME,NAME or all", style="dim")
 
     def _wanted(self) -> list[GridColumn]:
         """Returns the columns to show: all, or the first and the chosen ones, if this table has any."""
@@ -139,14 +144,6 @@ class Grid:
         ]
         chosen = [columns[self.header.index(name)] for name in self.chosen or () if name in self.header]
         return list(dict.fromkeys([columns[0], *chosen])) if chosen else columns
-
-    def _hint(self, missing: list[str], console: Console) -> Iterator[Text]:
-        """Yields the line on dropped columns; only once per console, as it may have many similar tables."""
-        words = f"left out at {console.width} columns: {', '.join(missing)}"
-        printed = console.told if isinstance(console, Output) else set()
-        if missing and self.hints and not is_quiet() and words not in printed:
-            printed.add(words)
-            yield Text(f"{words}; a wider terminal shows them, or --columns NAME,NAME or all", style="dim")
 
 
 def _fit(columns: Sequence[GridColumn], width: int) -> bool:

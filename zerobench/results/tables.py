@@ -204,7 +204,8 @@ def load(path: str | Path) -> Results:
 
     tables: Any = {name: cache(partial(long_table, name)) if is_large else long_table(name) for name in TABLES}
     runs = to_frame([in_order([rows, *(one["runs"] for one in collected)])], RunRow)
-    searches = [pd.DataFrame(read_searches(where)), *(one["searches"] for one in collected)]
+    found = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
+    searches = [pd.DataFrame([row for row in found if row is not None]), *(one["searches"] for one in collected)]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
 
 
@@ -315,12 +316,6 @@ def read_row(folder: Path) -> dict[str, Any] | None:
         warnings.warn(f"{folder} is left out: it is a copy of {row['run_id']}", stacklevel=2)
         return None
     return row
-
-
-def read_searches(where: Path) -> list[dict[str, Any]]:
-    """Reads a results folder's searches, without those of its collections. Skips a damaged one, with a warning."""
-    rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
-    return [row for row in rows if row is not None]
 
 
 def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:

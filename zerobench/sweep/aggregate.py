@@ -262,7 +262,15 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
         row.tensor_axis_all_reduce_bytes = row.tensor_axis_all_gather_bytes = None
     if config.node_size is None:  # without node_size the nodes are unknown
         row.within_nodes_bytes = row.between_nodes_bytes = None
-    _join_newton_schulz(row, accounted, config.measure.steps)
+    matrices = sum(shape.matrix is not None for shape in accounted[0].schedule.shapes)
+    calls, flops = (
+        [record.process_memory.get(f"newton_schulz_{name}") or 0 for record in accounted] for name in ("calls", "flops")
+    )
+    if matrices or any(calls):  # Muon's computation in a step
+        row.newton_schulz_matrices, row.newton_schulz_calls = matrices, sum(calls) / config.measure.steps
+        row.newton_schulz_flops = round(sum(flops) / config.measure.steps)
+        all_ranks = row.backend != SIMULATED and any(flops)
+        row.newton_schulz_balance = max(flops) * len(flops) / sum(flops) if all_ranks else None
     if config.backend == SIMULATED and predicts(config.strategy.values()):
         join_others(row, config, accounted[0].schedule, accounted[0].rank)
     if row.backend == "gloo":  # the predicted transport: the mean over the ranks, like wire_bytes
@@ -281,19 +289,6 @@ def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> i
         nodes.setdefault(rank // per_node, []).append(peak)
     alike = per_node if is_simulated else 1
     return max(sum(node) * alike for node in nodes.values())
-
-
-def _join_newton_schulz(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Fills Muon's computation in a step; leaves None for other optimizers."""
-    matrices = sum(shape.matrix is not None for shape in accounted[0].schedule.shapes)
-    calls, flops = (
-        [record.process_memory.get(f"newton_schulz_{name}") or 0 for record in accounted] for name in ("calls", "flops")
-    )
-    if matrices or any(calls):
-        row.newton_schulz_matrices, row.newton_schulz_calls = matrices, sum(calls) / steps
-        row.newton_schulz_flops = round(sum(flops) / steps)
-        all_ranks = row.backend != SIMULATED and any(flops)
-        row.newton_schulz_balance = max(flops) * len(flops) / sum(flops) if all_ranks else None
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:

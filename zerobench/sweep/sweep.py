@@ -97,8 +97,8 @@ class Sweep:
         """Returns the row of one launch, reused or new; None if the user stopped it before it had a row."""
         self.reporter.start(launch)
         row, cell = self._attempt(launch)
-        retries = 0
-        while row is not None and not self.stopped and runs_again(launch, row, retries):
+        retries, policy = 0, launch.cell.config.launch
+        while row is not None and not self.stopped and row["status"] in policy.retry and retries < policy.retries:
             retries += 1
             self.reporter.again(launch, row)
             row, cell = self._attempt(launch)
@@ -135,12 +135,6 @@ class Sweep:
         if self.check is not None:
             self.check.see(cell or launch.cell, row)
         self.reporter.end(launch, row, reused=self.reused, stopped=self.stopped)
-
-
-def runs_again(launch: CellLaunch, row: dict[str, Any], retries: int) -> bool:
-    """Whether the launch is to be run again after ending with `row`. `retries`: retries so far."""
-    policy = launch.cell.config.launch
-    return row["status"] in policy.retry and retries < policy.retries
 
 
 def rounds(cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> Iterator[CellLaunch]:
