@@ -73,20 +73,14 @@ class HandLimit:
         return Limit(float(round(value)) if self.metric.endswith("_bytes") else value, self.bound, self.tolerance)
 
 
-def metric_of(argument: str) -> str:
-    """Returns the column that a marker's argument limits. Raises GateError, which names the closest one."""
+def parse_hand(argument: str, value: Any) -> HandLimit:
+    """Parses a limit of a marker. Raises GateError, which names the closest argument if there is no such."""
     metric = METRICS.get(argument, argument)
     if metric not in COLUMNS:
-        near = get_close_matches(argument, [*METRICS, "ranks", "timeout_s", "recorded"], n=1, cutoff=0.5)
+        near = get_close_matches(argument, [*METRICS, *OPTIONS], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        options = f"limits are {', '.join(METRICS)}; options are ranks, timeout_s, recorded"
+        options = f"limits are {', '.join(METRICS)}; options are {', '.join(OPTIONS)}"
         raise GateError(f"zerobench: {argument} is no limit and no option; {hint}{options}")
-    return metric
-
-
-def parse_hand(argument: str, value: Any) -> HandLimit:
-    """Parses a limit of a marker. Raises GateError."""
-    metric = metric_of(argument)
     written = f'{argument}="{value}"' if isinstance(value, str) else f"{argument}={value!r:.60}"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise GateError(f"zerobench: {written} is no limit; write a number or words, as {_FORMS}")

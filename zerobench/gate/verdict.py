@@ -75,7 +75,10 @@ def _judge_watch(
             total += sections.hold_recorded(one.name, recorded_budget(home, one.name, row["environment"]), verdict)
     if sections.texts:
         failed = ", ".join(finding.metric for finding in sections.findings)
-        head = f"{one.name}: {failed}: {len(sections.texts)} of {total} limits broken ({sections.where})"
+        world = sections.row["world_size"]
+        where = f"{world} ranks on {sections.row['backend']}" if world > 1 else f"one rank on {sections.row['device']}"
+        words = f"{len(sections.texts)} of {total} limits broken ({sections.row['strategy']}, {where})"
+        head = f"{one.name}: {failed}: {words}"
         verdict.failures.append("\n".join([head, *sections.texts]))
         if github.is_github():
             verdict.notes += github.commands_of(sections.findings, github.repository_root())
@@ -98,13 +101,6 @@ class _Sections:
         self.row: dict[Any, Any] = results.runs.iloc[0].to_dict()
         self.texts: list[str] = []
         self.findings: list[Finding] = []
-
-    @property
-    def where(self) -> str:
-        """The setting as text: "zero2, 2 ranks on gloo"."""
-        world = self.row["world_size"]
-        place = f"{world} ranks on {self.row['backend']}" if world > 1 else f"one rank on {self.row['device']}"
-        return f"{self.row['strategy']}, {place}"
 
     def hold_hand(self, one: WatchedByTest, limits: Iterable[HandLimit]) -> int:
         """Checks manual limits; returns their number."""
