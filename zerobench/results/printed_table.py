@@ -156,24 +156,18 @@ def print_results(rows: list[Row], chosen: Sequence[str] | None = None) -> None:
     if not is_quiet() and shares_memory(cells):
         print_on(console, f"{ONE_MEMORY}: * ranks peaks and states by their sum", "dim")
     print_failures(cells)
-    print_other_training(cells)
+    for cell in cells:
+        if cell["training"] == "differs":
+            words = f"{cell['name']}: trains otherwise than DDP: {cell['training_words']}"
+            print_on(console, words, "bold red")
+    if unchecked := [cell for cell in cells if cell["training"] == "unchecked"]:
+        words = f"training unchecked in {len(unchecked)} of {len(cells)} cells: {unchecked[0]['training_words']}"
+        print_on(console, words, "dim")
 
 
 def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
     """Returns the columns of the table that any of the cells makes worth showing."""
     return {name: column for name, column in COLUMNS.items() if any(column.is_shown(cell) for cell in cells)}
-
-
-def print_other_training(rows: list[Row]) -> None:
-    """Prints a line for each cell that does not train like DDP, and a note if cells had no reference."""
-    for row in rows:
-        if row["training"] == "differs":
-            words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
-            print_on(stdout_console(), words, "bold red")
-    unchecked = [row for row in rows if row["training"] == "unchecked"]
-    if unchecked:
-        words = f"training unchecked in {len(unchecked)} of {len(rows)} cells: {unchecked[0]['training_words']}"
-        print_on(stdout_console(), words, "dim")
 
 
 def shares_memory(cells: list[Row]) -> bool:

@@ -271,7 +271,16 @@ class JobSweep(Sweep):
         job.rows += len(rows)
         for row in rows:
             if "search_id" in row:
-                self._take_search(job, SearchRow(**row))
+                result = SearchRow(**row)  # it ends the job's launches
+                if job.launches:  # else the job was started again
+                    self.searches.append(result)
+                seconds = sum(combination["seconds"] for combination in job.combinations.values())
+                reason = result.reason or f"micro-batch {result.micro_batch}"
+                ending = {"status": result.status, "reason": reason, "seconds": seconds}
+                for ended in job.launches.values():
+                    self.reporter.start(ended)
+                    self.reporter.end(ended, ending | {"peak_bytes": result.peak_bytes}, reused=False)
+                job.launches.clear()
             elif is_search(job.cell):
                 job.combinations[row["cell_id"], row["repeat"]] = row
             elif launch := job.launches.get(row["repeat"]):  # else the job was started again, and reused it
@@ -282,18 +291,6 @@ class JobSweep(Sweep):
         self.reporter.start(launch)
         self.take(launch, row)
         self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
-
-    def _take_search(self, job: LauncherJob, result: SearchRow) -> None:
-        """Takes the result of a search, which ends its job's launches."""
-        if job.launches:  # else the job was started again
-            self.searches.append(result)
-        seconds = sum(row["seconds"] for row in job.combinations.values())
-        reason = result.reason or f"micro-batch {result.micro_batch}"
-        ending = {"status": result.status, "reason": reason, "seconds": seconds, "peak_bytes": result.peak_bytes}
-        for launch in job.launches.values():
-            self.reporter.start(launch)
-            self.reporter.end(launch, ending, reused=False)
-        job.launches.clear()
 
     def _end(self, job: LauncherJob, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""

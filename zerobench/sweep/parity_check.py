@@ -149,7 +149,18 @@ class ParityCheck:
 
     def _make(self, cell: Cell, row: Row, run: Callable[[Cell], Row]) -> str:
         """Runs DDP for a few steps, or reuses such a run; returns "" or why there is still no reference."""
-        made = reference_of(cell)
+        config, reference = cell.config, strategies.reference()
+        # all steps except one are warm-up, which also has norms
+        steps = min(REFERENCE_STEPS, config.measure.steps + config.measure.warmup - 1)
+        open_precision = replace(config.precision, gradient_dtype=None, wire_dtype=None, tile_bytes=None)
+        made = cell.changed(
+            strategy=reference.options(**reference.reference or {}),
+            precision=open_precision.resolved(reference.name, config.device),
+            measure=Measure(1, steps, repeats=1, check_training=config.measure.check_training, passes="timed"),
+            results_dir=str(Path(config.results_dir) / REFERENCES),
+            offload=OffloadConfig(), activation=Activation(), buffers=Buffers(), zeropp=ZeroppConfig(),
+            arena=False, node_size=None, shard_group=None,
+        )  # fmt: skip
         found = run(made)
         if found["status"] != "ok":
             return f"DDP, its reference: {found['status']}: {found['reason']}"
@@ -164,21 +175,6 @@ class ParityCheck:
 def run_here(cell: Cell) -> Row:
     """Returns the row of a cell, reused or new. Raises StoppedError if the user interrupts."""
     return find_reusable(cell) or asdict(run_cell(refuse_unfit(cell), lambda _: None))
-
-
-def reference_of(cell: Cell) -> Cell:
-    """Returns a short DDP cell with `cell`'s training: all steps except one are warm-up, which also has norms."""
-    config, reference = cell.config, strategies.reference()
-    steps = min(REFERENCE_STEPS, config.measure.steps + config.measure.warmup - 1)
-    open_precision = replace(config.precision, gradient_dtype=None, wire_dtype=None, tile_bytes=None)
-    return cell.changed(
-        strategy=reference.options(**reference.reference or {}),
-        precision=open_precision.resolved(reference.name, config.device),
-        measure=Measure(1, steps, repeats=1, check_training=config.measure.check_training, passes="timed"),
-        results_dir=str(Path(config.results_dir) / REFERENCES),
-        offload=OffloadConfig(), activation=Activation(), buffers=Buffers(), zeropp=ZeroppConfig(),
-        arena=False, node_size=None, shard_group=None,
-    )  # fmt: skip
 
 
 def _key(config: CellConfig, row: Row) -> str:

@@ -48,7 +48,14 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
     for start in range(0, len(known), ABREAST):
         console.print(_side_by_side(known[start : start + ABREAST], memory))
     if any(row.tensors for row in known):
-        console.print(_largest(known))
+        header = ["", "largest at the peak", "part", "shape", "made by"]
+        body = []
+        for row in known:
+            for number, (tensor, times) in enumerate(Counter(row.tensors).items()):
+                where = " ".join(filter(None, [tensor.where, f"({tensor.source})" if tensor.source else ""]))
+                size = f"{times} × " * (times > 1) + show_bytes(tensor.bytes)
+                body.append(["" if number else row.name, size, tensor.part, tensor.shape, where])
+        console.print(Grid(header, body, left=("", *header[2:])))
     problems = dict.fromkeys(row.problem for row in rows if row.problem)
     sentences = [f"{', '.join(row.name for row in rows if row.problem == one)}: {one}" for one in problems]
     for sentence in sentences + [words for row in known if memory and (words := verdict(row, memory))]:
@@ -122,17 +129,6 @@ def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Grid:
     header = ["", *(printable(row.name).replace(" ", "\n") for row in rows)]
     style = {name: "" if name.startswith(" ") else "bold" for name in lines}
     return Grid(header, [[Text(text, style[name]) for text in (name, *cells)] for name, cells in lines.items()])
-
-
-def _largest(rows: Sequence[EstimateRow]) -> Grid:
-    header = ["", "largest at the peak", "part", "shape", "made by"]
-    body = []
-    for row in rows:
-        for number, (tensor, times) in enumerate(Counter(row.tensors).items()):
-            where = " ".join(filter(None, [tensor.where, f"({tensor.source})" if tensor.source else ""]))
-            size = f"{times} × " * (times > 1) + show_bytes(tensor.bytes)
-            body.append(["" if number else row.name, size, tensor.part, tensor.shape, where])
-    return Grid(header, body, left=("", *header[2:]))
 
 
 # -- files -----------------------------------------------------------------------------------------

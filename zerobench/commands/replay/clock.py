@@ -27,7 +27,11 @@ Key = tuple[str, str, str, int]
 def ticks_of(streams: Sequence[pd.DataFrame]) -> list[NDArray[np.int64]]:
     """Returns the ticks of each stream's events, in order."""
     found = [_anchors(stream) for stream in streams]
-    common = _in_one_order(_shared(found))
+    keys = [key for key in found[0] if all(key in other for other in found)]
+    if len(keys) > MOST_ANCHORS:
+        depth = sorted(key[1].count(".") for key in keys)[MOST_ANCHORS]
+        keys = [key for key in keys if key[0] == "phase" or key[1].count(".") < depth]
+    common = _in_one_order({key: np.array([each[key] for each in found]) for key in keys})
     places = [
         np.array([-1, *(each[key] for key in common), len(stream)]) for each, stream in zip(found, streams, strict=True)
     ]
@@ -61,15 +65,6 @@ def _anchors(stream: pd.DataFrame) -> dict[Key, int]:
             found[(*one, seen[one])] = place
             seen[one] += 1
     return found
-
-
-def _shared(found: Sequence[dict[Key, int]]) -> dict[Key, NDArray[np.int64]]:
-    """Returns the anchors that all streams have, with their places in each, in the order of the first stream."""
-    keys = [key for key in found[0] if all(key in other for other in found)]
-    if len(keys) > MOST_ANCHORS:
-        depth = sorted(key[1].count(".") for key in keys)[MOST_ANCHORS]
-        keys = [key for key in keys if key[0] == "phase" or key[1].count(".") < depth]
-    return {key: np.array([each[key] for each in found]) for key in keys}
 
 
 def _in_one_order(shared: dict[Key, NDArray[np.int64]]) -> list[Key]:
