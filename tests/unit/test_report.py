@@ -191,6 +191,11 @@ def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
     assert "times are not comparable: there are none" in page.text
 
 
+def test_runs_whose_bytes_no_pass_counted_have_no_prediction_to_meet(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "page.html", STAGES.parents[2] / "h100")
+    assert "to the element; without a prediction: zero1 passes=timed" in page.text
+
+
 def moved(to: Path, **changes: float) -> Path:
     """The stages with a change of zero1's row."""
     results = load(STAGES)

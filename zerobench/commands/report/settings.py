@@ -221,13 +221,14 @@ def proven_fastest(setting: Setting, judge: Judge) -> SettingCell | None:
 
 
 def _predictions(setting: Setting) -> str:
-    known = [cell for cell in setting.ok if cell.row["predicted_states_bytes"] is not None]
+    counted = [cell for cell in setting.ok if cell.row["states_bytes"] is not None]
+    known = [cell for cell in counted if cell.row["predicted_states_bytes"] is not None]
     if not known:
-        return "none: theory does not cover these strategies"
+        return "none: theory does not cover these strategies" if counted else "none: no pass counted bytes"
     off = {cell.label: cell.row["states_bytes"] - cell.row["predicted_states_bytes"] for cell in known}
     wrong = [f"{label} {by:+,} B" for label, by in off.items() if by]
     words = "states " + (f"differ by {', '.join(wrong)}" if wrong else "are met to the byte")
-    volumes = [cell for cell in known if cell.row["predicted_volume_psi"] is not None]
+    volumes = [cell for cell in known if None not in (cell.row["volume_psi"], cell.row["predicted_volume_psi"])]
     moved = {cell.label: cell.row["volume_psi"] - cell.row["predicted_volume_psi"] for cell in volumes}
     wrong = [f"{label} {by:+.4f} ψ" for label, by in moved.items() if abs(by) > 1e-9]
     words += ", volumes " + (f"differ by {', '.join(wrong)}" if wrong else "to the element") if volumes else ""
