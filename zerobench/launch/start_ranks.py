@@ -114,9 +114,8 @@ def launch(
     """
     from ..host.environment import memory_kills  # it loads torch
 
-    kills_before = memory_kills()
+    kills_before, ranks = memory_kills(), list[RankProcess]()
     log_dir.mkdir(parents=True, exist_ok=True)
-    ranks: list[RankProcess] = []
     try:
         context = fork_server.start()
         for number, job in enumerate(jobs, first):
@@ -126,15 +125,14 @@ def launch(
         raise Interrupted from stop
     except (EOFError, ConnectionError):  # ranks were still being started
         server = f"process {ranks[0].server}" if ranks else "process unknown"
-        words = f"was lost with the fork server of all ranks, {server}, before it began"
-        return Outcome("crash", f"rank {len(ranks)} {words}", [])
+        words = f"rank {len(ranks)} was lost with the fork server of all ranks, {server}, before it began"
+        return Outcome("crash", words, [])
     finally:
         end(ranks)
-        if folders := {job.scratch for job in jobs if getattr(job, "scratch", None)}:
-            from ..zero.offload.disk import sweep
+        for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
+            from ..zero.offload.disk import sweep  # it loads torch, too
 
-            for folder in folders:
-                sweep(folder)
+            sweep(folder)
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
     if memory_kills() > kills_before:

@@ -135,8 +135,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """One update. Consumes the gradients. Raises RuntimeError for gradients that were never reduced.
 
-        `closure` first computes the gradients, with `engine.backward`, and returns the loss, as in torch's optimizers.
-        With loss scaling a step whose gradients overflowed on any rank is skipped by all: see `skipped`.
+        `closure` first computes the gradients, with `backward`, and returns the loss. All ranks skip if one overflowed.
         """
         loss = None
         if closure is not None:
