@@ -136,11 +136,7 @@ class Shortcuts:
         if out is given:
             self._layouts[key] = IN_OUT if _extent_of(given) == before else None
         elif type(out) is tuple:
-            parts = [_layout_of(one, args) if isinstance(one, torch.Tensor) else one for one in out]
-            known = all(
-                part is one is None or type(part) in (TensorLayout, int) for part, one in zip(parts, out, strict=True)
-            )
-            self._layouts[key] = parts if known else None
+            self._layouts[key] = _layouts_of(out, args)
         else:
             self._layouts[key] = _layout_of(out, args)
         return out
@@ -229,6 +225,17 @@ def _layout_of(out: Any, args: Any) -> TensorLayout | None:
     if storage.nbytes() != (last + 1 if out.numel() else 0) * out.element_size():
         return None
     return TensorLayout(out.shape, out.stride(), out.dtype, out.fake_device)
+
+
+def _layouts_of(out: tuple[Any, ...], args: Any) -> list[Any] | None:
+    """Returns the layouts of an operator's outputs, numbers as they are; None if a layout does not tell all of one."""
+    tensors = [one for one in out if isinstance(one, torch.Tensor)]
+    layouts = [_layout_of(one, args) for one in tensors]
+    shared = len({one.untyped_storage()._cdata for one in tensors}) < len(tensors)
+    if shared or None in layouts or not all(one is None or type(one) in (FakeTensor, int) for one in out):
+        return None
+    made = iter(layouts)
+    return [next(made) if isinstance(one, torch.Tensor) else one for one in out]
 
 
 def _direct(dispatch: Callable[..., Any]) -> Callable[..., Any]:
