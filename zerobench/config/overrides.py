@@ -111,9 +111,14 @@ class Composer:
         """Returns the config of a cell, the job `number` of its sweep, and its choice of a model. Cells with equal
         choices are updates of one composition, as Hydra makes them, unless a value is interpolated from Hydra's part.
         """
-        parsed = [_parsed(word) for word in overrides]
-        keys = [o for o in parsed if not (o.key_or_group in GROUPS or _root(o) == "hydra")]
-        composed = self._compose([word for word, o in zip(overrides, parsed, strict=True) if o not in keys])
+        choices, keys = list[str](), list[Override]()
+        for word in overrides:
+            override = _parsed(word)
+            if override.key_or_group in GROUPS or _root(override) == "hydra":
+                choices.append(word)
+            else:
+                keys.append(override)
+        composed = self._compose(choices)
         if composed.asks_hydra or any(ASKS in word for word in overrides):
             config = self.compose_whole(overrides)
             with open_dict(config):

@@ -129,15 +129,19 @@ def launch(
         return Outcome("crash", words, [])
     finally:
         end(ranks)
-        for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
-            from ..zero.offload.disk import sweep  # it loads torch, too
-
-            sweep(folder)
+        _sweep_scratch(jobs)
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
     if memory_kills() > kills_before:
         failures = [_blame_memory(failure) for failure in failures]
     return Outcome(*explain(failures, timeout_s), [], tuple(failures))
+
+
+def _sweep_scratch(jobs: Sequence[Any]) -> None:
+    for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
+        from ..zero.offload.disk import sweep  # it loads torch
+
+        sweep(folder)
 
 
 def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
