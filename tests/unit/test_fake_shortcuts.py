@@ -85,10 +85,10 @@ def test_outputs_of_known_layout_are_those_of_torchs_own_mode() -> None:
                     if isinstance(one, torch.Tensor)
                 )
                 assert aliases == (operator is ATEN._unsafe_view.default)
-        outs = [torch.zeros(48).view(8, 6)[2:6], torch.empty(0)]
-        for out, expected_rows in ((outs[0], 4), (outs[0], 4), (outs[1], 4)):
+        part = torch.zeros(48).view(8, 6)[2:6]
+        for out in (part, part, torch.empty(0), torch.empty(0)):
             assert shortcuts.run(ATEN.mul.out, (a, a), {"out": out}) is out
-            assert len(out) == expected_rows
+            assert out.shape == a.shape
 
 
 def test_modes_are_called_directly_inside_the_block_alone() -> None:
