@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +11,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tests.cells import cell
+from tests.unit.test_estimate import LLAMA
+from zerobench.commands.estimate.command import ask
 from zerobench.fake.host_values import HostValues
 from zerobench.fake.observers import Growth, IntervalMark, listening
-from zerobench.fake.shortcuts import VIEWS, Shortcuts, modes_called_directly
+from zerobench.fake.shortcuts import MISSED, VIEWS, Shortcuts, modes_called_directly
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model
+from zerobench.probes.fake_ledger import ShapesOnly
 from zerobench.probes.ledger import Ledger
 
 ATEN = torch.ops.aten
@@ -35,6 +40,8 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     ATEN._unsafe_view.default: ([2, 12],),
 }
 """Operator -> its arguments behind a tensor of shape (4, 6)."""
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "megatron")
 
 
 def facts_of(made: Any) -> list[tuple[Any, ...]]:
@@ -100,6 +107,51 @@ def test_modes_are_called_directly_inside_the_block_alone() -> None:
         assert isinstance(tensor, FakeTensor)
         assert torch.ops.prim.device(tensor) == torch.device("cpu")
     assert {kind: vars(kind)["__torch_dispatch__"] for kind in before} == before
+
+
+def _rows_of(words: list[str]) -> list[Any]:
+    question = ask(words, defaults={"strategy": ",".join(STRATEGIES), "world_size": "4", "data": "synthetic"})
+    found = [execute(one.config, target=question.target) for one in question.cells if not one.problems]
+    assert [one.problem for one in found] == [""] * len(found)
+    records = [one.known for one in found]
+    bytes_of = [(one.memory, one.allocated_bytes, one.reserved_bytes, one.host_bytes, one.file_bytes) for one in found]
+    # without the number of allocations: the first cell of a process allocates a scalar more
+    memory = [
+        [(row.phase, row.category, row.tier, row.at_peak_bytes, row.max_bytes) for row in one.memory] for one in records
+    ]
+    rows = [
+        (sizes, one.tensors, one.lines, one.traffic, one.schedule) for sizes, one in zip(memory, records, strict=True)
+    ]
+    return [*zip(bytes_of, rows, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=gpt_tiny precision=bf16 activation=checkpoint",
+        pytest.param("model=gpt_tiny precision=fp16 clip=1.0 activation=selective,offload", marks=pytest.mark.thorough),
+        pytest.param("model=gpt_tiny precision=fp32 accumulation=3 activation=checkpoint_offload",
+                     marks=pytest.mark.thorough),
+        pytest.param("model=gpt_tiny precision=bf16 offload=cpu,cpu_delayed,nvme strategy=zero1,zero2,zero3",
+                     marks=pytest.mark.thorough),
+        pytest.param("model=gpt_tiny optimizer=muon,adagrad strategy=ddp,zero2,fsdp2", marks=pytest.mark.thorough),
+        pytest.param("model=gpt_small model.layers=5 precision=bf16", marks=pytest.mark.thorough),
+        pytest.param("model=huggingface huggingface.config=config.json precision=bf16 sequence=64 "
+                     "strategy=ddp,zero2,zero3,fsdp2 activation=none,checkpoint", marks=pytest.mark.thorough),
+        "model=gpt_tiny strategy=ddp,zero2,fsdp2 device=cpu",
+    ],
+)  # fmt: skip
+def test_bytes_are_equal_with_and_without_shortcuts(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every strategy: each phase's extremes, each line, tensor and collective, and the allocator's figures."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    quick = _rows_of(words.split())
+    assert len(quick) >= 3
+    monkeypatch.setattr(ShapesOnly, "__enter__", Ledger.__enter__)  # every operator passes every mode
+    monkeypatch.setattr(Shortcuts, "known", lambda *_: MISSED)
+    assert _rows_of(words.split()) == quick
 
 
 class _Updates:

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from .graphs import GraphMode
-from .shortcuts import SETS, Shortcuts, is_view
+from .shortcuts import MISSED, SETS, Shortcuts, is_view
 
 MOST_FLAGS = 1 << 22
 """Maximum bytes of a tensor of flags, which has a few per parameter of a model."""
@@ -61,12 +61,24 @@ class HostValues(GraphMode):
         self._shortcuts = Shortcuts(fake)
         self.of_model = False
 
+    def at_once(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        """Returns the output of an operator whose first argument is a fake tensor, if no other operator runs for it;
+        otherwise MISSED. The probes above this mode ask for it, to spare most operators the way through every mode.
+        """
+        if not args or type(args[0]) is not FakeTensor:
+            return MISSED
+        if is_view(func, args):
+            return self._shortcuts.view_of(func, args, named)
+        if func in SETS:
+            return self._shortcuts.set_storage(func, args, named)
+        if writes_in_place(func):
+            return args[0] if func._schema.returns else None
+        return MISSED if func in ANY or func in DIFFERS else self._shortcuts.known(func, args, named)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if type(args[0] if args else None) is FakeTensor and is_view(func, args):
-            return self._shortcuts.view_of(func, args, named)
-        if func in SETS and type(args[0]) is FakeTensor:
-            return self._shortcuts.set_storage(func, args, named)
+        if (out := self.at_once(func, args, named)) is not MISSED:
+            return out
         kinds = set(kinds_of_tensors((*args, *named.values())))
         if kinds == {torch.Tensor} or (not kinds and self._makes_flags(func, args, named)):
             with no_dispatch():

@@ -59,6 +59,11 @@ def modes_called_directly() -> Iterator[None]:
         yield
 
 
+def represented_device(tensor: torch.Tensor) -> torch.device:
+    """Returns the device that a fake tensor stands for; of another tensor its own."""
+    return tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+
+
 class InKernel:
     """Runs operators on the meta tensors below fake ones. torch's in_kernel_invocation_manager does the same, but as a
     generator, which takes longer than most operators here.
@@ -117,17 +122,24 @@ class Shortcuts:
         tensor: FakeTensor = args[0]
         return tensor
 
+    def known(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        """Returns an operator's output if its layout is known, otherwise MISSED."""
+        key = _key_of(func, args, named)
+        known = self._layouts.get(key) if key is not None else None
+        if known is None:
+            return MISSED
+        if known is IN_OUT:
+            return named["out"]
+        return tuple(map(self._make, known)) if isinstance(known, list) else self._make(known)
+
     def run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's output. Its layout is known if the operator has run with equal arguments."""
         if func.namespace == "c10d":  # torch's fake process group returns what it is given
             with self._in_kernel:
                 return func(*args, **named)
+        if (out := self.known(func, args, named)) is not MISSED:
+            return out
         key = _key_of(func, args, named)
-        known = self._layouts.get(key) if key is not None else None
-        if known is not None:
-            if known is IN_OUT:
-                return named["out"]
-            return tuple(map(self._make, known)) if isinstance(known, list) else self._make(known)
         if key is None or key in self._layouts:
             return func(*args, **named)
         given = named.get("out")
@@ -160,6 +172,9 @@ class Shortcuts:
         vars(tensor).update(self._attributes[device])
         return cast(FakeTensor, tensor)
 
+
+MISSED = object()
+"""Stands for the output of an operator that has to run."""
 
 IN_OUT = "out"
 """Stands for the layout of an operator that writes into its argument `out` and leaves it as large as it was."""

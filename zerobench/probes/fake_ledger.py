@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ..fake.host_values import HostValues
 from ..fake.observers import Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
+from ..fake.shortcuts import MISSED, represented_device
 from .intervals import StorageRecord
 from .ledger import Ledger
+from .traffic import COPIES
 
 
 class ShapesOnly(Ledger):
@@ -21,6 +26,14 @@ class ShapesOnly(Ledger):
         super().__init__(device)
         self._placeholders: set[int] = set()
         self._observers = take_observers()
+        self._at_once: Callable[[Any, Any, dict[str, Any]], Any] = lambda *_: MISSED
+
+    def __enter__(self) -> Ledger:
+        modes = _get_current_dispatch_mode_stack()
+        for mode in modes:
+            if isinstance(mode, HostValues):
+                self._at_once = mode.at_once
+        return super().__enter__()
 
     def enter_phase(self, phase: str) -> None:
         super().enter_phase(phase)
@@ -42,14 +55,22 @@ class ShapesOnly(Ledger):
         for observer in self._observers:
             observer(heard)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+    def _run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        is_traffic = func.namespace != "aten" or func in COPIES  # the meter below sees it
+        if not is_traffic and (out := self._at_once(func, args, named)) is not MISSED:
+            return out
+        out = func(*args, **named)
         self._meet_all(copied_by_backend(func, args))
         return out
 
+    def _meet(self, storage: torch.UntypedStorage, shape: Sequence[int] = ()) -> StorageRecord:
+        stored = self._live.get(storage._cdata)
+        is_known = stored is not None and stored.bytes == self._bytes_of(storage)
+        return stored if stored is not None and is_known else super()._meet(storage, shape)
+
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         storage = tensor.untyped_storage()
-        uncounted = tensor.device.type == "meta" or shapes_asked()
+        uncounted = represented_device(tensor).type == "meta" or shapes_asked()
         (self._placeholders.add if uncounted else self._placeholders.discard)(storage._cdata)
         return storage
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..records import BETWEEN, CATEGORIES, STATES, TIERS, LineRow, MemoryRow
 from ..zero import labels
@@ -42,8 +43,7 @@ class StorageRecord:
         return "x".join(map(str, self.shape))
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A change: `stored` grew by `grown` bytes (if freed, by minus its size), or moved to another category, or a phase
     began.
     """
@@ -55,16 +55,16 @@ class Event:
     moved: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class Instant:
-    """Live bytes on the device by category after event `number`, `seconds` after the interval began; `others`: the sums
-    of the other tiers.
+class Instant(NamedTuple):
+    """Live bytes on the device by category after event `number`, `seconds` after the interval began; `total`: their
+    sum; `others`: the sums of the other tiers.
     """
 
     number: int
     seconds: float
     phase: str
-    totals: Counter[str]
+    totals: dict[str, int]
+    total: int
     others: dict[str, int]
 
 
@@ -147,7 +147,7 @@ def thin_out(instants: list[Instant], most: int) -> list[Instant]:
     kept = []
     for start in range(0, len(instants), width):
         stretch = instants[start : start + width]
-        highest = max(stretch, key=lambda i: sum(i.totals.values()))
+        highest = max(stretch, key=lambda i: i.total)
         before = instants[start - 1].phase if start else ""
         kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
                  if i is highest or i.phase != last]  # fmt: skip
@@ -241,7 +241,7 @@ class IntervalSums:
     def add(self, whole: str, interval: Interval) -> int:
         """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, or -1."""
         replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
-        on_device, best_at, states_at = replay.totals[labels.DEVICE], -1, -1
+        on_device, best_at, states_at, phase = replay.totals[labels.DEVICE], -1, -1, ""
         best = self.extremes.setdefault(whole, Extremes())
         self._see_elsewhere(replay, whole, whole)
         for number, event in enumerate(interval.events):
@@ -250,17 +250,18 @@ class IntervalSums:
                 continue
             if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
                 births.see(event.stored, event.grown, event.phase, replay.categories[event.stored])
-            self.extremes.setdefault(event.phase, Extremes()).see(on_device)
-            if event.stored is None or event.stored.tier != labels.DEVICE:
-                self._see_elsewhere(replay, event.phase, whole)
-            before = best.states
-            best_at = number if best.see(on_device) else best_at
-            states_at = number if best.states > before else states_at
-            others = {tier: replay.totals[tier].total() for tier in TIERS[1:]}
-            together = on_device.total() + others[labels.HOST]
+            if event.grown >= 0 or event.phase != phase:  # what shrinks within a phase sets no record
+                self.extremes.setdefault(event.phase, Extremes()).see(on_device)
+                if event.stored is None or event.stored.tier != labels.DEVICE:
+                    self._see_elsewhere(replay, event.phase, whole)
+                before = best.states
+                best_at = number if best.see(on_device) else best_at
+                states_at = number if best.states > before else states_at
+            total, others = sum(on_device.values()), {tier: sum(replay.totals[tier].values()) for tier in TIERS[1:]}
             for name in (event.phase, whole):
-                self.in_memory[name] = max(self.in_memory[name], together)
-            instants.append(Instant(number, event.at - interval.began, event.phase, on_device.copy(), others))
+                self.in_memory[name] = max(self.in_memory[name], total + others[labels.HOST])
+            instants.append(Instant(number, event.at - interval.began, event.phase, dict(on_device), total, others))
+            phase = event.phase
         if whole == "step":
             self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)
         best.see_births(births.end())
@@ -269,7 +270,7 @@ class IntervalSums:
         if states_at >= 0:
             best.alive_states = [one for one in alive_after(interval, states_at) if one[2] in STATES]
         self.timeline = thin_out(instants, INSTANTS)
-        return max((instant.totals.total() for instant in instants), default=-1)
+        return max((instant.total for instant in instants), default=-1)
 
     def _see_elsewhere(self, replay: IntervalReplay, *names: str) -> None:
         for tier in TIERS[1:]:

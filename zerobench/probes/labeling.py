@@ -6,7 +6,7 @@ Tensors that contain others (DTensor): the probes count their contents.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,12 +19,17 @@ def holds_others(types: Iterable[type]) -> bool:
     """Returns True if an operator has a tensor that contains others as an argument, and is then dispatched again on its
     contents.
     """
-    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
+    return any(map(_flattens, types))
+
+
+@cache
+def _flattens(kind: type) -> bool:
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def contains_others(tensor: torch.Tensor) -> bool:
     """Returns True for a tensor that contains others."""
-    return is_traceable_wrapper_subclass(tensor)
+    return _flattens(type(tensor)) and is_traceable_wrapper_subclass(tensor)
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

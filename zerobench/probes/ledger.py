@@ -34,7 +34,7 @@ from ..zero import labels
 from .collective_operators import NAMESPACES
 from .in_transit import InTransit
 from .intervals import Birth, Event, History, Interval, IntervalSums, StorageRecord
-from .labeling import holds_others, parts_of
+from .labeling import contains_others, holds_others, parts_of
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
 
@@ -113,7 +113,7 @@ class Ledger(GraphMode, labels.Observer):
         if self.log is not None and func.namespace == "profiler":
             self.log.marked(func._schema.name.split("::")[1], args)
         self.lines.see_operator()
-        out = func(*args, **(kwargs or {}))
+        out = self._run(func, args, kwargs or {})
         if self.in_transit is not None and func is WAIT:
             self.in_transit.wait_for(args[0])
         self._meet_all(out)
@@ -123,6 +123,9 @@ class Ledger(GraphMode, labels.Observer):
         if func in (CLONE, CAST) and not self._in_optimizer:
             self._follow_copy(func, args[0], out)
         return out
+
+    def _run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        return func(*args, **named)
 
     def _enter_optimizer(self, within: bool) -> None:
         """Records that the optimizer's step runs: its copies are temporaries."""
@@ -211,7 +214,7 @@ class Ledger(GraphMode, labels.Observer):
 
     def _meet_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
-            for tensor in parts_of(out):
+            for tensor in parts_of(out) if contains_others(out) else (out,):
                 self._meet(self._see(tensor), tensor.shape)
         elif isinstance(out, tuple | list):
             for one in out:
