@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses import fake_tensor
+from torch.distributed.tensor import _sharding_prop
 from torch.nn import functional as F
 from torch.utils import _python_dispatch
 
@@ -143,6 +144,8 @@ PRIVATE: list[tuple[ModuleType | type, str]] = [
     *((fake_tensor, name) for name in ("DataDependentOutputException", "DynamicOutputShapeException")),
     *((fake_tensor.FakeTensor, name) for name in ("constant", "fake_device")),
     (_python_dispatch, "_disable_current_modes"),
+    (_python_dispatch, "_get_current_dispatch_mode_stack"),
+    (_sharding_prop, "_propagate_use_strided_shard_flag"),
     (torch.utils, "weakref"),
     (nn.Module, "_apply"),
     (torch.distributed, "_verify_params_across_processes"),

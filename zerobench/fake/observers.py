@@ -80,11 +80,24 @@ def shapes_asked() -> bool:
 
 @contextmanager
 def shapes_asked_apart() -> Iterator[None]:
-    """Tracks when DTensor calls shape functions. Its method is private to torch; a test fails if it moves.
+    """Tracks when DTensor calls shape functions, and looks once per operator for shards in strides: a fused update asks
+    per parameter, about all parameters. Both are private to torch; a test fails if they move.
 
     Imported here because it takes most of a second, which commands without fake tensors should not spend.
     """
+    from torch.distributed.tensor import _sharding_prop
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    flag = "_propagate_use_strided_shard_flag"
+    propagate_flag, looked = getattr(_sharding_prop, flag, None), list[Any]([None, False])  # None: an older torch
+
+    def propagate_if_strided(strategy: Any, schema: Any) -> None:
+        if looked[0] is not schema:
+            of_shards = (type(one) for spec in schema.args_spec for one in spec.placements)
+            looked[:] = schema, _StridedShard in of_shards
+        if looked[1] and propagate_flag is not None:
+            propagate_flag(strategy, schema)
 
     answer = ShardingPropagator._propagate_tensor_meta_non_cached
 
@@ -95,7 +108,10 @@ def shapes_asked_apart() -> Iterator[None]:
         finally:
             _asked[0] = False
 
-    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", noted):
+    with (
+        mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", noted),
+        mock.patch.object(_sharding_prop, flag, propagate_if_strided, create=True),
+    ):
         yield
 
 
