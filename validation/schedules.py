@@ -6,7 +6,6 @@ kept   a parquet file per simulated cell, device and code: the events that a tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +14,7 @@ import torch
 from zerobench.config.cell import CellConfig
 from zerobench.fake_execution import Execution, Target, execute_all
 from zerobench.host.terminal import progress_bar
+from zerobench.launch import fork_server
 from zerobench.records import EventRow
 from zerobench.records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from zerobench.results.provenance import source_of
@@ -31,6 +31,8 @@ COLUMNS = (
 NOT_EXECUTED = ("timing", "commands", "sweep", "watching", "gate")
 """Packages above fake_execution: a schedule stays valid if their code changes."""
 
+TRANSFORMERS = "transformers.models.auto.modeling_auto"
+
 Work = tuple[Reduced, Target]
 
 
@@ -40,11 +42,14 @@ class Schedules:
     def __init__(self, folder: Path, jobs: int | None = None) -> None:
         self._folder, self._jobs = folder, jobs
         self._failed: dict[str, str] = {}
+        self._read_before: dict[str, tuple[EventRow, ...]] = {}
 
     def execute(self, what: str, work: Sequence[Work]) -> None:
         """Simulates the cells that are not kept yet, with progress on standard error."""
         wanted = {_key(config, target): (config, target) for cell, target in work for config in cell.configs}
         due = {key: one for key, one in wanted.items() if not self._path(key).is_file()}
+        if TRANSFORMERS not in fork_server.PRELOAD and any(config.huggingface for config, _ in due.values()):
+            fork_server.PRELOAD.insert(-1, TRANSFORMERS)  # once, and not in each cell's process
         with progress_bar(what, len(due), "cells") as advance:
             for target in dict.fromkeys(target for _, target in due.values()):
                 configs = {key: config for key, (config, its) in due.items() if its == target}
@@ -61,7 +66,10 @@ class Schedules:
         keys = [_key(config, target) for config in cell.configs]
         if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
             return StepSchedule(cell, (), problem)
-        return StepSchedule(cell, tuple(self._read(key) for key in keys))
+        for key in keys:
+            if key not in self._read_before:
+                self._read_before[key] = self._read(key)
+        return StepSchedule(cell, tuple(self._read_before[key] for key in keys))
 
     def _keep(self, key: str, found: Execution) -> None:
         if found.problem:
@@ -69,8 +77,8 @@ class Schedules:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._path(key).with_suffix(".partial")
-        events = [asdict(event) for event in found.known.events if event.kind in KINDS]
-        pd.DataFrame(events)[list(COLUMNS)].to_parquet(aside, index=False)
+        events = [event for event in found.known.events if event.kind in KINDS]
+        pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS}).to_parquet(aside, index=False)
         aside.replace(self._path(key))
 
     def _read(self, key: str) -> tuple[EventRow, ...]:
