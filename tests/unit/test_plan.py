@@ -14,29 +14,32 @@ import pytest
 from analysis import largest_model
 from analysis.__main__ import main
 from tests.cells import cell
-from zerobench.commands.plan import memory
+from zerobench.commands.plan import fastest, memory, search
 from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
-from zerobench.commands.plan.candidates import Candidate, candidates
+from zerobench.commands.plan.candidates import SAME, Candidate, candidates
 from zerobench.commands.plan.command import plan, progress
-from zerobench.commands.plan.fastest import find_fastest, turn_of_gpus
-from zerobench.commands.plan.memory import Capacity, Simulated, whole_of
+from zerobench.commands.plan.fastest import find_fastest, on_more_gpus, turn_of_gpus
+from zerobench.commands.plan.memory import Capacity, Simulated, Work, whole_of
 from zerobench.commands.plan.search import (
+    DOMINATED,
     FIXED,
     LAYERS,
     MICRO_BATCHES,
+    TOO_LARGE,
     Plan,
     PlanAxis,
     PlanRow,
+    bound_of,
     family_axis,
     gpus_axis,
     next_place,
     shapes,
     timed_axis,
+    with_model,
 )
 from zerobench.commands.predict import costs_of
-from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
-from zerobench.fake_execution import Execution, execute
+from zerobench.fake_execution import CUDA, Execution, execute
 from zerobench.timing.prediction import Reduced
 
 MIB = 2**20
@@ -103,9 +106,9 @@ def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: 
 
 def row(name: str, peak: int | Simulated | None, offload: str = "none", load: float = 1.0, **more: Any) -> PlanRow:
     """Returns a row whose search is over; its one cell fits if `load` is at most 1."""
-    found = PlanRow(Candidate(name, offload), ANY, FIXED)
+    found = PlanRow(Candidate(name, offload), ANY, FIXED, over=True)
     if peak is None:
-        found.problem, found.bound_bytes = "states alone", 10**9
+        found.problem, found.bound_bytes = TOO_LARGE, 10**9
     else:
         found.loads, found.probes = {0: load}, {0: used(peak, **more) if isinstance(peak, int) else peak}
     return found
@@ -177,14 +180,21 @@ def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
     def fit(name: str, rate: float, **more: Any) -> Any:
         return replace(used(1), cell=cell(name, ranks), step=SimpleNamespace(rate=lambda: rate), **more)
 
-    def simulate(_: Plan, cells: list[Cell]) -> list[Simulated]:
-        assert len(cells) == 2, "zero1's second row is no leader"
-        return [fit("ddp", rate) for rate in rates[cells[0].config.world_size]]
+    def simulate(of: Plan, chains: list[list[PlanRow]]) -> None:
+        for (row,) in chains:
+            number = names.index(row.candidate.strategy)
+            row.probes, row.over = {0: fit("ddp", rates[row.cell.config.world_size][number])}, True
 
+    names = ["zero1", "zero3"]
     monkeypatch.setattr(Plan, "simulate", simulate)
     rows = [row("zero1", fit("zero1", 3.0)), row("zero1", fit("zero1", 2.0), "cpu")]
-    assert turn_of_gpus(plan_of([*rows, row("zero3", fit("zero3", 1.0))])) == said
-    assert turn_of_gpus(plan_of(rows)) == ""
+    found, larger = plan_of([*rows, row("zero3", fit("zero3", 1.0))]), dict[Any, PlanRow]()
+    due = on_more_gpus(found, larger)
+    assert [one.candidate.name for one in due] == names * len(rates), "zero1's second row is no leader"
+    assert not on_more_gpus(found, larger), "each is simulated once"
+    found.simulate([[one] for one in due])
+    assert turn_of_gpus(found, larger) == said
+    assert turn_of_gpus(plan_of(rows), {}) == ""
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 16, 64])
@@ -217,16 +227,14 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     start = compose_cells([*words, "precision=bf16", "data=synthetic", "micro_batch=1"])[0]
     executed: list[str] = []
 
-    def run(configs: list, tell: Any, operators: bool) -> list[Execution]:  # type: ignore[type-arg]
-        executed.extend(config.cell_id for config in configs)
-        done = [execute(config) for config in configs]
-        for number, one in enumerate(done):
-            tell(number, one)
-        return done
+    def run(configs: list, tell: Any, operators: bool) -> None:  # type: ignore[type-arg]
+        for number, config in enumerate(configs):  # `tell` adds to them
+            executed.append(config.cell_id)
+            tell(number, execute(config))
 
     capacity, candidate = Capacity(MIB // 4, reserve=0.0), Candidate("zero3")
     told: list[str] = []
-    layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row.problem))
+    layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row.problem if row else "first"))
     layers.search({candidate: start}, lambda _: LAYERS)
     found = layers.rows[candidate]
     assert found.beyond is not None
@@ -234,12 +242,155 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
     assert sum(found.fit.at_peak.values()) == found.fit.peak_bytes
     assert len(executed) == len(set(executed)) == len(found.probes)
-    assert told == [""]
+    assert told == ["first", ""]
     tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
     tiny.search({candidate: start}, lambda _: LAYERS)
-    assert "states alone" in told[-2]
+    assert told[-3:] == [TOO_LARGE, "first", ""]
     assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
+
+
+Answer = Callable[[Work], Simulated | str]
+
+
+def simulated_as(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """Replaces simulations by `answer`. Returns the list to which they are added."""
+    ran: list[Work] = []
+
+    def simulate(work: list[Work], done: Any, *_: Any) -> None:
+        for place, one in enumerate(work):  # `done` adds to them
+            ran.append(one)
+            done(place, answer(one))
+
+    monkeypatch.setattr(search, "simulate", simulate)
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("named", "fitting", "ran", "bounds"),
+    [
+        ([], {"ddp", "zero3"}, ["ddp", "zero3"], 6),
+        ([], {"zero3 offload=cpu"}, [
+            "ddp", "ddp activation=checkpoint", "zero3", "zero3 activation=checkpoint", "zero3 offload=cpu"], 3),
+        (["activation"], {"ddp", "zero3", "zero3 activation=checkpoint"}, [
+            "ddp", "ddp activation=checkpoint", "zero3", "zero3 activation=checkpoint"], 4),
+    ],
+)  # fmt: skip
+def test_of_a_strategy_no_row_is_simulated_after_one_that_fits(
+    named: list[str], fitting: set[str], ran: list[str], bounds: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A row that costs more than one that fits cannot win; a value that the user names is simulated."""
+    rows = candidates({"strategy": ("ddp", "zero3")})
+    cells = {row: cell(row.strategy, 2, micro_batch=number + 1) for number, row in enumerate(rows)}
+    names = {number + 1: row.name for number, row in enumerate(rows)}
+    peaks = {number: 90 if name in fitting else 200 for number, name in names.items()}
+    seen = simulated_as(lambda work: used(peaks[work.cell.config.micro_batch]), monkeypatch)
+    monkeypatch.setattr(search, "bound_of", lambda _: 70)
+    found = replace(plan_of([]), named=named)
+    found.search(cells, lambda _: FIXED)
+    assert sorted(names[work.cell.config.micro_batch] for work in seen) == sorted(ran)
+    bounded = [row for row in found.rows.values() if row.reason == DOMINATED]
+    assert len(bounded) == bounds
+    assert {row.bound_bytes for row in bounded} == {70}
+    assert {row.candidate.name for row in found.fitting} == fitting
+    print_plan(found)
+    said = capsys.readouterr().out
+    assert f"not simulated: {', '.join(row.candidate.name for row in bounded)}: fits without it" in said
+    assert said.count("bound ") == bounds == said.count("≥ 70 B")
+
+
+def test_a_row_whose_bound_is_too_large_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = simulated_as(lambda work: used(90), monkeypatch)
+    monkeypatch.setattr(search, "bound_of", lambda cell: {"ddp": 101, "zero3": 100}[cell.config.strategy.name])
+    found = plan_of([])
+    found.search({Candidate(name): cell(name, 2) for name in ("ddp", "zero3")}, lambda _: FIXED)
+    assert [work.cell.config.strategy.name for work in ran] == ["zero3"]
+    assert [(row.problem, row.bound_bytes) for row in found.rows.values()] == [(TOO_LARGE, 101), ("", None)]
+
+
+DEEP = with_model(cell("zero3", 8), layers=48)
+
+
+@pytest.mark.parametrize("whole", [10, 9, 12])
+def test_a_bracket_is_found_with_few_blocks_and_its_ends_have_all(whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 samples fit by few blocks; all blocks may take more memory, or less."""
+
+    def answer(work: Work) -> Simulated:
+        size = work.cell.config.micro_batch
+        most = whole if work.whole else 10
+        return replace(used(int(30 + 70 * size / (most + 0.5)), value=size), whole=work.whole)
+
+    ran = simulated_as(answer, monkeypatch)
+    monkeypatch.setattr(search, "bound_of", lambda _: 25)
+    found = plan_of([], "largest_batch")
+    found.search({Candidate("zero3"): DEEP}, lambda _: MICRO_BATCHES)
+    (only,) = found.rows.values()
+    assert only.best is not None
+    assert only.beyond is not None
+    assert (only.best.cell.config.micro_batch, only.beyond.cell.config.micro_batch) == (whole, whole + 1)
+    assert only.best.whole
+    assert only.beyond.whole
+    assert 2 <= sum(work.whole for work in ran) <= 4
+
+
+@pytest.mark.parametrize("most", [2, 5, 8, 31, 64])
+def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the other rows the next micro-batch is too large on the line through two that fit."""
+
+    def answer(work: Work) -> Simulated:
+        config = work.cell.config
+        share = max(0.6, 0.3 + 0.7 * config.micro_batch / most)  # the update's instant, then the activations'
+        rate = config.micro_batch * (2 if config.strategy.name == "zero1" else 1)
+        step = SimpleNamespace(rate=lambda *_: rate, interval=SimpleNamespace(low=0.9))
+        return replace(used(int(100 * share)), cell=work.cell, step=step, whole=work.whole)  # type: ignore[arg-type]
+
+    ran = simulated_as(answer, monkeypatch)
+    monkeypatch.setattr(search, "bound_of", lambda _: 25)
+    monkeypatch.setattr(fastest, "turn_of_network", lambda *_: "")
+    costs = costs_of("h100-3200", None)
+    found = replace(plan_of([], "fastest"), costs=costs)
+    find_fastest(found, costs, {Candidate(name): cell(name, 8) for name in ("zero3", "zero1")}, None, ())
+    fits = max(size for size in (1, 2, 4, 8, 16, 32, 64) if size <= most)
+    assert {row.fit.cell.config.micro_batch for row in found.ranked} == {fits}
+    first = found.ranked[0]
+    assert first.candidate == Candidate("zero1")
+    sizes = {work.cell.config.micro_batch for work in ran if work.cell.config.strategy.name == "zero1" and work.whole}
+    assert {fits, min(2 * fits, 64)} <= sizes
+
+
+STATES = [
+    *((name, ()) for name in ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "fsdp2_no_reshard")),
+    ("zero_redundancy", ("precision=fp32",)), ("zero1", ("offload=cpu",)), ("zero2", ("offload=cpu",)),
+    ("zero3", ("offload=cpu",)), ("zero3", ("offload=nvme",)), ("zero3", ("precision=fp16", "clip=1.0")),
+    ("zero2", ("accumulation=2",)), ("zero3", ("model.lora=4",)), ("zero3", ("optimizer=sgd",)),
+    ("zero3", ("shard_group=2",)), ("zero3", ("strategy.construct=meta",)),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.shown(6)
+@pytest.mark.parametrize("case", STATES, ids=lambda case: " ".join((case[0], *case[1])))
+def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[str, ...]]) -> None:
+    words = {"precision": "precision=bf16", "activation": "activation=none,checkpoint"}
+    given = {word.partition("=")[0]: word for word in (f"strategy={case[0]}", *case[1])}
+    line = [
+        *TINY,
+        "model.layers=3",
+        *SAME,
+        "world_size=4",
+        "micro_batch=1",
+        "data=synthetic",
+        *(words | given).values(),
+    ]
+    for one in compose_cells(["-m", *line]):
+        found = execute(one.config, target=CUDA)
+        assert not found.problem
+        bound = bound_of(one)
+        assert bound or "nvme" in one.config.offload.name
+        assert bound <= (found.allocated_bytes or 0)
 
 
 def _layers(found: Simulated) -> int:
@@ -279,18 +430,19 @@ def test_an_interrupted_plan_of_the_fastest_keeps_its_complete_rows(
 ) -> None:
     """Ctrl-C comes while zero3 is open: its second micro-batch was to be simulated."""
 
-    def simulate(_: Plan, cells: list[Cell], done: Any) -> None:
-        if len(cells) < 2:
-            raise KeyboardInterrupt
+    def simulate(work: list[Work], done: Any, *_: Any) -> None:
         done(0, "its model cannot be built")
         done(1, used(MIB))
+        assert len(work) == 3
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Plan, "simulate", simulate)
-    found = replace(plan_of([], "fastest", Capacity(100 * MIB)))
+    monkeypatch.setattr(search, "simulate", simulate)
+    costs = costs_of("h100-3200", None)
+    found = replace(plan_of([], "fastest", Capacity(100 * MIB)), costs=costs)
     with progress(found):
-        find_fastest(found, costs_of("h100-3200", None), {Candidate(n): cell(n, 8) for n in ("ddp", "zero3")}, None, ())
+        find_fastest(found, costs, {Candidate(n): cell(n, 8) for n in ("ddp", "zero3")}, None, ())
     assert found.interrupted
-    assert [(row.problem, row.due is None) for row in found.rows.values()] == [
+    assert [(row.problem, row.over) for row in found.rows.values()] == [
         ("its model cannot be built", True),
         ("", False),
     ]

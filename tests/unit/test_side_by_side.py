@@ -63,6 +63,23 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
+def test_a_job_that_is_added_begins_while_another_still_runs(tmp_path: Path) -> None:
+    """The second job ends first and adds the third, which interrupts the first: it would run for ten minutes."""
+    jobs, ended = ["forever", "done"], list[int]()
+
+    def add(number: int, news: Any) -> None:
+        if not isinstance(news, str):
+            ended.append(number)
+            jobs.extend(["done"] * (number == 1))
+            if number == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        launch_each(work, jobs, tmp_path, 60.0, at_once=2, heard=add)
+    assert ended == [1, 2]
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_cells_side_by_side_are_as_executed_here_and_one_that_fails_has_a_sentence() -> None:

@@ -54,20 +54,25 @@ def execute_all(
     limits: Limits = LIMITS,
     operators: bool = False,
 ) -> list[Execution]:
-    """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use).
-    `operators`: whether their events include every compute operator.
+    """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use), and
+    of those that `tell` adds to `configs` at the end of one. `operators`: whether their events include every compute
+    operator.
 
     A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
     KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a
     sweep's ranks do, from the script or package that registers them.
     """
-    at_once = jobs or usable_cores()
-
-    def heard(number: int, news: Any) -> None:
-        tell(number, _execution_of(configs[number], news, limits) if isinstance(news, Outcome) else news)
-
+    at_once, work = jobs or usable_cores(), list[_Job]()
     with temporary_folder() as folder:
-        work = [_Job(config, target, limits, str(folder), operators) for config in configs]
+
+        def add_new() -> None:
+            work.extend(_Job(config, target, limits, str(folder), operators) for config in configs[len(work) :])
+
+        def heard(number: int, news: Any) -> None:
+            tell(number, _execution_of(configs[number], news, limits) if isinstance(news, Outcome) else news)
+            add_new()
+
+        add_new()
         outcomes = launch_each(run_job, work, folder, limits.seconds, at_once, heard)
     return [_execution_of(config, outcome, limits) for config, outcome in zip(configs, outcomes, strict=True)]
 

@@ -295,16 +295,16 @@ def launch_each(
 ) -> list[Outcome]:
     """Runs `worker(job, tell)` in a process for each of `jobs`, and returns their outcomes in the order of the jobs.
 
-    Values that a worker passes to `tell` go to `heard` with the job's number, and so does the outcome once it is known.
-    Raises Interrupted when the user interrupts, after all processes have ended.
+    Values that a worker passes to `tell` go to `heard` with the job's number, and so does the outcome once it is known;
+    jobs that `heard` then adds to `jobs` run, too. Raises Interrupted when the user interrupts, after all processes
+    have ended.
     """
-    waiting, outcomes = list(range(len(jobs))), dict[int, Outcome]()
+    outcomes: dict[int, Outcome] = {}
     running: dict[RankProcess, float] = {}
     log_dir.mkdir(parents=True, exist_ok=True)
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                number = waiting.pop(0)
+        while len(outcomes) < len(jobs):
+            while len(running) < at_once and (number := len(outcomes) + len(running)) < len(jobs):
                 log = log_dir / f"job{number}.log"
                 running[start(fork_server.context(), worker, jobs[number], number, log)] = time.monotonic() + timeout_s
             _listen_until(min(running.values()), running, heard)

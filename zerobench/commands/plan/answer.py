@@ -108,6 +108,12 @@ def found_words(row: search.PlanRow, goal: Goal) -> str:
     return f"does not fit, {row.beyond.held_words}" if row.beyond else row.problem
 
 
+def due_words(plan: search.Plan) -> str:
+    """Returns how many rows are simulated, before the first is."""
+    left = sum(not row.over for row in plan.rows.values()) - plan.due
+    return f"{plan.due} of {len(plan.rows)} rows to simulate" + f"; {left} more only if these do not fit" * (left > 0)
+
+
 def sentence(plan: search.Plan) -> str:
     """Returns the recommendation with its reason, or why nothing is recommended."""
     row = recommended(plan)
@@ -128,7 +134,9 @@ def _others(plan: search.Plan, row: search.PlanRow) -> str:
     if cheaper:
         closest = max(cheaper, key=lambda other: goal.value(other.fit))
         return f"{closest.candidate.name}, which costs less, ends at {goal.words(closest.fit)}"
-    unfit = [other.candidate for other in plan.rows.values() if other.best is None]
+    unfit = [
+        other.candidate for other in plan.rows.values() if other.best is None and other.problem != search.DOMINATED
+    ]
     alike = [other for other in unfit if other.recomputes == row.candidate.recomputes]
     names = dict.fromkeys(other.strategy for other in alike if other.rank < row.candidate.rank)
     if names:
@@ -222,7 +230,7 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
         ranked = plan.ranked[:SHOWN]
         tokens = counted(row.fit.cell.config.sequence for row in ranked)
         return Grid([name.replace("tokens", tokens) for name in TIMED], [_timed_line(row) for row in ranked], WORDS)
-    lines = [_line(row, plan) for row in plan.rows.values() if not row.due]
+    lines = [_line(row, plan) for row in plan.rows.values() if row.over]
     kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
     shown = [[line[n] for n in kept] for line in lines]
     return Grid([HEADER[n] for n in kept], shown, WORDS, FIRST_TO_GO, columns)
@@ -231,8 +239,9 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
 def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
     found = row.best or row.beyond
     if found is None:
-        states = f"states alone {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
-        return [row.candidate.name, "no", *["–"] * (len(HEADER) - 3), states]
+        fits = "bound" if row.problem == search.DOMINATED else "no"
+        bound = f"≥ {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
+        return [row.candidate.name, fits, bound, *["–"] * (len(HEADER) - 3)]
     fits = GOALS[plan.goal].short(row.best) if row.best else "no"
     free = plan.capacity.usable_bytes - found.held_bytes
     sizes = (found.peak_bytes, found.reserved_bytes, free, found.host_bytes or None, found.file_bytes or None)
@@ -264,7 +273,7 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     rule += f"; {show_count(sum(len(row.probes) for row in plan.rows.values()), 'cell')} simulated"
     reasons: dict[str, list[str]] = {}
     for row in plan.rows.values():
-        if row.reason and row.bound_bytes is None:
+        if row.reason:
             reasons.setdefault(row.reason, []).append(row.candidate.name)
     lines = [rule, *(f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()), *plan.notes]
     lines += [""] * (best is not None) + [sentence(plan)]

@@ -24,7 +24,7 @@ from ...results.options import Parser, add_columns, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes
 from ..predict import costs_of
-from .answer import FASTEST, GOALS, HEADER, as_json, found_words, print_plan, recommended
+from .answer import FASTEST, GOALS, HEADER, as_json, due_words, found_words, print_plan, recommended
 from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, compose, words_of
 from .fastest import find_fastest
 from .memory import RESERVE, Capacity
@@ -70,7 +70,7 @@ def plan(arguments: list[str]) -> int:
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
     execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
-    answer = Plan(chosen.goal, capacity, execute, device=chosen.device, words=words)
+    answer = Plan(chosen.goal, capacity, execute, device=chosen.device, words=words, named=axes)
     with progress(answer):
         if chosen.goal == FASTEST:
             answer.costs = costs_of(chosen.cluster, chosen.node_gbit_s)
@@ -121,10 +121,13 @@ def progress(plan: Plan) -> Iterator[None]:
     ) as bar:  # fmt: skip
         task = bar.add_task("theory's bounds first", total=None)
 
-        def tell(plan: Plan, row: PlanRow) -> None:
-            left = sum(other.due is not None for other in plan.rows.values())
+        def tell(plan: Plan, row: PlanRow | None) -> None:
+            left = sum(not other.over for other in plan.rows.values())
             bar.update(task, description=f"{left} rows still searched")
-            print_on(bar.console, f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {left} to go")
+            words = (
+                f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {left} to go" if row else due_words(plan)
+            )
+            print_on(bar.console, words)
 
         plan.tell = tell
         try:

@@ -3,7 +3,7 @@
 rows       strategies x activation policies, then variants of the leading strategies: prefetch, nodes, shard groups,
            ZeRO++. What a variant changes is communication: if the step without any were not shorter by more than the
            interval, none is simulated, and the answer says so
-verified   rows are simulated with few blocks; the row that is recommended is simulated with all its blocks
+verified   rows are simulated with few blocks; the row that is recommended, and its next micro-batch, with all of them
 turn       the network, or the number of GPUs, at which another row would be ahead: schedules are laid out again for
            every network, and the leading strategies are simulated again on more GPUs with the same micro-batches
 """
@@ -23,8 +23,7 @@ from ...records import EventRow
 from ...strategies import built_in
 from ...timing.costs import GpuCosts, Transfer
 from .candidates import Candidate
-from .memory import Simulated
-from .search import Plan, PlanAxis, PlanRow, timed_axis
+from .search import FIXED, Plan, PlanAxis, PlanRow, timed_axis
 
 LEADERS = 2
 """Strategies whose variants are tried."""
@@ -72,9 +71,14 @@ def find_fastest(
             "interval, so that prefetch, groups and ZeRO++ were not varied"
         )
     plan.search(more, axis_of_variant)
-    _verify(plan)
+    larger: Larger = {}
+    while plan.ranked and not plan.ranked[0].exact:  # if it does not fit with all its blocks, the next is the first
+        first, due = plan.ranked[0], on_more_gpus(plan, larger)
+        first.few, first.exact, first.over = False, True, False
+        plan.simulate([[first], *([row] for row in due)])
+    plan.simulate([[row] for row in on_more_gpus(plan, larger)])
     if plan.ranked:
-        plan.turns = [turn_of_network(plan.ranked, costs), turn_of_gpus(plan)]
+        plan.turns = [turn_of_network(plan.ranked, costs), turn_of_gpus(plan, larger)]
 
 
 def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Candidate, Cell]:
@@ -106,25 +110,6 @@ def _leaders(ranked: Sequence[PlanRow]) -> list[PlanRow]:
     for row in ranked:
         best.setdefault(row.candidate.strategy, row)
     return list(best.values())[:LEADERS]
-
-
-def _verify(plan: Plan) -> None:
-    """Simulates the first with all its blocks; if it does not fit, the next is the first."""
-    while plan.ranked:
-        first = plan.ranked[0]
-        best = first.fit
-        small = best.timed.schedule.cell.configs
-        if len(small) == 1:
-            return
-        given = best.cell.config
-        config = replace(small[-1], model=given.model, huggingface=given.huggingface)
-        (whole,) = plan.simulate([replace(best.cell, config=config)], whole=True)
-        if isinstance(whole, str):
-            return
-        first.probes[first.last] = replace(whole, cell=best.cell, step=best.step)
-        first.loads[first.last] = load = plan.capacity.load(whole.bytes_in)
-        if load <= 1:
-            return
 
 
 class FreeCosts(GpuCosts):
@@ -171,22 +156,40 @@ def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanR
     return ranked[best] if rates[best] > AHEAD * rates[0] else ranked[0]
 
 
-def turn_of_gpus(plan: Plan) -> str:
-    """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if no other
-    strategy fits, or no larger world may be simulated. It simulates the leaders again."""
-    leaders, tried = _leaders(plan.ranked), list[str]()
+Larger = dict[tuple[Candidate, int, int], PlanRow]
+"""Leader, its micro-batch and a factor on its number of GPUs -> it on so many GPUs."""
+
+
+def on_more_gpus(plan: Plan, larger: Larger) -> list[PlanRow]:
+    """Adds the leaders on more GPUs with the same micro-batches. Returns the new ones, which are to be simulated."""
+    leaders, new = _leaders(plan.ranked), list[PlanRow]()
     for factor in MORE_GPUS if len(leaders) > 1 else ():
-        cells = [(row.fit.cell, row.fit.cell.config) for row in leaders]
-        larger = [
-            cell.changed(world_size=config.world_size * factor, batch=config.batch and config.batch * factor)
-            for cell, config in cells
-        ]
-        if any(problems_of(cell.config) for cell in larger):  # more ranks than a world has at most
+        for row in leaders:
+            cell, config = row.fit.cell, row.fit.cell.config
+            key = row.candidate, config.micro_batch, factor
+            if key not in larger:
+                batch = config.batch and config.batch * factor
+                cell = cell.changed(world_size=config.world_size * factor, batch=batch)
+                if not problems_of(cell.config):  # more ranks than a world has at most
+                    larger[key] = PlanRow(row.candidate, cell, FIXED, few=True, exact=False)
+                    new.append(larger[key])
+    return new
+
+
+def turn_of_gpus(plan: Plan, larger: Larger) -> str:
+    """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if no other
+    strategy fits, or no larger world may be simulated.
+    """
+    leaders, tried = _leaders(plan.ranked), list[str]()
+    for factor in MORE_GPUS:
+        rows = [larger.get((row.candidate, row.fit.cell.config.micro_batch, factor)) for row in leaders]
+        known = [row for row in rows if row is not None]
+        if len(known) < LEADERS:
             break
-        answers, gpus = plan.simulate(larger), larger[0].config.world_size
-        if problem := next((answer for answer in answers if isinstance(answer, str)), ""):
+        gpus = known[0].cell.config.world_size
+        if problem := next((row.problem for row in known if row.problem), ""):
             return f"On {gpus:,} GPUs nothing is predicted: {problem}."
-        rates = [answer.timed.rate() for answer in answers if isinstance(answer, Simulated)]
+        rates = [row.probes[0].timed.rate() for row in known]
         best = leaders[rates.index(max(rates))]
         if max(rates) > AHEAD * rates[0]:
             return f"On {gpus:,} GPUs with the same micro-batches {best.candidate.name} is ahead."

@@ -5,8 +5,8 @@ usable     the device minus a fraction for memory that no allocator of torch's c
 held       what must fit: the bytes that a GPU's caching allocator reserves, by default or with expandable segments,
            whichever is more; its peak of allocated bytes is less. On a CPU, which has no such allocator, the peak
 load       the largest of the ratios held / usable: 1 is full
-step       of a cell on a cluster. The cell is then simulated with few blocks (timing/prediction.py): the same execution
-           gives memory and schedule
+few blocks a cell of which only the load or the step is asked (timing/prediction.py); the same execution gives memory
+           and schedule
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...config.cell import Cell
+from ...config.cell import Cell, CellConfig
 from ...config.schema import Gpt
 from ...fake_execution import Execution
 from ...records import TensorRow
@@ -50,6 +50,7 @@ class Simulated:
     on a GPU in blocks of 512 bytes and with cuBLAS's workspaces. `at_peak`: category -> bytes of tensors at the peak
     instant. `largest`: the largest storage at that instant. `reserved_bytes`: most that a GPU's caching allocator
     reserves for the step, None for a CPU. `step`: None unless it is to be predicted; `timed` is then known to be there.
+    `whole`: simulated with all blocks.
     """
 
     cell: Cell
@@ -64,6 +65,7 @@ class Simulated:
     reserved_bytes: int | None = None
     frozen: int = 0
     step: Step | None = None
+    whole: bool = True
 
     @property
     def timed(self) -> Step:
@@ -137,45 +139,74 @@ class Capacity:
 
 
 Execute = Callable[..., list[Execution]]
-"""Simulates configs and, as each is done, passes its place and its execution to `tell` (fake_execution/many.py)."""
+"""Simulates configs and, as each is done, passes its place and its execution to `tell`, which may add configs
+(fake_execution/many.py).
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cell to simulate, as `small`. `whole`: with all its blocks."""
+
+    cell: Cell
+    small: Reduced
+    whole: bool
+
+    @classmethod
+    def of(cls, cell: Cell, whole: bool, timed: bool) -> Work:
+        """Returns the work for a cell: `whole`, or with few blocks if that saves half of the time. `timed`: with few
+        micro-batches in either case.
+        """
+        config, small = cell.config, reduced(cell.config)
+        if not timed and (whole or small.whole_blocks < 2 * sum(small.blocks)):
+            return cls(cell, Reduced((config,), (0,), 0, 1), True)
+        if whole and len(small.configs) > 1:
+            all_blocks = replace(small.configs[-1], model=config.model, huggingface=config.huggingface)
+            small = replace(small, configs=(all_blocks,), blocks=(small.whole_blocks,))
+        return cls(cell, small, timed and len(small.configs) == 1)
+
+    def answer(self, executions: Sequence[Execution], costs: GpuCosts | None) -> Simulated | str:
+        """Returns the simulated cell, or why there is none, from the executions of its configs."""
+        if problem := next((execution.problem for execution in executions if execution.problem), ""):
+            return problem
+        found = whole_of(self.small, [simulated_by(self.cell, execution) for execution in executions])
+        if costs is None:
+            return replace(found, whole=self.whole)
+        config, schedule = self.cell.config, schedule_of(self.small, executions)
+        interval = interval_of(costs, config, schedule.without_formula)
+        tokens = config.micro_batch * config.accumulation * config.sequence
+        step = Step(schedule, step_time(schedule, costs), interval, tokens)
+        return replace(found, whole=self.whole, step=step)
 
 
 def simulate(
-    cells: Sequence[Cell], done: Callable[[int, Simulated | str], None], execute: Execute, costs: GpuCosts | None
-) -> list[Simulated | str]:
-    """Simulates cells, all in one call; passes each to `done` with its place, or why it could not be simulated.
-    `costs`: of the cluster on which their steps are predicted; None: memory alone, with all blocks.
+    work: Sequence[Work], done: Callable[[int, Simulated | str], None], execute: Execute, costs: GpuCosts | None
+) -> None:
+    """Simulates all `work` and passes each to `done` with its place, or why it could not be simulated; what `done` then
+    adds to it is simulated, too. `costs`: of the cluster on which steps are predicted; None: memory alone.
     """
-    work = [Reduced((cell.config,), (0,), 0, 1) if costs is None else reduced(cell.config) for cell in cells]
-    places = [place for place, small in enumerate(work) for _ in small.configs]
-    executions: list[dict[int, Execution]] = [{} for _ in work]
-    answers: dict[int, Simulated | str] = {}
+    configs: list[CellConfig] = []
+    places: list[tuple[int, int]] = []
+    executed: list[dict[int, Execution]] = []
 
-    def tell(number: int, news: object) -> None:
+    def add_new() -> None:
+        for place in range(len(executed), len(work)):
+            small = work[place].small.configs
+            executed.append({})
+            places.extend((place, number) for number in range(len(small)))
+            configs.extend(small)
+
+    def tell(job: int, news: object) -> None:
         if isinstance(news, Execution):
-            place = places[number]
-            executions[place][number] = news
-            if len(executions[place]) == len(work[place].configs):
-                of_cell = [execution for _, execution in sorted(executions[place].items(), key=lambda item: item[0])]
-                answers[place] = _simulated(cells[place], work[place], of_cell, costs)
-                done(place, answers[place])
+            place, number = places[job]
+            parts = executed[place]
+            parts[number] = news
+            if len(parts) == len(work[place].small.configs):
+                done(place, work[place].answer([parts[number] for number in range(len(parts))], costs))
+                add_new()
 
-    execute([config for small in work for config in small.configs], tell=tell, operators=costs is not None)
-    return [answers[place] for place in range(len(cells))]
-
-
-def _simulated(
-    cell: Cell, small: Reduced, executions: Sequence[Execution], costs: GpuCosts | None
-) -> Simulated | str:  # fmt: skip
-    if problem := next((execution.problem for execution in executions if execution.problem), ""):
-        return problem
-    whole = whole_of(small, [simulated_by(cell, execution) for execution in executions])
-    if costs is None:
-        return whole
-    config, schedule = cell.config, schedule_of(small, executions)
-    interval = interval_of(costs, config, schedule.without_formula)
-    tokens = config.micro_batch * config.accumulation * config.sequence
-    return replace(whole, step=Step(schedule, step_time(schedule, costs), interval, tokens))
+    add_new()
+    execute(configs, tell=tell, operators=costs is not None)
 
 
 def simulated_by(cell: Cell, execution: Execution) -> Simulated:

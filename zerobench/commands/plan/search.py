@@ -2,15 +2,19 @@
 number of GPUs.
 
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
-bracket    the last value that fits and the first that does not; the search ends when they are neighbors
-bound      theory's states: no simulation has less memory at its peak, so a cell whose states exceed a limit is not
-           simulated. Strategies for which theory has no schedule have no bound. Theory replays gloo's exchange; on a
-           GPU the buffers in flight differ a little, so states must exceed the limit by SURE
-row        the search of a candidate, which is over if no cell is due. One loop simulates the cells that are due in all
-           rows, and each row names its next one as soon as its cell is done
+bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
+           with few blocks, and then both are simulated with all
+bound      the closed form of the states. No simulation has less memory at its peak, so a cell whose bound exceeds the
+           device is not simulated; other libraries have the bound of the stage that they partition like
+chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
+           more, so that none of them can be recommended, and they are shown with their bounds
+convex     the peak is the largest of instants whose bytes are linear in the micro-batch, so the line through two loads
+           that fit is a lower bound beyond them. A row of goal fastest ends if the line says that the next value is too
+           large; of the row that is recommended, the next value is simulated
+queue      one call simulates the cells of all rows: a row adds its next one as soon as its last is done
 
 Bytes are linear in layers, in micro-batch and in 1/N, up to buckets and padding, so the line through the last two
-loads meets 1 close to the answer; the answer's two neighbors are always simulated.
+loads meets 1 close to the answer.
 
 ZeRO's own family of GPTs is an axis, too: shapes ordered by their parameters. The hidden sizes are the paper's (arXiv
 1910.02054v3, appendix, tables 4 to 8), each with up to the most layers that it has there; the last is that of its
@@ -19,20 +23,23 @@ trillion-parameter model (ZeRO-Infinity, arXiv 2104.07857, table 1).
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...config.cell import Cell
-from ...predict.estimate import estimate
+from ...predict.build import facts_if_any
+from ...predict.estimate import closed_form
 from ...timing.costs import GpuCosts
-from .candidates import Candidate
-from .memory import Capacity, Execute, Simulated, simulate
+from .candidates import AXES, Candidate
+from .memory import Capacity, Execute, Simulated, Work, simulate
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
+
+CLEARLY = 1.05
+"""Load on the line through two simulated ones from which the next value is too large."""
 
 DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
 """Ends of the axes: a cell of 512 blocks takes minutes to simulate. WIDEST_TIMED: of goal fastest."""
@@ -73,7 +80,7 @@ def with_model(cell: Cell, **changes: Any) -> Cell:
 LAYERS = PlanAxis(range(1, DEEPEST + 1), (1, 3), lambda cell, layers: with_model(cell, layers=layers), in_states=True)
 """Layers, from models that are simulated quickly."""
 
-MICRO_BATCHES = PlanAxis(range(1, WIDEST_BATCH + 1), (0, 1), with_micro_batch)
+MICRO_BATCHES = PlanAxis(range(1, WIDEST_BATCH + 1), (1,), with_micro_batch)
 
 FIXED = PlanAxis((0,), (0,), lambda cell, _: cell)
 """One value: the cell is taken unchanged."""
@@ -86,13 +93,13 @@ def timed_axis(cell: Cell, batch: int | None = None) -> PlanAxis:
     ranks = cell.config.data_ranks
     if batch is None:
         sizes = tuple(2**power for power in range(WIDEST_TIMED.bit_length()))
-        return PlanAxis(sizes, (0, 2), with_micro_batch)
+        return PlanAxis(sizes, (2,), with_micro_batch)
     sizes = tuple(size for size in range(1, WIDEST_TIMED + 1) if batch // ranks % size == 0)
 
     def changed(cell: Cell, size: int) -> Cell:
         return cell.changed(micro_batch=size, accumulation=batch // (size * ranks), batch=batch)
 
-    return PlanAxis(sizes, (0, 2), changed)
+    return PlanAxis(sizes, (2,), changed)
 
 
 def gpus_axis(cell: Cell) -> PlanAxis:
@@ -151,17 +158,18 @@ def family_axis(_: Cell) -> PlanAxis:
 
 INTERRUPTED = "the plan was interrupted"
 
-SURE = 1.02
-"""A cell is not simulated if theory's states exceed the limit by this factor."""
+DOMINATED = "fits without it"
+
+TOO_LARGE = "its states alone are too large"
 
 
 @dataclass
 class PlanRow:
-    """The search of a candidate for the furthest value of the axis that fits. `due`: the cell to simulate next, or the
-    candidate's own until theory's bound is known.
+    """The search of a candidate for the furthest value of the axis that fits.
 
-    `problem`: why it was not simulated. `bound_bytes`: theory's states, if these alone are too large. `loads`,
-    `probes`: by place in the axis; a place whose states are too large has their load, and no simulated cell.
+    `problem`: why it was not simulated. `bound_bytes`: of its states, if it is not simulated for their sake. `over`:
+    the search has ended. `few`: cells are simulated with few blocks; `exact`: the ends of the bracket with all, in the
+    end. `loads`, `probes`: by place in the axis; a place whose bound is too large has its load, and no simulated cell.
     """
 
     candidate: Candidate
@@ -169,14 +177,19 @@ class PlanRow:
     axis: PlanAxis
     problem: str = ""
     bound_bytes: int | None = None
-    due: Cell | None = None
+    over: bool = False
+    few: bool = False
+    exact: bool = True
+    bounded: bool = True
     loads: dict[int, float] = field(default_factory=dict, repr=False)
     probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
+    place: int = 0
+    """The place of the cell that is being simulated."""
 
     @property
     def best(self) -> Simulated | None:
         """The furthest cell that fits, once the search is over; None if there is none."""
-        return None if self.due or self.problem else self.probes.get(self.last)
+        return self.probes.get(self.last) if self.over and not self.problem else None
 
     @property
     def fit(self) -> Simulated:
@@ -187,12 +200,12 @@ class PlanRow:
     def beyond(self) -> Simulated | None:
         """The first cell that was simulated and does not fit, once the search is over."""
         first = min((place for place in self.probes if self.loads[place] > 1), default=-1)
-        return None if self.due or self.problem else self.probes.get(first)
+        return self.probes.get(first) if self.over and not self.problem else None
 
     @property
     def reason(self) -> str:
         """Why the row was not simulated, or not to its end."""
-        return INTERRUPTED if self.due else self.problem
+        return self.problem if self.over else INTERRUPTED
 
     @property
     def last(self) -> int:
@@ -204,47 +217,73 @@ class PlanRow:
         """True if the axis has no further value."""
         return self.last == len(self.axis.values) - 1
 
-    def advance(self, capacity: Capacity, sure: float) -> None:
-        """Finds the cell that is due. `sure`: factor by which states must exceed a limit to be too large."""
-        self.due, self.problem = None, self.problem or next(iter(self.cell.problems), "")
-        while not self.problem and (place := next_place(self.axis, self.loads)) is not None:
-            changed = self.axis.changed(self.cell, self.axis.values[place])
-            bounded = sure < math.inf and (self.axis.in_states or not self.loads)
-            states = states_of(changed) if bounded else {}
-            load = capacity.load(states)
-            if load <= sure:
-                self.due = changed
-                return
-            self.loads[place] = load / sure
+    def advance(self, capacity: Capacity, timed: bool) -> Work | None:
+        """Returns the next simulation; None if the search is over. `timed`: it is for a step, too."""
+        self.problem = self.problem or next(iter(self.cell.problems), "")
+        while not self.problem and (place := self._next(capacity)) is not None:
+            cell = self.axis.changed(self.cell, self.axis.values[place])
+            bound = bound_of(cell) if self.bounded and (self.axis.in_states or not self.probes) else 0
+            if bound <= capacity.usable_bytes:
+                self.place = place
+                return Work.of(cell, not self.few or place in self.probes, timed)
+            self.loads[place] = bound / capacity.usable_bytes
             if place == 0 and not self.probes:
-                tier = "device" if states["device"] > capacity.usable_bytes else "host or disk"
-                self.problem = f"states alone are {load:.2f} times the usable memory ({tier})"
-                self.bound_bytes = states["device"]
+                self.problem, self.bound_bytes = TOO_LARGE, bound
+        self.over = True
+        return None
+
+    def _next(self, capacity: Capacity) -> int | None:
+        """Returns the place to simulate next; None if the search is over."""
+        origin = None if self.axis.in_states else bound_of(self.cell) / capacity.usable_bytes
+        place, ahead = next_place(self.axis, self.loads, origin), self.last + 1
+        if self.exact:
+            few = (end for end in (self.last, ahead) if end in self.probes and not self.probes[end].whole)
+            return next(few, None) if place is None else place
+        line = line_of(self.axis, {place: load for place, load in self.loads.items() if load <= 1})
+        clear = place == ahead and line is not None and line(self.axis.at(ahead)) >= CLEARLY
+        return None if clear else place
 
     def take(self, answer: Simulated | str, capacity: Capacity) -> None:
-        """Takes the simulation of the cell that was due, or why there is none."""
-        place = next_place(self.axis, self.loads)
-        assert place is not None
+        """Takes the last simulation that `advance` returned, or why there is none."""
         if isinstance(answer, str):
             self.problem = answer
-        else:
-            self.probes[place], self.loads[place] = answer, capacity.load(answer.bytes_in)
+            return
+        if (before := self.probes.get(self.place)) is not None:
+            answer = replace(answer, step=before.step)
+        self.probes[self.place], self.loads[self.place] = answer, capacity.load(answer.bytes_in)
 
 
-def states_of(cell: Cell) -> dict[str, int]:
-    """Returns tier -> bytes of the states; empty if theory has no prediction, or the model cannot be built for it."""
-    try:
-        found = estimate(cell.config)
-    except Exception:  # a user's builder may do what a model without memory cannot; its simulation reports the error
-        return {}
-    if found.states_bytes is None:
-        return {}
-    return {"device": found.states_bytes, "host": found.host_bytes or 0, "nvme": found.file_bytes or 0}
+def bound_of(cell: Cell) -> int:
+    """Returns the least bytes that a cell's peak can have: its states, in closed form; 0 if theory has none, or the
+    model cannot be built without memory.
+    """
+    facts = facts_if_any(cell.config)
+    return (closed_form(cell.config, facts) or 0) if facts is not None else 0
 
 
-def next_place(axis: PlanAxis, loads: Mapping[int, float]) -> int | None:
+Line = Callable[[float], float]
+"""A load by the coordinate of an axis."""
+
+
+def line_of(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> Line | None:
+    """Returns the line through the loads on both sides of 1 that are nearest to it, else through the two that are;
+    None if fewer are known, or it falls. `origin`: load at the coordinate 0, for want of a second one.
+    """
+    near = sorted(loads, key=lambda place: abs(loads[place] - 1))
+    low, high = ([place for place in near if (loads[place] > 1) is over][:1] for over in (False, True))
+    points = [(axis.at(place), loads[place]) for place in (low + high if low and high else near[:2])]
+    if origin is not None and len(points) == 1:
+        points.append((0.0, origin))
+    if len(points) < 2:
+        return None
+    (x, load), (other, its_load) = points
+    slope = (load - its_load) / (x - other)
+    return (lambda at: load + (at - x) * slope) if slope > 0 else None
+
+
+def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> int | None:
     """Returns the place of the axis whose load is needed next; None if the last that fits is known, or none fits. It is
-    where the line through the two nearest probes meets a load of 1.
+    where the line through the two nearest probes meets a load of 1. `origin`: load of the states alone.
     """
     low = max((place for place, load in loads.items() if load <= 1), default=-1)
     high = min((place for place, load in loads.items() if load > 1), default=len(axis.values))
@@ -252,14 +291,10 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float]) -> int | None:
         return None
     if first := [place for place in axis.first if low < place < high]:
         return first[0]
-    middle = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
-    if low < 0 or len(loads) < 2 or len(loads) - len(axis.first) >= MOST_GUESSES:
-        return middle
-    near, far = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
-    slope = (loads[near] - loads[far]) / (axis.at(near) - axis.at(far))
-    if slope <= 0:
-        return middle
-    place = bisect_right(axis.values, axis.at(near) + (1 - loads[near]) / slope, key=axis.coordinate) - 1
+    line = line_of(axis, loads, origin)
+    if line is None or (low < 0 and origin is None) or len(loads) - len(axis.first) >= MOST_GUESSES:
+        return (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
+    place = bisect_right(axis.values, 1.0, key=lambda value: line(axis.coordinate(value))) - 1
     return min(max(place, low + 1), high - 1)
 
 
@@ -270,21 +305,25 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float]) -> int | None:
 class Plan:
     """A goal by name, and the rows that are found for it.
 
-    `words`: overrides of all cells. `costs`: of the cluster of goal fastest. `tell` takes the plan and a row whose
-    search has ended. `notes`: on rows that were left out; `turns`: sentences on what would change the answer.
+    `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest.
+    `tell` takes the plan and a row whose search has ended, or None before the first simulation. `notes`: on rows that
+    were left out; `turns`: sentences on what would change the answer.
     """
 
     goal: str
     capacity: Capacity
     execute: Execute
     costs: GpuCosts | None = None
-    tell: Callable[[Plan, PlanRow], None] = lambda *_: None
+    tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
     device: str = "cuda"
     words: Sequence[str] = ()
+    named: Collection[str] = ()
     rows: dict[Candidate, PlanRow] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     interrupted: bool = False
+    due: int = 0
+    """Rows of which a cell is simulated first."""
 
     @property
     def fitting(self) -> list[PlanRow]:
@@ -296,37 +335,67 @@ class Plan:
         """The rows that fit, the fastest first."""
         return sorted(self.fitting, key=lambda row: -row.fit.timed.rate())
 
-    def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis], sure: float = SURE) -> None:
-        """Adds a row per candidate, in their order. If theory has pruned all rows, the one with the least states is
-        simulated after all, so that the plan can name a device that would do.
+    def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
+        """Adds a row per candidate, in their order, and searches them. If the bounds exclude all rows, the one with the
+        least is simulated after all, so that the plan can name a device that would do.
         """
-        rows = {candidate: PlanRow(candidate, cell, axis_of(cell), due=cell) for candidate, cell in cells.items()}
-        self.rows |= rows
-        running: list[PlanRow] = []
-
-        def advance(row: PlanRow) -> None:
-            row.advance(self.capacity, sure)
-            if row.due is None:
-                self.tell(self, row)
-
-        def done(place: int, answer: Simulated | str) -> None:
-            running[place].take(answer, self.capacity)
-            advance(running[place])
-
-        for row in rows.values():
-            advance(row)
-        while due := [row for row in rows.values() if row.due]:
-            running[:] = due
-            self.simulate([row.due for row in due if row.due], done)
+        exact = self.costs is None
+        rows = [
+            PlanRow(candidate, cell, axis, few=len(axis.values) > 1 or not exact, exact=exact)
+            for candidate, cell in cells.items()
+            for axis in [axis_of(cell)]
+        ]
+        self.rows |= {row.candidate: row for row in rows}
+        self.simulate(self._chains(rows))
         pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
         if pruned and not any(row.probes for row in self.rows.values()):
-            least = min(pruned, key=lambda row: row.bound_bytes or 0).candidate
-            self.search({least: cells[least]}, axis_of, math.inf)
+            least = min(pruned, key=lambda row: row.bound_bytes or 0)
+            again = PlanRow(least.candidate, least.cell, least.axis, few=least.few, exact=exact, bounded=False)
+            self.rows[least.candidate] = again
+            self.simulate([[again]])
 
-    def simulate(
-        self, cells: Sequence[Cell], done: Callable[[int, Simulated | str], None] = lambda *_: None, whole: bool = False
-    ) -> list[Simulated | str]:
-        """Simulates cells, all in one call; passes each to `done` with its place, or why it could not be simulated.
-        `whole`: with all blocks though their steps are predicted.
-        """
-        return simulate(cells, done, self.execute, None if whole else self.costs)
+    def _chains(self, rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
+        """Returns the rows in chains: with a fixed cell those of a strategy, unless the user named the rest."""
+        chains: dict[tuple[str, ...], list[PlanRow]] = {}
+        for row in sorted(rows, key=lambda row: (row.candidate.offloads, row.candidate.recomputes)):
+            fixed = len(row.axis.values) == 1 and self.costs is None
+            keys = [key for key in AXES if not fixed or key == "strategy" or key in self.named]
+            chains.setdefault((*(getattr(row.candidate, key) for key in keys), *row.candidate.more), []).append(row)
+        return [*chains.values()]
+
+    def simulate(self, chains: Sequence[Sequence[PlanRow]]) -> None:
+        """Searches chains of rows: of each chain one row after the other, until one fits."""
+        work: list[Work] = []
+        chain_of: list[list[PlanRow]] = []
+
+        def advance(chain: list[PlanRow]) -> None:
+            while chain:
+                if (due := chain[0].advance(self.capacity, self.costs is not None)) is not None:
+                    work.append(due)
+                    chain_of.append(chain)
+                    return
+                row, *others = chain
+                chain[:] = [] if row.best else others
+                for other in others if row.best else ():
+                    other.problem, other.bound_bytes, other.over = DOMINATED, bound_of(other.cell), True
+                ended.append(row)
+
+        ended: list[PlanRow] = []
+
+        def done(place: int, answer: Simulated | str) -> None:
+            chain_of[place][0].take(answer, self.capacity)
+            advance(chain_of[place])
+            told()
+
+        def told() -> None:
+            while ended:
+                if self.rows.get((row := ended.pop(0)).candidate) is row:
+                    self.tell(self, row)
+
+        for chain in chains:
+            advance([*chain])
+        if work and not any(row.probes for row in self.rows.values()):
+            self.due = len(work)
+            self.tell(self, None)
+        told()
+        simulate(work, done, self.execute, self.costs)
