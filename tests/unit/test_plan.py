@@ -188,13 +188,13 @@ def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
     names = ["zero1", "zero3"]
     monkeypatch.setattr(Plan, "simulate", simulate)
     rows = [row("zero1", fit("zero1", 3.0)), row("zero1", fit("zero1", 2.0), "cpu")]
-    found, larger = plan_of([*rows, row("zero3", fit("zero3", 1.0))]), dict[Any, PlanRow]()
-    due = on_more_gpus(found, larger)
-    assert [one.candidate.name for one in due] == names * len(rates), "zero1's second row is no leader"
-    assert not on_more_gpus(found, larger), "each is simulated once"
+    found = plan_of([*rows, row("zero3", fit("zero3", 1.0))])
+    due = on_more_gpus(found)
+    assert [one.candidate.name for one in due] == [name for name in names for _ in rates], "zero1's second is no leader"
+    assert not on_more_gpus(found), "each is simulated once"
     found.simulate([[one] for one in due])
-    assert turn_of_gpus(found, larger) == said
-    assert turn_of_gpus(plan_of(rows), {}) == ""
+    assert turn_of_gpus(found) == said
+    assert turn_of_gpus(plan_of(rows)) == ""
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 16, 64])

@@ -49,10 +49,12 @@ update on the host is known:
   zerobench plan --device-memory "80 GiB" --gpus 64 --goal fastest --cluster a100-80gb-1600 model=zero_8b batch=512
 
 Each candidate is a cell whose code, the engine's own, is simulated on fake tensors, which have sizes and no values.
-Candidates whose states alone are too large by the formulas are skipped. For each other one the search ends with two
-simulations: the largest value that fits and the first that does not. KEY=VALUE as for a sweep; defaults here:
-precision=bf16 data=synthetic micro_batch=1 sequence=1024.
-strategy=, offload= and activation= take several values, comma-separated, and restrict the candidates.
+A candidate whose states alone are too large by the formulas is not simulated, nor, by default, a strategy's candidate
+that recomputes or offloads if the strategy fits without it: such rows have a bound, the states. A search, as for the
+largest batch, ends with two simulations: the largest value that fits and the first that does not. KEY=VALUE as for a
+sweep; defaults here: precision=bf16 data=synthetic micro_batch=1 sequence=1024.
+strategy=, offload= and activation= take several values, comma-separated, and restrict the candidates; each value of
+offload= and activation= that is given is simulated.
 The peak covers training steps only: a model that is built whole before it is partitioned needs more at the start
 (strategy.construct=meta avoids that).
 """

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from ...config import combinations
@@ -71,14 +72,13 @@ def find_fastest(
             "interval, so that prefetch, groups and ZeRO++ were not varied"
         )
     plan.search(more, axis_of_variant)
-    larger: Larger = {}
     while plan.ranked and not plan.ranked[0].exact:  # if it does not fit with all its blocks, the next is the first
-        first, due = plan.ranked[0], on_more_gpus(plan, larger)
+        first, due = plan.ranked[0], on_more_gpus(plan)
         first.few, first.exact, first.over = False, True, False
         plan.simulate([[first], *([row] for row in due)])
-    plan.simulate([[row] for row in on_more_gpus(plan, larger)])
+    plan.simulate([[row] for row in on_more_gpus(plan)])
     if plan.ranked:
-        plan.turns = [turn_of_network(plan.ranked, costs), turn_of_gpus(plan, larger)]
+        plan.turns = [turn_of_network(plan.ranked, costs), turn_of_gpus(plan)]
 
 
 def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Candidate, Cell]:
@@ -156,44 +156,41 @@ def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanR
     return ranked[best] if rates[best] > AHEAD * rates[0] else ranked[0]
 
 
-Larger = dict[tuple[Candidate, int, int], PlanRow]
-"""Leader, its micro-batch and a factor on its number of GPUs -> it on so many GPUs."""
+def _larger(row: PlanRow, factor: int) -> Cell:
+    """Returns the cell of a row that fits on so many times as many GPUs, with the same micro-batch."""
+    cell, config = row.fit.cell, row.fit.cell.config
+    return cell.changed(world_size=config.world_size * factor, batch=config.batch and config.batch * factor)
 
 
-def on_more_gpus(plan: Plan, larger: Larger) -> list[PlanRow]:
-    """Adds the leaders on more GPUs with the same micro-batches. Returns the new ones, which are to be simulated."""
+def on_more_gpus(plan: Plan) -> list[PlanRow]:
+    """Returns new rows: the leaders on more GPUs, up to the most ranks of a world, unless their cells are known."""
     leaders, new = _leaders(plan.ranked), list[PlanRow]()
-    for factor in MORE_GPUS if len(leaders) > 1 else ():
-        for row in leaders:
-            cell, config = row.fit.cell, row.fit.cell.config
-            key = row.candidate, config.micro_batch, factor
-            if key not in larger:
-                batch = config.batch and config.batch * factor
-                cell = cell.changed(world_size=config.world_size * factor, batch=batch)
-                if not problems_of(cell.config):  # more ranks than a world has at most
-                    larger[key] = PlanRow(row.candidate, cell, FIXED, few=True, exact=False)
-                    new.append(larger[key])
+    for row, factor in product(leaders if len(leaders) > 1 else (), MORE_GPUS):
+        cell = _larger(row, factor)
+        if cell.config.cell_id not in plan.larger and not problems_of(cell.config):
+            new.append(PlanRow(row.candidate, cell, FIXED, few=True, exact=False))
+            plan.larger[cell.config.cell_id] = new[-1]
     return new
 
 
-def turn_of_gpus(plan: Plan, larger: Larger) -> str:
+def turn_of_gpus(plan: Plan) -> str:
     """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if no other
     strategy fits, or no larger world may be simulated.
     """
     leaders, tried = _leaders(plan.ranked), list[str]()
     for factor in MORE_GPUS:
-        rows = [larger.get((row.candidate, row.fit.cell.config.micro_batch, factor)) for row in leaders]
-        known = [row for row in rows if row is not None]
-        if len(known) < LEADERS:
+        cells = [_larger(row, factor).config for row in leaders]
+        rows = [plan.larger[config.cell_id] for config in cells if config.cell_id in plan.larger]
+        if len(rows) < LEADERS:
             break
-        gpus = known[0].cell.config.world_size
-        if problem := next((row.problem for row in known if row.problem), ""):
-            return f"On {gpus:,} GPUs nothing is predicted: {problem}."
-        rates = [row.probes[0].timed.rate() for row in known]
+        gpus = f"On {cells[0].world_size:,} GPUs"
+        if problem := next((row.problem for row in rows if row.problem), ""):
+            return f"{gpus} nothing is predicted: {problem}."
+        rates = [row.probes[0].timed.rate() for row in rows]
         best = leaders[rates.index(max(rates))]
         if max(rates) > AHEAD * rates[0]:
-            return f"On {gpus:,} GPUs with the same micro-batches {best.candidate.name} is ahead."
-        tried.append(f"{gpus:,}")
+            return f"{gpus} with the same micro-batches {best.candidate.name} is ahead."
+        tried.append(f"{cells[0].world_size:,}")
     if not tried:
         return ""
     return f"On {' and '.join(tried)} GPUs with the same micro-batches {leaders[0].candidate.name} stays ahead."

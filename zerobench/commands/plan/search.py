@@ -7,7 +7,7 @@ bracket    the last value that fits and the first that does not; the search ends
 bound      the closed form of the states. No simulation has less memory at its peak, so a cell whose bound exceeds the
            device is not simulated; other libraries have the bound of the stage that they partition like
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
-           more, so that none of them can be recommended, and they are shown with their bounds
+           more and cannot be recommended; they are shown with their bounds
 convex     the peak is the largest of instants whose bytes are linear in the micro-batch, so the line through two loads
            that fit is a lower bound beyond them. A row of goal fastest ends if the line says that the next value is too
            large; of the row that is recommended, the next value is simulated
@@ -307,7 +307,8 @@ class Plan:
 
     `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest.
     `tell` takes the plan and a row whose search has ended, or None before the first simulation. `notes`: on rows that
-    were left out; `turns`: sentences on what would change the answer.
+    were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a cell is
+    simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell.
     """
 
     goal: str
@@ -323,7 +324,7 @@ class Plan:
     turns: list[str] = field(default_factory=list)
     interrupted: bool = False
     due: int = 0
-    """Rows of which a cell is simulated first."""
+    larger: dict[str, PlanRow] = field(default_factory=dict)
 
     @property
     def fitting(self) -> list[PlanRow]:
@@ -340,30 +341,27 @@ class Plan:
         least is simulated after all, so that the plan can name a device that would do.
         """
         exact = self.costs is None
-        rows = [
-            PlanRow(candidate, cell, axis, few=len(axis.values) > 1 or not exact, exact=exact)
-            for candidate, cell in cells.items()
-            for axis in [axis_of(cell)]
-        ]
-        self.rows |= {row.candidate: row for row in rows}
-        self.simulate(self._chains(rows))
+        for candidate, cell in cells.items():
+            axis = axis_of(cell)
+            few = len(axis.values) > 1 or not exact
+            self.rows[candidate] = PlanRow(candidate, cell, axis, few=few, exact=exact)
+        self.simulate(self._chains([self.rows[candidate] for candidate in cells]))
         pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
         if pruned and not any(row.probes for row in self.rows.values()):
             least = min(pruned, key=lambda row: row.bound_bytes or 0)
-            again = PlanRow(least.candidate, least.cell, least.axis, few=least.few, exact=exact, bounded=False)
-            self.rows[least.candidate] = again
-            self.simulate([[again]])
+            least.problem, least.bound_bytes, least.bounded, least.over, least.loads = "", None, False, False, {}
+            self.simulate([[least]])
 
     def _chains(self, rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
         """Returns the rows in chains: with a fixed cell those of a strategy, unless the user named the rest."""
         chains: dict[tuple[str, ...], list[PlanRow]] = {}
         for row in sorted(rows, key=lambda row: (row.candidate.offloads, row.candidate.recomputes)):
-            fixed = len(row.axis.values) == 1 and self.costs is None
+            fixed = row.exact and len(row.axis.values) == 1
             keys = [key for key in AXES if not fixed or key == "strategy" or key in self.named]
             chains.setdefault((*(getattr(row.candidate, key) for key in keys), *row.candidate.more), []).append(row)
         return [*chains.values()]
 
-    def simulate(self, chains: Sequence[Sequence[PlanRow]]) -> None:
+    def simulate(self, chains: Sequence[list[PlanRow]]) -> None:
         """Searches chains of rows: of each chain one row after the other, until one fits."""
         work: list[Work] = []
         chain_of: list[list[PlanRow]] = []
@@ -374,28 +372,20 @@ class Plan:
                     work.append(due)
                     chain_of.append(chain)
                     return
-                row, *others = chain
-                chain[:] = [] if row.best else others
-                for other in others if row.best else ():
+                row = chain.pop(0)
+                while row.best and chain:
+                    other = chain.pop()
                     other.problem, other.bound_bytes, other.over = DOMINATED, bound_of(other.cell), True
-                ended.append(row)
-
-        ended: list[PlanRow] = []
+                if self.rows.get(row.candidate) is row:
+                    self.tell(self, row)
 
         def done(place: int, answer: Simulated | str) -> None:
             chain_of[place][0].take(answer, self.capacity)
             advance(chain_of[place])
-            told()
-
-        def told() -> None:
-            while ended:
-                if self.rows.get((row := ended.pop(0)).candidate) is row:
-                    self.tell(self, row)
 
         for chain in chains:
-            advance([*chain])
+            advance(chain)
         if work and not any(row.probes for row in self.rows.values()):
             self.due = len(work)
             self.tell(self, None)
-        told()
         simulate(work, done, self.execute, self.costs)
