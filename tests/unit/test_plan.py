@@ -245,7 +245,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert told == ["first", ""]
     tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
     tiny.search({candidate: start}, lambda _: LAYERS)
-    assert told[-3:] == [TOO_LARGE, "first", ""]
+    assert told[-2:] == ["first", ""]
     assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
 
@@ -306,7 +306,7 @@ def test_a_row_whose_bound_is_too_large_is_not_simulated(monkeypatch: pytest.Mon
     found = plan_of([])
     found.search({Candidate(name): cell(name, 2) for name in ("ddp", "zero3")}, lambda _: FIXED)
     assert [work.cell.config.strategy.name for work in ran] == ["zero3"]
-    assert [(row.problem, row.bound_bytes) for row in found.rows.values()] == [(TOO_LARGE, 101), ("", None)]
+    assert [(row.problem, row.bound_bytes) for row in found.rows.values()] == [(TOO_LARGE, 101), ("", 100)]
 
 
 DEEP = with_model(cell("zero3", 8), layers=48)

@@ -167,24 +167,22 @@ TOO_LARGE = "its states alone are too large"
 class PlanRow:
     """The search of a candidate for the furthest value of the axis that fits.
 
-    `problem`: why it was not simulated. `bound_bytes`: of its states, if it is not simulated for their sake. `over`:
-    the search has ended. `few`: cells are simulated with few blocks; `exact`: the ends of the bracket with all, in the
-    end. `loads`, `probes`: by place in the axis; a place whose bound is too large has its load, and no simulated cell.
+    `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `few`: cells
+    are simulated with few blocks; `exact`: the ends of the bracket with all, in the end. `loads`, `probes`: by place in
+    the axis; `place`: of the cell that is being simulated.
     """
 
     candidate: Candidate
     cell: Cell
     axis: PlanAxis
     problem: str = ""
-    bound_bytes: int | None = None
+    bound_bytes: int = 0
     over: bool = False
     few: bool = False
     exact: bool = True
-    bounded: bool = True
     loads: dict[int, float] = field(default_factory=dict, repr=False)
     probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
     place: int = 0
-    """The place of the cell that is being simulated."""
 
     @property
     def best(self) -> Simulated | None:
@@ -219,22 +217,17 @@ class PlanRow:
 
     def advance(self, capacity: Capacity, timed: bool) -> Work | None:
         """Returns the next simulation; None if the search is over. `timed`: it is for a step, too."""
-        self.problem = self.problem or next(iter(self.cell.problems), "")
-        while not self.problem and (place := self._next(capacity)) is not None:
-            cell = self.axis.changed(self.cell, self.axis.values[place])
-            bound = bound_of(cell) if self.bounded and (self.axis.in_states or not self.probes) else 0
-            if bound <= capacity.usable_bytes:
-                self.place = place
-                return Work.of(cell, not self.few or place in self.probes, timed)
-            self.loads[place] = bound / capacity.usable_bytes
-            if place == 0 and not self.probes:
-                self.problem, self.bound_bytes = TOO_LARGE, bound
-        self.over = True
-        return None
+        place = None if self.problem else self._next(capacity)
+        if place is None:
+            self.over = True
+            return None
+        self.place = place
+        cell = self.axis.changed(self.cell, self.axis.values[place])
+        return Work.of(cell, not self.few or place in self.probes, timed)
 
     def _next(self, capacity: Capacity) -> int | None:
         """Returns the place to simulate next; None if the search is over."""
-        origin = None if self.axis.in_states else bound_of(self.cell) / capacity.usable_bytes
+        origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
         place, ahead = next_place(self.axis, self.loads, origin), self.last + 1
         if self.exact:
             few = (end for end in (self.last, ahead) if end in self.probes and not self.probes[end].whole)
@@ -340,17 +333,18 @@ class Plan:
         """Adds a row per candidate, in their order, and searches them. If the bounds exclude all rows, the one with the
         least is simulated after all, so that the plan can name a device that would do.
         """
-        exact = self.costs is None
-        for candidate, cell in cells.items():
-            axis = axis_of(cell)
-            few = len(axis.values) > 1 or not exact
-            self.rows[candidate] = PlanRow(candidate, cell, axis, few=few, exact=exact)
-        self.simulate(self._chains([self.rows[candidate] for candidate in cells]))
-        pruned = [row for row in self.rows.values() if row.bound_bytes is not None]
-        if pruned and not any(row.probes for row in self.rows.values()):
-            least = min(pruned, key=lambda row: row.bound_bytes or 0)
-            least.problem, least.bound_bytes, least.bounded, least.over, least.loads = "", None, False, False, {}
-            self.simulate([[least]])
+        exact, limit = self.costs is None, self.capacity.usable_bytes
+        rows = [PlanRow(candidate, cell, axis_of(cell), exact=exact) for candidate, cell in cells.items()]
+        for row in rows:
+            row.few = len(row.axis.values) > 1 or not exact
+            if not (problems := row.cell.problems):
+                row.bound_bytes = bound_of(row.axis.changed(row.cell, row.axis.values[0]))
+            row.problem = problems[0] if problems else TOO_LARGE if row.bound_bytes > limit else ""
+        self.rows |= {row.candidate: row for row in rows}
+        too_large = [row for row in rows if row.problem == TOO_LARGE]
+        if too_large and all(row.problem for row in self.rows.values()):
+            min(too_large, key=lambda row: row.bound_bytes).problem = ""
+        self.simulate(self._chains(rows))
 
     def _chains(self, rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
         """Returns the rows in chains: with a fixed cell those of a strategy, unless the user named the rest."""
@@ -375,7 +369,7 @@ class Plan:
                 row = chain.pop(0)
                 while row.best and chain:
                     other = chain.pop()
-                    other.problem, other.bound_bytes, other.over = DOMINATED, bound_of(other.cell), True
+                    other.problem, other.over = DOMINATED, True
                 if self.rows.get(row.candidate) is row:
                     self.tell(self, row)
 
