@@ -151,9 +151,11 @@ def _rounded(gbit_s: float) -> str:
 def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanRow:
     """Returns the fastest on a network so many times as fast; the first, unless another is ahead of it."""
     other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
-    rates = [row.fit.timed.rate(other) for row in ranked]
-    best = rates.index(max(rates))
-    return ranked[best] if rates[best] > AHEAD * rates[0] else ranked[0]
+    first, *others = ranked
+    least = AHEAD * first.fit.timed.rate(other)
+    able = [row for row in others if factor > 1 or row.fit.timed.rate() > least]  # no step is shorter on a slower one
+    rates = [row.fit.timed.rate(other) for row in able]
+    return able[rates.index(max(rates))] if rates and max(rates) > least else first
 
 
 def _larger(row: PlanRow, factor: int) -> Cell:

@@ -4,8 +4,8 @@ number of GPUs.
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
            with few blocks, and then both are simulated with all
-bound      the closed form of the states. No simulation has less memory at its peak, so a cell whose bound exceeds the
-           device is not simulated; other libraries have the bound of the stage that they partition like
+bound      the closed form of the states. No simulation has less memory at its peak, so a row whose first cell has a
+           bound beyond the device is not simulated; other libraries have the bound of the stage that they partition like
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
            more and cannot be recommended; they are shown with their bounds
 convex     the peak is the largest of instants whose bytes are linear in the micro-batch, so the line through two loads
@@ -110,7 +110,9 @@ def gpus_axis(cell: Cell) -> PlanAxis:
         batch = config.micro_batch * config.accumulation * ranks // config.tensor_parallel
         return cell.changed(world_size=ranks, batch=batch)
 
-    return PlanAxis(range(cell.config.world_size, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
+    ranks = cell.config.world_size
+    first = (0, ranks - -(-ranks // 4))  # all, and a quarter of them
+    return PlanAxis(range(ranks, 0, -1), first, with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
 
 
 class GptSize(NamedTuple):
