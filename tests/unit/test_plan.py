@@ -361,6 +361,16 @@ def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(
     assert {fits, min(2 * fits, 64)} <= sizes
 
 
+def test_few_blocks_stand_for_many_and_a_model_without_blocks_is_whole() -> None:
+    assert [one.model.layers for one in Work.of(DEEP, whole=False, timed=False).small.configs] == [4, 8]  # type: ignore[attr-defined]
+    for of in (with_model(DEEP, layers=24), cell("zero3", 8, "mlp")):
+        work = Work.of(of, whole=False, timed=False)
+        assert work.whole
+        assert work.small.configs == (of.config,)
+    (config,) = Work.of(DEEP, whole=True, timed=True).small.configs
+    assert config.model == DEEP.config.model
+
+
 STATES = [
     *((name, ()) for name in ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "fsdp2_no_reshard")),
     ("zero_redundancy", ("precision=fp32",)), ("zero1", ("offload=cpu",)), ("zero2", ("offload=cpu",)),

@@ -73,9 +73,9 @@ def find_fastest(
         )
     plan.search(more, axis_of_variant)
     while plan.ranked and not plan.ranked[0].exact:  # if it does not fit with all its blocks, the next is the first
-        first, due = plan.ranked[0], on_more_gpus(plan)
-        first.few, first.exact, first.over = False, True, False
-        plan.simulate([[first], *([row] for row in due)])
+        first = plan.ranked[0]
+        first.few, first.exact = False, True
+        plan.simulate([[first], *([row] for row in on_more_gpus(plan))])
     plan.simulate([[row] for row in on_more_gpus(plan)])
     if plan.ranked:
         plan.turns = [turn_of_network(plan.ranked, costs), turn_of_gpus(plan)]

@@ -158,7 +158,7 @@ class Work:
         micro-batches in either case.
         """
         config, small = cell.config, reduced(cell.config)
-        if not timed and (whole or small.whole_blocks < 2 * sum(small.blocks)):
+        if not timed and (whole or small.whole_blocks <= 2 * sum(small.blocks)):
             return cls(cell, Reduced((config,), (0,), 0, 1), True)
         if whole and len(small.configs) > 1:
             all_blocks = replace(small.configs[-1], model=config.model, huggingface=config.huggingface)

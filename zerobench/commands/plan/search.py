@@ -4,8 +4,8 @@ number of GPUs.
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
            with few blocks, and then both are simulated with all
-bound      the closed form of the states. No simulation has less memory at its peak, so a row whose first cell has a
-           bound beyond the device is not simulated; other libraries have the bound of the stage that they partition like
+bound      the closed form of the states; other libraries have that of the stage that they partition like. No simulation
+           has less memory at its peak, so a row whose first cell has a bound beyond the device is not simulated
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
            more and cannot be recommended; they are shown with their bounds
 convex     the peak is the largest of instants whose bytes are linear in the micro-batch, so the line through two loads
@@ -93,13 +93,13 @@ def timed_axis(cell: Cell, batch: int | None = None) -> PlanAxis:
     ranks = cell.config.data_ranks
     if batch is None:
         sizes = tuple(2**power for power in range(WIDEST_TIMED.bit_length()))
-        return PlanAxis(sizes, (2,), with_micro_batch)
+        return PlanAxis(sizes, (3,), with_micro_batch)
     sizes = tuple(size for size in range(1, WIDEST_TIMED + 1) if batch // ranks % size == 0)
 
     def changed(cell: Cell, size: int) -> Cell:
         return cell.changed(micro_batch=size, accumulation=batch // (size * ranks), batch=batch)
 
-    return PlanAxis(sizes, (2,), changed)
+    return PlanAxis(sizes, (3,), changed)
 
 
 def gpus_axis(cell: Cell) -> PlanAxis:
