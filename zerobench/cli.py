@@ -105,6 +105,9 @@ VERBS = {
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
 
+LAUNCHING = ("plan", "estimate", "predict", "budget", "noise", "calibrate")
+"""Verbs whose cells run in processes of their own, from a fork server that loads while the verb is imported."""
+
 REMOVED = {
     "table1": "make table1",
     "published": "make published",
@@ -202,6 +205,8 @@ def _run(arguments: list[str]) -> int:
         from importlib import import_module
 
         verb = arguments[0].replace("-", "_")
+        if arguments[0] in LAUNCHING and not {"-h", "--help"} & set(arguments[:end]):
+            fork_server.start()
         with exit_when_interrupted(fork_server.end):
             module = import_module(f".commands.{VERBS[arguments[0]]}", __package__)
         code: int = getattr(module, verb)(arguments[1:])

@@ -53,6 +53,24 @@ def test_what_needs_no_torch_takes_half_a_second_of_cpu(arguments: list[str], tm
     assert spent <= 0.5
 
 
+STARTS = """
+import sys
+from zerobench import cli
+started = lambda: print("STARTED", "torch" in sys.modules, file=sys.stderr)
+cli.fork_server.start = started
+cli.run(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("arguments", ["estimate strategy=zero5", "strategy=zero5", "plan --help", "-m --dry-run"])
+def test_the_fork_server_loads_torch_while_the_command_does(arguments: str, tmp_path: Path) -> None:
+    """Help and a dry run start none."""
+    command = [sys.executable, "-c", STARTS, *arguments.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    told = [line for line in done.stderr.splitlines() if line.startswith("STARTED")]
+    assert told[:1] == ["STARTED False"] * ("zero5" in arguments)
+
+
 def test_a_refused_command_leaves_no_fork_server(tmp_path: Path) -> None:
     """The server, which would load for ten minutes, goes with the command that asked for it."""
     (tmp_path / "sitecustomize.py").write_text(

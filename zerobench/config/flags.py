@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .unknown_keys import meant_flag, meant_verb
-
 FLAGS_WITH_VALUE = (
     "--columns",
     "--config-dir",
@@ -76,6 +74,8 @@ def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
     word = arguments[0] if arguments else "-"
     if not word.replace("-", "_").isidentifier() or word.startswith("-") or arguments[1:2] == ["="]:
         return []
+    from .unknown_keys import meant_verb  # it loads torch, which takes a second
+
     return [f"{word}: neither KEY=VALUE nor a verb{meant_verb(word, verbs)}; see zerobench --help"]
 
 
@@ -83,7 +83,7 @@ def unknown_flags(flags: list[str]) -> list[str]:
     """Returns error messages for flags that do not exist or are rejected, and for a --config-dir without a folder."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
-    sentences = [f"{flag}: no such flag{meant_flag(flag, [k for k in known if k[1] == '-'])}" for flag in wrong]
+    sentences = [f"{flag}: no such flag{_meant(flag, known)}" for flag in wrong]
     sentences += [f"{flag}: {NOT_HERE[name]}" for flag in flags if (name := flag.partition("=")[0]) in NOT_HERE]
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
         name, equals, value = flag.partition("=")
@@ -91,6 +91,12 @@ def unknown_flags(flags: list[str]) -> list[str]:
         if name in CONFIG_DIR and not os.path.isdir(value):
             sentences.append(f"{f'{name} {value:.200}'.strip()}: there is no such folder; name one that has yaml files")
     return sentences
+
+
+def _meant(flag: str, known: list[str]) -> str:
+    from .unknown_keys import meant_flag  # it loads torch, which takes a second
+
+    return meant_flag(flag, [name for name in known if name[1] == "-"])
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:

@@ -16,11 +16,8 @@ from typing import Any
 
 from ..host.temporary import temporary_folder
 
-PRELOAD = [
-    "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker", "zerobench.launch.frozen",
-]  # fmt: skip
-"""Modules preloaded for ranks; torch's optimizers import dynamo, which takes a second."""
-
+PRELOAD = ["zerobench.launch.frozen"]
+"""Modules preloaded for ranks."""
 
 LONGEST_FOLDER = 89
 """Maximum bytes of a folder's path, so that the server's socket path, 18 bytes longer, fits a socket address."""

@@ -23,7 +23,6 @@ from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
 from ...host.pipes import print_note
 from ...host.terminal import progress_bar
-from ...launch import fork_server
 from ...results.options import Parser, add_timeout, verb
 from ...sizes import parse_bytes
 from .row import LARGEST, EstimateRow, rows_of
@@ -102,7 +101,6 @@ Exit code: 0 all cells were simulated, 1 a cell was not, 2 the command is invali
 def estimate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     chosen = _parser().parse_intermixed_args(arguments)
-    fork_server.start()  # it loads while cells are composed
     try:
         memory = parse_bytes(chosen.device_memory) if chosen.device_memory else None
         _check(chosen)
