@@ -19,7 +19,7 @@ from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.host import others
 from zerobench.host.pipes import patient
-from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
+from zerobench.host.terminal import is_quiet, progress_bar, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.grid import Grid
 from zerobench.results.options import choose
@@ -99,6 +99,21 @@ def test_a_file_has_all_columns_whatever_their_width(capsys) -> None:
     assert shown.count("123456789") == 20
     assert "left out" not in shown
     assert len(shown.splitlines()) > 5, "the name is folded to keep the lines short"
+
+
+def test_progress_in_a_pipe_is_a_line_per_name_and_else_one_now_and_then(monkeypatch, capsys) -> None:
+    with progress_bar("estimate", 4, "steps") as advance:
+        advance()
+        advance(2, name="zero2")
+        advance(4, name="zero3")
+    assert capsys.readouterr().err == "estimate: zero2 done, 2 of 4 steps\nestimate: zero3 done, 4 of 4 steps\n"
+    monkeypatch.setattr("zerobench.host.terminal.LINE_EVERY_S", 0.0)
+    with progress_bar("rounds", 2, "rounds") as advance:
+        advance()
+    assert capsys.readouterr().err == "rounds: 1 of 2 rounds\n"
+    with quiet(), progress_bar("estimate", 1, "steps") as advance:
+        advance(name="zero2")
+    assert capsys.readouterr().err == ""
 
 
 def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -> None:

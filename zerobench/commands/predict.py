@@ -202,9 +202,11 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
     question = ask([*own, *words], "cpu" if own else "cuda", defaults=defaults)
     names = name_strategies([cell.config for cell in question.cells])
     sound = {cell.cell_id: reduced(cell.config) for cell in question.cells if not cell.problems}
+    name_of = {cell.cell_id: name for cell, name in zip(question.cells, names, strict=True)}
     schedules = execute_schedules(
-        "predict", list(sound.values()), question.target, chosen.jobs, Limits(seconds=chosen.timeout)
-    )
+        "predict", list(sound.values()), question.target, chosen.jobs, Limits(seconds=chosen.timeout),
+        [name_of[cell_id] for cell_id in sound],
+    )  # fmt: skip
     by_cell = dict(zip(sound, schedules, strict=True))
     rows, told = [], []
     for cell, name in zip(question.cells, names, strict=True):

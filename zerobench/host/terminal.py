@@ -7,6 +7,7 @@ A file or a pipe has no width: its console is *endless*.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -19,6 +20,9 @@ FILE_WIDTH = 160
 """Width, in characters, at which text is wrapped in a file, if all columns fit."""
 
 ENDLESS = 100_000
+
+LINE_EVERY_S = 10.0
+"""Seconds between lines of progress in a pipe."""
 
 _silenced = 0
 
@@ -55,15 +59,28 @@ def progress_console() -> Console:
 @contextmanager
 def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[..., None]]:
     """Draws a bar on standard error while the block runs; yields the function that sets how many are done, or without
-    an argument adds one. Draws nothing if standard error is not a terminal or the command is quiet.
+    an argument adds one. Its `name` is given when an item that a user knows by name is finished.
+
+    If standard error is not a terminal, prints a line for each name, and otherwise after LINE_EVERY_S. Prints nothing
+    if the command is quiet.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn(noun), TimeElapsedColumn())
     console = progress_console()
+    last = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
-        yield lambda done=None: progress.update(task, completed=done, advance=1 if done is None else None)
+
+        def advance(done: int | None = None, name: str = "") -> None:
+            nonlocal last
+            progress.update(task, completed=done, advance=1 if done is None else None)
+            if not console.is_terminal and (name or time.monotonic() - last >= LINE_EVERY_S):
+                last = time.monotonic()
+                item = f" {name} done," if name else ""
+                print_on(console, f"{words}:{item} {progress.tasks[0].completed:g} of {total} {noun}")
+
+        yield advance
 
 
 def is_endless(console: Console) -> bool:

@@ -134,15 +134,20 @@ def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
 
 
 def execute_schedules(
-    what: str, cells: Sequence[Reduced], target: Target, jobs: int | None = None, limits: Limits = LIMITS
-) -> list[StepSchedule]:
-    """Simulates the schedules of cells, with progress on standard error."""
+    what: str, cells: Sequence[Reduced], target: Target, jobs: int | None = None, limits: Limits = LIMITS,
+    names: Sequence[str] = (),
+) -> list[StepSchedule]:  # fmt: skip
+    """Simulates the schedules of cells, with progress on standard error, which names cells by `names`."""
     work = [config for cell in cells for config in cell.configs]
-    with progress_bar(what, len(work), "cells") as advance:
+    cell_of = [number for number, cell in enumerate(cells) for _ in cell.configs]
+    left = Counter(cell_of)
+    with progress_bar(what, len(work), "simulations") as advance:
 
-        def tell(_: int, news: object) -> None:
+        def tell(number: int, news: object) -> None:
             if not isinstance(news, dict):
-                advance()
+                cell = cell_of[number]
+                left[cell] -= 1
+                advance(name=names[cell] if names and not left[cell] else "")
 
         found = iter(execute_all(work, target, jobs, tell, limits, operators=True))
     return [schedule_of(cell, [next(found) for _ in cell.configs]) for cell in cells]

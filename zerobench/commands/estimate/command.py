@@ -127,13 +127,15 @@ def estimate_all(
     """Simulates the cells of a question, with progress on standard error, and returns a row for each."""
     sound = [cell for cell in question.cells if not cell.problems]
     names = name_strategies([cell.config for cell in question.cells])
+    sound_names = [name for name, cell in zip(names, question.cells, strict=True) if not cell.problems]
     configs = [cell.config for cell in sound]
     steps, done = [steps_of(config) for config in configs], dict[int, int]()
     with progress_bar("estimate", sum(steps), "steps") as show_done:
 
         def tell(number: int, news: dict[str, Any] | Execution) -> None:
+            ended = isinstance(news, Execution)
             done[number] = steps[number] if isinstance(news, Execution) else news["step"]
-            show_done(sum(done.values()))
+            show_done(sum(done.values()), name=sound_names[number] if ended else "")
 
         found = execute_all(configs, question.target, jobs, tell, Limits(seconds=timeout_s))
     by_cell = {cell.cell_id: one for cell, one in zip(sound, found, strict=True)}

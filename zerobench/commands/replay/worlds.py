@@ -184,7 +184,8 @@ def executed_worlds(
 
         def tell(number: int, news: object) -> None:
             if isinstance(news, Execution):
-                advance()
+                n, panel = wanted[number]
+                advance(name=f"{panel.label}, N = {n}")
 
         done = execute_all(configs, target, jobs, tell, LIMITS, costs is not None)
     made = {n: [] for n in ranks}  # type: dict[int, list[Panel]]
