@@ -225,10 +225,13 @@ def _run(arguments: list[str]) -> int:
         from importlib import import_module
 
         verb = arguments[0].replace("-", "_")
-        if arguments[0] in LAUNCHING and not {"-h", "--help"} & set(arguments[:end]):
+        launches = arguments[0] in LAUNCHING and not {"-h", "--help"} & set(arguments[:end])
+        if launches:
             fork_server.start()
         with _importing():
             module = import_module(f".commands.{VERBS[arguments[0]]}", __package__)
+            if launches:  # this process counts FLOPs of models, but compiles none
+                import_module(".fake.compiler", __package__).stand_in()
         code: int = getattr(module, verb)(arguments[1:])
         return code
     return _sweep(arguments)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config.schema import Model
+from zerobench.config.schema import Gpt, Model
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.predict import flops
 from zerobench.predict.flops import step_flops, utilization
@@ -73,14 +76,14 @@ def test_micro_batches_add_up() -> None:
 
 @pytest.mark.slow
 def test_the_dtype_and_the_strategy_change_nothing() -> None:
-    """So a model is counted once for all launches; another batch is another count."""
+    """So a model is counted once for all launches, with one block and with two; another batch is another count."""
     flops._COUNTED.clear()
     counted = [
         step_flops(cell(strategy, 2, "million", precision=precision).config)
         for strategy in ("ddp", "zero3", "fsdp2")
         for precision in (Fp32(), Bf16())
     ]
-    assert len(set(counted)) == len(flops._COUNTED) == 1
+    assert (len(set(counted)), len(flops._COUNTED)) == (1, 2)
     assert step_flops(cell("ddp", 2, "million", micro_batch=3).config) != counted[0]
 
 
@@ -95,3 +98,17 @@ def test_shares_of_the_peak() -> None:
 def test_a_slice_of_a_gpu_is_not_held_against_the_whole() -> None:
     assert utilization(10**12, 1.0, "NVIDIA H200", "bf16") is not None
     assert utilization(10**12, 1.0, "NVIDIA H200 MIG 1g.18gb", "bf16") is None
+
+
+@pytest.mark.parametrize("options", [{}, {"tiles": 2, "tied": False}, {"lora": 4, "loss_chunks": 2, "mlp_chunks": 2}])
+def test_a_deep_model_takes_what_its_blocks_add(monkeypatch, options: dict[str, Any]) -> None:
+    """Blocks of our GPT are equal, so two shallow models are counted; the whole model gives the same."""
+    flops._COUNTED.clear()
+    base = cell("zero2", 2).config
+    assert isinstance(base.model, Gpt)
+    deep = replace(base, model=replace(base.model, layers=5, **options))
+    short = step_flops(deep)
+    monkeypatch.setattr(flops, "Gpt", ())
+    flops._COUNTED.clear()
+    assert short is not None
+    assert short == step_flops(deep)

@@ -14,19 +14,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.distributed as dist
-from scipy.optimize import nnls
 
 from ..host.environment import Rendezvous, rank_environment
 from ..host.files import read_text
 from ..zero.comm.backends import gather_into, scatter_into
 from ..zero.comm.base import Comm
 from ..zero.comm.hierarchical import connect
+
+if TYPE_CHECKING:  # imported when a table is read or written
+    import pandas as pd
 
 RESAMPLES = 200
 
@@ -110,12 +111,16 @@ def _fit(key: Any, rows: pd.DataFrame) -> FitRow:
 
 def _line(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """Returns (latency, seconds per byte), neither negative, with the least relative error."""
+    from scipy.optimize import nnls
+
     found, _ = nnls(np.stack([1 / seconds, sizes / seconds], axis=1), np.ones(len(sizes)))
     return found[0], max(found[1], 1e-15)
 
 
 def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance: dict[str, Any]) -> Calibration:
     """Fits, and writes all to `folder`; replaces an earlier calibration there."""
+    import pandas as pd
+
     frame = pd.DataFrame([asdict(row) for row in transfers])
     fits = fit_all(frame)
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,6 +141,8 @@ def load_calibration(folder: Path | str) -> Calibration:
     """Reads the result of `zerobench calibrate`. Raises FileNotFoundError if there is none, ValueError if it is
     damaged.
     """
+    import pandas as pd
+
     folder = Path(folder)
     if not (folder / "fits.parquet").is_file():
         raise FileNotFoundError(f"{folder}: no calibration; zerobench calibrate --out {folder} makes one")

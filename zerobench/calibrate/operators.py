@@ -28,9 +28,8 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -39,6 +38,9 @@ from ..host.environment import Rendezvous, rank_environment
 from ..zero.comm.base import Comm
 from ..zero.comm.hierarchical import connect
 from .collectives import evenly, own_slice, replace_table
+
+if TYPE_CHECKING:  # imported when a table is read or written
+    import pandas as pd
 
 FILE = "operators.parquet"
 
@@ -329,12 +331,16 @@ def mean_of_ranks(ranks: Sequence[list[OperatorTime]]) -> list[OperatorTime]:
 
 def write_operators(folder: Path, rows: Sequence[OperatorTime]) -> None:
     """Writes the times beside the collectives of the same calibration."""
+    import pandas as pd
+
     folder.mkdir(parents=True, exist_ok=True)
     replace_table(folder / FILE, pd.DataFrame([asdict(row) for row in rows]))
 
 
 def load_operators(folder: Path) -> pd.DataFrame:
     """Reads the times. Raises FileNotFoundError with the command that makes them."""
+    import pandas as pd
+
     if not (folder / FILE).is_file():
         raise FileNotFoundError(
             f"{folder}: no times of operators; zerobench calibrate --compute --out {folder} makes them"

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from ..calibrate.collectives import load_calibration
 from ..calibrate.operators import load_operators
 from ..config.cell import CellConfig
@@ -31,7 +29,6 @@ from ..timing.prediction import PHASES, StepSchedule, StepTime, execute_schedule
 from .estimate.command import DEFAULTS, ask
 from .estimate.row import model_of
 from .estimate.show import shared_words, training_words
-from .export.perfetto import process
 
 FORMATS = ("table", "json", "csv")
 
@@ -259,6 +256,8 @@ def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
     if chosen.format == "table" and chosen.out is None:
         _show(rows, chosen.columns)
         return
+    import pandas as pd
+
     is_csv = chosen.format == "csv" or (chosen.format == "table" and chosen.out.suffix == ".csv")
     written = [asdict(row) for row in rows]
     frame = pd.DataFrame(written, dtype="object")
@@ -306,6 +305,10 @@ def show_time(seconds: float | None) -> str:
 
 def _write_trace(out: Path, told: Sequence[tuple[str, StepSchedule, StepTime]]) -> None:
     """Writes the predicted steps as one trace; for a reduced cell, the steps that were simulated."""
+    import pandas as pd
+
+    from .export.perfetto import process
+
     entries = []
     for number, (name, schedule, found) in enumerate(told, 1):
         events = [replace(event, seconds=at) for event, at in zip(schedule.events[-1], found.timeline.at, strict=True)]

@@ -18,9 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import strategies
 from ..config.cell import CellConfig
+from ..config.schema import Gpt
 from ..config.schema_memory import Activation, CheckpointActivations
 from ..config.schema_training import Fp32
 from ..data import arguments_of, build_batches
+from ..fake.world import Undrawn
 from ..probes.operator_stream import FORMULAS
 from ..registry import DATA
 from .build import build_model
@@ -89,7 +91,12 @@ def step_flops(config: CellConfig) -> StepFlops | None:
 
 
 def _count(config: CellConfig) -> int | None:
-    """Counts the FLOPs of a micro-batch, which are the same for every dtype and strategy."""
+    """Counts the FLOPs of a micro-batch, which are the same for every dtype and strategy. The blocks of our GPT are
+    equal: two models show what each adds.
+    """
+    if isinstance(config.model, Gpt) and config.model.layers > 2 and config.activation == Activation():
+        one, two = (_count(replace(config, model=replace(config.model, layers=few))) for few in (1, 2))
+        return None if one is None or two is None else one + (config.model.layers - 1) * (two - one)
     what = [config.model.kind, config.model_options, config.activation.values(), config.micro_batch, config.sequence]
     if config.data.name not in DATA.own:
         what += [config.data.values(), config.world_size, config.accumulation, config.seed]
@@ -100,7 +107,7 @@ def _count(config: CellConfig) -> int | None:
     counter, meta = FlopCounterMode(display=False, custom_mapping=FORMULAS), torch.device("meta")
     tokens = torch.zeros((config.micro_batch, config.sequence), dtype=torch.int64, device=meta)
     try:
-        with meta:
+        with meta, Undrawn():
             model = build_model(config)
         own = config.data.name in DATA.own
         inputs, named = arguments_of((tokens, tokens) if own else build_batches(config.batching, 0, meta).batch(0))

@@ -17,16 +17,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-from scipy.interpolate import RBFInterpolator
 
-from ..calibrate.collectives import Calibration
 from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
 from ..records.event_row import COMPUTE, LAUNCH, MOVE
 from .hardware import GB_S, GBIT_S, TABLES, US, Cluster, Device, Scales, scales_of
+
+if TYPE_CHECKING:  # pandas and scipy take most of a second, which a plan without times does not spend
+    import pandas as pd
+
+    from ..calibrate.collectives import Calibration
 
 NEIGHBORS = 16
 """Number of shapes of a table used to interpolate a shape."""
@@ -59,6 +62,8 @@ class ShapeTable:
     """Times of matrix products by shape. `rows`: columns m, n, k, seconds."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
+        from scipy.interpolate import RBFInterpolator
+
         shapes = rows[["m", "n", "k"]].to_numpy(float)
         self._low, self._high = shapes.min(axis=0), shapes.max(axis=0)
         per_flop = rows["seconds"].to_numpy(float) / (2 * shapes.prod(axis=1))
@@ -79,6 +84,8 @@ class ShapeTable:
 @cache
 def matmul_rows(table: str) -> pd.DataFrame:
     """Returns columns m, n, k, seconds of a table by name (hardware.Device.matmul_table)."""
+    import pandas as pd
+
     if table.endswith(".parquet"):
         rows = pd.read_parquet(TABLES / table)
         return rows[["m", "n", "k"]].assign(seconds=rows["latency_ms"] / 1e3)
@@ -99,6 +106,8 @@ def matmul_table(table: str) -> ShapeTable:
 @cache
 def _collectives(table: str) -> dict[tuple[str, int], _Curve]:
     """Returns (collective, ranks) -> seconds over the bytes of the full tensor."""
+    import pandas as pd
+
     rows = pd.read_csv(TABLES / "collectives_in_node.csv")
     rows = rows[rows["device"] == table].sort_values("elements_fp16")
     return {
@@ -229,6 +238,8 @@ class CpuCosts:
     def __init__(
         self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None
     ) -> None:
+        import pandas as pd
+
         self.ranks = int(operators["world_size"].iloc[0])
         shapes = operators[operators["operator"] == "mm"]["sizes"].str.split("x", expand=True).astype(int)
         products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
