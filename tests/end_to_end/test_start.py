@@ -44,6 +44,37 @@ def test_cells_of_a_sweep_with_equal_choices_are_updates_of_one_composition(tmp_
     assert int(six) - int(one) == 1
 
 
+LOADS = """
+import os, sys
+from zerobench.cli import fork_server, run
+code = run(sys.argv[1:])
+fork_server.end()
+slow = ["matplotlib", "transformers", "pyarrow", "pandas", "scipy.stats", "scipy.optimize"]
+slow += ["torch._inductor", "torch._dynamo.eval_frame"]
+print("LOADED", code, *(name for name in slow if name in sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "loaded"),
+    [
+        ("estimate strategy=zero3 model=gpt_tiny", []),
+        ("plan --device-memory 1GiB --gpus 2 model=gpt_tiny strategy=zero3", []),
+        ("predict --cluster h100-3200 strategy=zero3 model=gpt_tiny", ["pandas", "pyarrow"]),
+        ("-m strategy=zero2,zero3 model=gpt_tiny --dry-run", ["pandas", "pyarrow"]),
+        ("status runs", ["pandas", "pyarrow"]),
+        ("show 1 --results runs", ["pandas", "pyarrow"]),
+    ],
+)
+def test_a_command_loads_what_it_uses(arguments: str, loaded: list[str], tmp_path: Path) -> None:
+    """No figures, no models of others, no compiler; tables of runs alone are pandas'."""
+    command = [sys.executable, "-c", LOADS, *arguments.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    told = next(line.split()[2:] for line in done.stderr.splitlines() if line.startswith("LOADED"))
+    assert sorted(told) == loaded, done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["status", "--help"]])
 def test_what_needs_no_torch_takes_half_a_second_of_cpu(arguments: list[str], tmp_path: Path) -> None:
     before = os.times()
