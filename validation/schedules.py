@@ -78,7 +78,9 @@ class Schedules:
         self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._path(key).with_suffix(".partial")
         events = [event for event in found.known.events if event.kind in KINDS]
-        pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS}).to_parquet(aside, index=False)
+        pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS}).to_parquet(
+            aside, index=False
+        )
         aside.replace(self._path(key))
 
     def _read(self, key: str) -> tuple[EventRow, ...]:

@@ -240,7 +240,7 @@ def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
     found = row.best or row.beyond
     if found is None:
         fits = "bound" if row.problem == search.DOMINATED else "no"
-        bound = f"≥ {show_bytes(row.bound_bytes)}" if row.problem in (search.DOMINATED, search.TOO_LARGE) else "–"
+        bound = f"≥ {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
         return [row.candidate.name, fits, bound, *["–"] * (len(HEADER) - 3)]
     fits = GOALS[plan.goal].short(row.best) if row.best else "no"
     free = plan.capacity.usable_bytes - found.held_bytes
