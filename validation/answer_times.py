@@ -1,6 +1,7 @@
 """How long commands take to answer, before and after a change: medians of interleaved runs, ratios to `import torch`.
 
-Each round runs every command once with the package of each revision. Measure on an idle machine.
+Each round runs every command of answer_times.csv once with the package of each revision, in its checkout. A cell
+costs a fourth of what "run, 5 cells" takes beyond "run, 1 cell". Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
@@ -20,20 +22,8 @@ from zerobench.host.terminal import progress_bar
 
 ROOT = Path(__file__).parents[1]
 
-CELLS = "-m model=gpt_tiny strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=1,2,4,8 micro_batch=1,2 accumulation=1,2,4"
-
-COMMANDS = {
-    "estimate, gpt_tiny": "estimate strategy=zero3 model=gpt_tiny",
-    "estimate, 124M, 5 strategies": "estimate model=gpt2_124m precision=bf16 sequence=1024",
-    "estimate, 1.5B": "estimate strategy=zero3 model=gpt2_1_5b precision=bf16 sequence=1024 world_size=8",
-    "plan, README": "plan --device-memory 80GiB --gpus 8 model=zero_4b sequence=1024",
-    "plan, fastest": "plan --goal fastest --cluster h100-3200 --device-memory 80GiB --gpus 64 model=gpt_7b "
-    "precision=bf16 sequence=1024",
-    "predict, 1.5B": "predict --cluster h100-3200 model=gpt2_1_5b precision=bf16",
-    "estimate, 1T": "estimate strategy=zero3 model=zero_1t world_size=1024 precision=bf16 sequence=1024",
-    "dry run, 120 cells": f"{CELLS} --dry-run",
-    "dry run, 960 cells": f"{CELLS} clip=null,1.0 seed=0,1,2,3 --dry-run",
-}
+COMMANDS: dict[str, str] = dict(pd.read_csv(Path(__file__).with_suffix(".csv")).itertuples(index=False))
+"""Name -> arguments of `python -m`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +39,17 @@ def run(chosen: argparse.Namespace) -> int:
         if chosen.before:
             codes[full_hash(ROOT, chosen.before)[:8]] = stack.enter_context(worktree(ROOT, chosen.before))
         work = [("import torch", "", ["-c", "import torch"])]
-        work += [(what, code, ["-m", "zerobench", *COMMANDS[what].split()]) for what in COMMANDS for code in codes]
+        work += [(what, code, ["-m", *COMMANDS[what].split()]) for what in COMMANDS for code in codes]
         seconds: list[tuple[str, str, float]] = []
         with progress_bar("answer times", chosen.rounds * len(work), "runs") as advance:
             for _ in range(chosen.rounds):
                 for what, code, words in work:
-                    environment = os.environ | {"PYTHONPATH": str(codes.get(code, ROOT))}
-                    begun = time.perf_counter()
-                    subprocess.run([sys.executable, "-P", *words], env=environment, capture_output=True, check=True)
+                    folder = codes.get(code, ROOT)
+                    environment = os.environ | {"PYTHONPATH": str(folder)}
+                    with TemporaryDirectory() as scratch:
+                        command = [sys.executable, "-P", *(word.format(scratch=scratch) for word in words)]
+                        begun = time.perf_counter()
+                        subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=True)
                     seconds.append((what, code, time.perf_counter() - begun))
                     advance()
     frame = pd.DataFrame(seconds, columns=["command", "code", "s"]).groupby(["command", "code"], sort=False)["s"]

@@ -48,6 +48,16 @@ def answer() -> str:
     return "\n".join(lines)
 
 
+def answer_times() -> str:
+    """How long README's first commands took, with the newest code that was measured, which is the first."""
+    seconds = pd.read_csv(RESULTS / "answer_times.csv").drop_duplicates("command").set_index("command")["median"]
+    first = {"plan": "plan, README", "estimate": "estimate, 124M, 5 strategies", "predict": "predict, 1.5B"}
+    times = ", ".join(f"`{verb}` in {seconds[name]:.0f} s" for verb, name in first.items())
+    return (
+        f"On two cores the first three commands answer: {times}, of which {seconds['import torch']:.1f} s import torch."
+    )
+
+
 def _step_times() -> Iterator[str]:
     """Step times over DDP's, from interleaved launches: those of one launch each differ by chance."""
     ratios = pd.read_parquet(COMPARED / "ratios.parquet")

@@ -51,7 +51,7 @@ CELLS = {
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
 
 MEASURED = (
-    "answer", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
+    "answer", "answer_times", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
     "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
     "settings", "accumulation", "outside_ledger",
 )  # fmt: skip

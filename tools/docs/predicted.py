@@ -114,12 +114,9 @@ def validated() -> str:
     errors = _errors()
     there = errors[errors["status"] == "compared"].copy()
     there["error"] = there["error_percent"].astype(float).abs()
-    there["estimate"] = [
-        low if low == high else f"{low} to {high}"
-        for low, high in zip(there["estimate_low_gib"], there["estimate_high_gib"], strict=True)
-    ]
-    there = there.sort_values("error", ascending=False, kind="stable")
-    rows = list(there.itertuples())
+    low, high = there["estimate_low_gib"], there["estimate_high_gib"]
+    there["estimate"] = low.where(low == high, low + " to " + high)
+    rows = list(there.sort_values("error", ascending=False, kind="stable").itertuples())
     words = ", ".join(f"{count} {status}" for status, count in Counter(errors["status"]).most_common())
     close = f"{len(errors)} rows: {words}. Of those compared {sum(there['error'] <= 5)} of {len(rows)} are within 5 %,"
     parts = [render("validated", rows), f"{close} median |error| {there['error'].median():.1f} %."]
