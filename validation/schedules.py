@@ -6,6 +6,7 @@ kept   a parquet file per simulated cell, device and code: the events that a tim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -42,7 +43,6 @@ class Schedules:
     def __init__(self, folder: Path, jobs: int | None = None) -> None:
         self._folder, self._jobs = folder, jobs
         self._failed: dict[str, str] = {}
-        self._read_before: dict[str, tuple[EventRow, ...]] = {}
 
     def execute(self, what: str, work: Sequence[Work]) -> None:
         """Simulates the cells that are not kept yet, with progress on standard error."""
@@ -66,10 +66,7 @@ class Schedules:
         keys = [_key(config, target) for config in cell.configs]
         if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
             return StepSchedule(cell, (), problem)
-        for key in keys:
-            if key not in self._read_before:
-                self._read_before[key] = self._read(key)
-        return StepSchedule(cell, tuple(self._read_before[key] for key in keys))
+        return StepSchedule(cell, tuple(_read(self._path(key)) for key in keys))
 
     def _keep(self, key: str, found: Execution) -> None:
         if found.problem:
@@ -78,19 +75,20 @@ class Schedules:
         self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._path(key).with_suffix(".partial")
         events = [event for event in found.known.events if event.kind in KINDS]
-        pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS}).to_parquet(
-            aside, index=False
-        )
+        frame = pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS})
+        frame.to_parquet(aside, index=False)
         aside.replace(self._path(key))
-
-    def _read(self, key: str) -> tuple[EventRow, ...]:
-        rows = pd.read_parquet(self._path(key)).astype(object).to_dict("records")
-        for row in rows:
-            row["operation"] = None if pd.isna(row["operation"]) else int(row["operation"])
-        return tuple(EventRow(rank=0, seconds=0.0, **{str(name): one for name, one in row.items()}) for row in rows)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.parquet"
+
+
+@cache
+def _read(path: Path) -> tuple[EventRow, ...]:
+    rows = pd.read_parquet(path).astype(object).to_dict("records")
+    for row in rows:
+        row["operation"] = None if pd.isna(row["operation"]) else int(row["operation"])
+    return tuple(EventRow(rank=0, seconds=0.0, **{str(name): one for name, one in row.items()}) for row in rows)
 
 
 def _key(config: CellConfig, target: Target) -> str:
