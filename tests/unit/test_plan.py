@@ -338,7 +338,7 @@ def test_a_bracket_is_found_with_few_blocks_and_its_ends_have_all(whole: int, mo
 def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the other rows the next micro-batch is too large on the line through two that fit."""
+    """Both have all blocks; the other rows have few."""
 
     def answer(work: Work) -> Simulated:
         config = work.cell.config
@@ -352,13 +352,16 @@ def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(
     monkeypatch.setattr(fastest, "turn_of_network", lambda *_: "")
     costs = costs_of("h100-3200", None)
     found = replace(plan_of([], "fastest"), costs=costs)
-    find_fastest(found, costs, {Candidate(name): cell(name, 8) for name in ("zero3", "zero1")}, None, ())
+    cells = {Candidate(name): with_model(cell(name, 8), layers=48) for name in ("zero3", "zero1")}
+    find_fastest(found, costs, cells, None, ())
     fits = max(size for size in (1, 2, 4, 8, 16, 32, 64) if size <= most)
     assert {row.fit.cell.config.micro_batch for row in found.ranked} == {fits}
     first = found.ranked[0]
     assert first.candidate == Candidate("zero1")
-    sizes = {work.cell.config.micro_batch for work in ran if work.cell.config.strategy.name == "zero1" and work.whole}
-    assert {fits, min(2 * fits, 64)} <= sizes
+    whole = [work.cell.config for work in ran if work.whole]
+    assert {config.strategy.name for config in whole} == {"zero1"}
+    assert {config.micro_batch for config in whole} == {fits, min(2 * fits, 64)}
+    assert len(ran) <= 2 * 4 + 4 + 2, "the rows, the leaders on more GPUs, and the first with all blocks"
 
 
 def test_few_blocks_stand_for_many_and_a_model_without_blocks_is_whole() -> None:

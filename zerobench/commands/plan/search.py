@@ -8,9 +8,6 @@ bound      the closed form of the states; other libraries have that of the stage
            has less memory at its peak, so a row whose first cell has a bound beyond the device is not simulated
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
            more and cannot be recommended; they are shown with their bounds
-convex     the peak is the largest of instants whose bytes are linear in the micro-batch, so the line through two loads
-           that fit is a lower bound beyond them. A row of goal fastest ends if the line says that the next value is too
-           large; of the row that is recommended, the next value is simulated
 queue      one call simulates the cells of all rows: a row adds its next one as soon as its last is done
 
 Bytes are linear in layers, in micro-batch and in 1/N, up to buckets and padding, so the line through the last two
@@ -37,9 +34,6 @@ from .memory import Capacity, Execute, Simulated, Work, simulate
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
-
-CLEARLY = 1.05
-"""Load on the line through two simulated ones from which the next value is too large."""
 
 DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
 """Ends of the axes: a cell of 512 blocks takes minutes to simulate. WIDEST_TIMED: of goal fastest."""
@@ -230,13 +224,11 @@ class PlanRow:
     def _next(self, capacity: Capacity) -> int | None:
         """Returns the place to simulate next; None if the search is over."""
         origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
-        place, ahead = next_place(self.axis, self.loads, origin), self.last + 1
-        if self.exact:
-            few = (end for end in (self.last, ahead) if end in self.probes and not self.probes[end].whole)
-            return next(few, None) if place is None else place
-        line = line_of(self.axis, {place: load for place, load in self.loads.items() if load <= 1})
-        clear = place == ahead and line is not None and line(self.axis.at(ahead)) >= CLEARLY
-        return None if clear else place
+        place = next_place(self.axis, self.loads, origin)
+        if place is None and self.exact:
+            ends = (end for end in (self.last, self.last + 1) if end in self.probes)
+            return next((end for end in ends if not self.probes[end].whole), None)
+        return place
 
     def take(self, answer: Simulated | str, capacity: Capacity) -> None:
         """Takes the last simulation that `advance` returned, or why there is none."""
@@ -256,29 +248,10 @@ def bound_of(cell: Cell) -> int:
     return (closed_form(cell.config, facts) or 0) if facts is not None else 0
 
 
-Line = Callable[[float], float]
-"""A load by the coordinate of an axis."""
-
-
-def line_of(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> Line | None:
-    """Returns the line through the loads on both sides of 1 that are nearest to it, else through the two that are;
-    None if fewer are known, or it falls. `origin`: load at the coordinate 0, for want of a second one.
-    """
-    near = sorted(loads, key=lambda place: abs(loads[place] - 1))
-    low, high = ([place for place in near if (loads[place] > 1) is over][:1] for over in (False, True))
-    points = [(axis.at(place), loads[place]) for place in (low + high if low and high else near[:2])]
-    if origin is not None and len(points) == 1:
-        points.append((0.0, origin))
-    if len(points) < 2:
-        return None
-    (x, load), (other, its_load) = points
-    slope = (load - its_load) / (x - other)
-    return (lambda at: load + (at - x) * slope) if slope > 0 else None
-
-
 def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> int | None:
     """Returns the place of the axis whose load is needed next; None if the last that fits is known, or none fits. It is
-    where the line through the two nearest probes meets a load of 1. `origin`: load of the states alone.
+    where the line through the nearest probes on both sides of a load of 1, or the two nearest, meets it. `origin`: load
+    at the coordinate 0, for want of a second probe.
     """
     low = max((place for place, load in loads.items() if load <= 1), default=-1)
     high = min((place for place, load in loads.items() if load > 1), default=len(axis.values))
@@ -286,10 +259,18 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
         return None
     if first := [place for place in axis.first if low < place < high]:
         return first[0]
-    line = line_of(axis, loads, origin)
-    if line is None or (low < 0 and origin is None) or len(loads) - len(axis.first) >= MOST_GUESSES:
-        return (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
-    place = bisect_right(axis.values, 1.0, key=lambda value: line(axis.coordinate(value))) - 1
+    near = [low, high] if {low, high} <= {*loads} else sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
+    points = [(axis.at(place), loads[place]) for place in near]
+    if origin is not None and len(points) == 1:
+        points.append((0.0, origin))
+    halves = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
+    if len(points) < 2 or (low < 0 and origin is None) or len(loads) - len(axis.first) >= MOST_GUESSES:
+        return halves
+    (x, load), (other, its_load) = points
+    slope = (load - its_load) / (x - other)
+    if slope <= 0:
+        return halves
+    place = bisect_right(axis.values, x + (1 - load) / slope, key=axis.coordinate) - 1
     return min(max(place, low + 1), high - 1)
 
 
