@@ -271,6 +271,7 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
     rule = f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
     rule += f"; {show_count(sum(len(row.probes) for row in plan.rows.values()), 'cell')} simulated"
+    rule += "; ≥ is a bound, the states alone" * any(row.bound_bytes and not row.probes for row in plan.rows.values())
     reasons: dict[str, list[str]] = {}
     for row in plan.rows.values():
         if row.reason:
