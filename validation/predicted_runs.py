@@ -24,7 +24,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -199,7 +198,9 @@ def run(chosen: argparse.Namespace) -> int:
     known = {name: _laid(plan, schedules) for name, plan in planned.items() if isinstance(plan, PlannedRun)}
     rows = list(errors_of(runs, planned, known, schedules))
     write(chosen.out or ERRORS, ErrorRow, rows)
-    write_validated(_validated(list(known.values()), rows))
+    scales, kinds = fitted(list(known.values())), left_out(list(known.values()), rows)
+    intervals = {kind: interval_of(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
+    write_validated({"compute": scales.compute, "attention": scales.attention, "intervals": intervals})
     show(rows)
     return 0
 
@@ -337,14 +338,6 @@ def _error_row(
 
 
 # -- what is written -------------------------------------------------------------------------------
-
-
-def _validated(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, Any]:
-    """Returns scales and intervals."""
-    scales = fitted(known)
-    kinds = left_out(known, rows)
-    intervals = {kind: interval_of(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
-    return {"compute": scales.compute, "attention": scales.attention, "intervals": intervals}
 
 
 def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[float]]:

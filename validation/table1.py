@@ -120,11 +120,12 @@ class TableCell:
     @property
     def arguments(self) -> list[str]:
         """The command line of the cell."""
-        psi = SIZES[self.size]
+        psi, shard = SIZES[self.size], 1 if self.strategy == BASELINE else self.ranks
+        tile_bytes = max(TILE_BYTES["cuda"], int(4 * psi / shard / PIECES))
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
         words = [
             f"strategy={self.strategy}", f"world_size={self.ranks}", f"batch={self.ranks}",
-            f"model={MODELS[self.size]}", *COMMON, f"precision.tile_bytes={self._tile_bytes}",
+            f"model={MODELS[self.size]}", *COMMON, f"precision.tile_bytes={tile_bytes}",
         ]  # fmt: skip
         if self.strategy != "zero3" and not any(one.startswith("strategy.bucket_bytes") for one in changed):
             words.append(f"strategy.bucket_bytes={int(2 * psi / PIECES)}")
@@ -134,11 +135,6 @@ class TableCell:
     def config(self) -> CellConfig:
         """The cell, resolved."""
         return compose_cells(self.arguments)[0].config
-
-    @property
-    def _tile_bytes(self) -> int:
-        shard = 1 if self.strategy == BASELINE else self.ranks
-        return max(TILE_BYTES["cuda"], int(4 * SIZES[self.size] / shard / PIECES))
 
 
 def places() -> list[TableCell]:

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.residual import counted
 from analysis.tiers import parts_of
 from analysis.topology import crossing_bytes, losses_of
-from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, Section, beside, cells, load, recorded
+from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render, table
 from validation.releases import Release, read_release
 from validation.releases import rows_of as rows_of_releases
@@ -154,15 +154,10 @@ def offload_time() -> Iterator[Any]:
     for cell in by_states:
         parts = parts_of(results, cell)
         cell.device, cell.host, cell.files = parts["device"], parts["host memory"], parts["files"]
-        cell.offloaded, cell.base = _offloaded(cell.config.offload), by_states[0]
+        offload, fraction = cell.config.offload, cell.config.offload.get("fraction", 1)
+        words = [f"offload={offload.name or 'none'}"] + [f"fraction={fraction:g}"] * (fraction < 1)
+        cell.offloaded, cell.base = " ".join(words + ["delayed"] * bool(offload.delayed)), by_states[0]
         yield cell
-
-
-def _offloaded(section: Section) -> str:
-    """Where the states of a cell are, from its section of the config: "offload=cpu fraction=0.5"."""
-    fraction = section.get("fraction", 1)
-    words = [f"offload={section.name or 'none'}"] + [f"fraction={fraction:g}"] * (fraction < 1)
-    return " ".join(words + ["delayed"] * bool(section.delayed))
 
 
 def delayed() -> str:
@@ -350,16 +345,11 @@ def accumulation() -> Iterator[Any]:
         policy, memory = cell.config.strategy.accumulate, rows_of(results, "memory", cell)
         forward = memory[(memory["phase"] == "forward") & (memory["category"] == "gradients")]
         cell.gradients = forward["max_bytes"].max() / cell.psi
-        cell.gradients_formula = _gradients(cell.strategy, policy, cell.world_size)
+        whole = policy == "last"  # DDP's buckets are beside its gradients while it does not reduce
+        ours = FP32 if whole or cell.strategy == "zero1" else FP32 / cell.world_size
+        cell.gradients_formula = FP32 * (1 + whole) if cell.strategy == "ddp" else ours
         cell.volume_formula = volume(cell.strategy, policy, cell.accumulation)
         yield cell
-
-
-def _gradients(name: str, policy: str, ranks: int) -> float:
-    """Bytes per parameter; DDP's buckets are beside its gradients while it does not reduce."""
-    if name == "ddp":
-        return FP32 * (1 + (policy == "last"))
-    return FP32 if policy == "last" or name == "zero1" else FP32 / ranks
 
 
 def volume(name: str, policy: str, micro_batches: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from statistics import mean, median
 from types import SimpleNamespace
@@ -268,13 +268,13 @@ QUANTITIES = {
 
 def gpu_memory() -> list[Any]:
     """|error| of the estimates by quantity (`make gpu-runs`)."""
-    return [_compared(column, name, rows_of(GPU)) for column, name in QUANTITIES.items()]
-
-
-def _compared(column: str, name: str, rows: Sequence[GpuRunRow]) -> Any:
-    pairs = [(getattr(row, column), getattr(row, f"estimated_{column}")) for row in rows if getattr(row, column)]
-    errors = sorted(abs(estimate / measured - 1) for measured, estimate in pairs)
-    return SimpleNamespace(name=name, errors=errors, equal=sum(estimate == measured for measured, estimate in pairs))
+    found = []
+    for key, name in QUANTITIES.items():
+        pairs = [(getattr(row, key), getattr(row, f"estimated_{key}")) for row in rows_of(GPU) if getattr(row, key)]
+        errors = sorted(abs(estimate / measured - 1) for measured, estimate in pairs)
+        equal = sum(measured == estimate for measured, estimate in pairs)
+        found.append(SimpleNamespace(name=name, errors=errors, equal=equal))
+    return found
 
 
 def gpu_reserved() -> list[GpuRunRow]:

@@ -268,8 +268,11 @@ class GpuSuite:
     def run(self, section: SuiteSection) -> None:
         """Runs a section as far as time permits. Sets `stopped` where the user interrupted."""
         print(f"{section.title}: {section.asks}", file=sys.stderr)
-        if self.deadline.is_near:
-            self._leave_out(section)
+        if self.deadline.is_near:  # results of an earlier suite in this folder stay
+            done = self.done[section.name] = [SuiteLaunch("all of it", status=NOT_RUN, reason=TOO_LATE)]
+            if section.name not in self.record.sections:
+                rows = [[one.name, one.words] for one in done]
+                self.record.write(section, done, SuiteTable(["cell", "status"], rows))
             return
         try:
             self._run_tasks(section, section.tasks(self.setup))
@@ -278,12 +281,6 @@ class GpuSuite:
             self.stopped = True
         if self.done.get(section.name):
             self.differs += [f"{section.name}: {words}" for words in self._write(section)]
-
-    def _leave_out(self, section: SuiteSection) -> None:
-        """Keeps the results of an earlier suite in this folder for a section that is not run."""
-        done = self.done[section.name] = [SuiteLaunch("all of it", status=NOT_RUN, reason=TOO_LATE)]
-        if section.name not in self.record.sections:
-            self.record.write(section, done, SuiteTable(["cell", "status"], [[one.name, one.words] for one in done]))
 
     def _write(self, section: SuiteSection) -> list[str]:
         done = self.done[section.name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -48,7 +47,7 @@ def _parity_cells(setup: SuiteSetup) -> list[Cell]:
 def _parity_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     """A sweep's own check (sweep/parity.py) compares the losses of every step and rank with DDP's on as many ranks."""
     header = ["cell", "backend", "training against DDP's", "largest relative difference of a loss", "last loss"]
-    steps = {one.name: _steps(setup.folder("parity") / one.row["run_id"]) for one in done if one.row and one.is_ok}
+    steps = {one.name: load(setup.folder("parity") / one.row["run_id"]).steps for one in done if one.row and one.is_ok}
     (names, notes), rows, differs = shorter(done), [], []
     for one in done:
         config = one.cell
@@ -69,10 +68,6 @@ def _parity_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
 
 
 @cache
-def _steps(run: Path) -> pd.DataFrame:
-    return load(run).steps
-
-
 def _world(one: SuiteLaunch) -> tuple[Any, ...]:
     return one.cell.world_size, one.cell.precision.name
 

@@ -60,10 +60,10 @@ def hardware_of(run: PublishedRun) -> RunHardware:
     spans = (run.gpus or 1) > per_node
     bus = _bus(run.notes)
     if spans and not bus:
-        rate = _node_gbit_s(run.interconnect, per_node)
-        if rate is None:
+        if found := re.search(r"([\d.]+) (?:Gb/s|Gbit/s|Gbps) per (node|GPU)", run.interconnect):
+            cluster = replace(cluster, node_gbit_s=float(found[1]) * (per_node if found[2] == "GPU" else 1))
+        else:
             assumed.append(f"{cluster.node_gbit_s:g} Gbit/s per node")
-        cluster = replace(cluster, node_gbit_s=rate or cluster.node_gbit_s)
     declared = DECLARED.get((run.system, run.strategy), PLAIN)
     return RunHardware(GpuCosts(device, cluster, bus), declared, spans, tuple(assumed))
 
@@ -80,10 +80,3 @@ def _bus(notes: str) -> dict[str, float]:
     found = re.search(r"probe: ((?:[A-Z]{2} [\d.]+ ?)+)GB/s over all ranks", notes)
     pairs = re.findall(r"([A-Z]{2}) ([\d.]+)", found[1]) if found else []
     return {BUS[name]: float(rate) for name, rate in pairs if name in BUS}
-
-
-def _node_gbit_s(words: str, per_node: int) -> float | None:
-    found = re.search(r"([\d.]+) (?:Gb/s|Gbit/s|Gbps) per (node|GPU)", words)
-    if found is None:
-        return None
-    return float(found[1]) * (per_node if found[2] == "GPU" else 1)
