@@ -1,5 +1,4 @@
 """How long commands take to answer, before and after a change: medians of interleaved runs, ratios to `import torch`.
-And the shares of a simulation's parts, under Python's profiler.
 
 Each round runs every command of answer_times.csv once with the package of each revision, in its checkout. A cell
 costs a fourth of what "run, 5 cells" takes beyond "run, 1 cell". Measure on an idle machine.
@@ -29,7 +28,6 @@ from zerobench.host.terminal import progress_bar
 
 ROOT = Path(__file__).parents[1]
 
-CELL = "strategy=zero3 model=zero_4b precision=bf16 sequence=1024 world_size=8"
 PARTS = {
     "build": "_build", "forward": "loss_of", "backward": "_engine_run_backward", "gradients": "_arrive",
     "update": "run", "sums by phase": "end", "allocator": "memory",
@@ -76,13 +74,13 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def shares() -> pd.DataFrame:
-    """Returns part -> percent of the time of a simulation of CELL in a process that has loaded everything."""
-    (cell,) = ask(CELL.split()).cells
+    """Returns part -> percent of a simulation's time under Python's profiler, in a process that has loaded all."""
+    (cell,) = ask(["strategy=zero3", "model=zero_4b", "precision=bf16", "sequence=1024", "world_size=8"]).cells
     execute(cell.config, target=CUDA)
     profile = cProfile.Profile()
     profile.runcall(execute, cell.config, target=CUDA)
     calls: Any = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     names = ("execute", *PARTS.values())
-    seconds = {name: max(spent[3] for (_, _, called), spent in calls.items() if called == name) for name in names}
-    rows = [(part, round(100 * seconds[name] / seconds["execute"])) for part, name in PARTS.items()]
+    whole, *seconds = (max(spent[3] for (_, _, its), spent in calls.items() if its == name) for name in names)
+    rows = [(part, round(100 * spent / whole)) for part, spent in zip(PARTS, seconds, strict=True)]
     return pd.DataFrame(rows, columns=["part", "percent"])

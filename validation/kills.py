@@ -350,9 +350,8 @@ NOT_REPEATED = (
     "run_id", "started", "seconds", "command", "config", "wall_s", "resident_bytes", "loopback_bytes", "heap_bytes",
     "reason", "commit", "source_hash", "others_cores", "tokens_per_s", "mfu", "hfu", "overlap", "launcher",
 )  # fmt: skip
-"""Columns that two sweeps over equal cells need not agree in, besides those that end with TIMES."""
+"""Columns that two sweeps over equal cells need not agree in, besides times."""
 
-TIMES = ("_s", "_s_low", "_s_high")
 LONG_TABLES = ("steps", "memory", "tensors", "lines", "traffic")
 
 OF_THREADS = ("read", "write")
@@ -365,9 +364,6 @@ OF_ALLOCATOR = ("allocated", "outside_ledger")
 
 OF_GLOO = {"fsdp2": ("timed_allocator_peak_bytes",)}
 """Strategy -> columns with bytes that gloo's thread may still hold: the timed pass does not wait for it."""
-
-STAYS = (".references",)
-"""Beginnings of hidden entries of a results folder that are meant to stay."""
 
 
 def judge(campaign: Campaign, seed: int, names: list[str], faults: list[str]) -> tuple[KillsRow, list[str]]:
@@ -409,7 +405,7 @@ def _hit(state: CampaignState, wanted: dict[tuple[str, int], str], killed: Resul
 
 def repeated(columns: pd.Index[str]) -> list[str]:
     """Returns the columns that two sweeps over equal cells must agree in."""
-    return [name for name in columns if name not in NOT_REPEATED and not name.endswith(TIMES)]
+    return [name for name in columns if name not in NOT_REPEATED and not name.endswith(("_s", "_s_low", "_s_high"))]
 
 
 def last_of_each(runs: pd.DataFrame) -> pd.DataFrame:
@@ -453,7 +449,7 @@ def _rows_of(table: pd.DataFrame, run_id: str) -> Counter[str]:
 def _left_behind(campaign: Campaign) -> list[str]:
     found = [f"process {one.pid} is left" for one in campaign.processes()]
     for folder in (campaign.killed, campaign.killed / ".references"):
-        paths = [path for path in folder.glob(".*") if not path.name.startswith(STAYS)]
+        paths = [path for path in folder.glob(".*") if not path.name.startswith(".references")]
         found += [f"{path.relative_to(campaign.work)} is left" for path in [*paths, *folder.glob("*/.*")]]
     found += [f"tmp/{path.name} is left" for path in (campaign.work / "tmp").iterdir()]
     pids = set(map(str, campaign.state.pids))

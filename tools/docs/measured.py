@@ -54,8 +54,14 @@ def answer_times() -> str:
     first = {"plan": "plan, README", "estimate": "estimate, 124M, 5 strategies", "predict": "predict, 1.5B"}
     times = ", ".join(f"`{verb}` in {seconds[name]:.0f} s" for verb, name in first.items())
     return (
-        f"On two cores the first three commands answer: {times}, of which {seconds['import torch']:.1f} s import torch."
+        f"On two cores the first three commands answer: {times}; {seconds['import torch']:.1f} s of each import torch."
     )
+
+
+def simulation_shares() -> str:
+    """The parts of a simulation's time."""
+    rows = pd.read_csv(RESULTS / "simulation_shares.csv").itertuples(index=False)
+    return "\n".join(["| part | % |", "| --- | --: |", *(f"| {part} | {percent} |" for part, percent in rows)])
 
 
 def _step_times() -> Iterator[str]:
