@@ -328,11 +328,11 @@ def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
 def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0) -> Cell:
     """Composes and resolves a single cell, the job `number` of its sweep."""
     try:
-        config, model = check.cell_of(words, number)
+        config, model, lacks = check.cell_of(words, number)
     except Exception as error:
         raise RefusedError([not_composed(words, error)]) from error
     try:
-        if problem := problem_of_missing(config):
+        if lacks and (problem := problem_of_missing(config)):
             return unresolved(config, model, problem)
         plain: Any = OmegaConf.to_object(config)
         cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher)

@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -62,12 +62,13 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueE
 
 class ChosenConfig(NamedTuple):
     """A config, and Hydra's own part of it; neither is ever modified. `asks_hydra`: whether one of its values is
-    interpolated from Hydra's part.
+    interpolated from Hydra's part; `lacks`: whether a key may have no value.
     """
 
     config: DictConfig
     hydra: DictConfig
     asks_hydra: bool
+    lacks: bool
 
 
 @lru_cache(4)
@@ -107,9 +108,10 @@ class Composer:
     def hydra_of(self, overrides: list[str]) -> DictConfig:
         return self._compose(overrides).hydra
 
-    def cell_of(self, overrides: list[str], number: int) -> tuple[DictConfig, str]:
-        """Returns the config of a cell, the job `number` of its sweep, and its choice of a model. Cells with equal
-        choices are updates of one composition, as Hydra makes them, unless a value is interpolated from Hydra's part.
+    def cell_of(self, overrides: list[str], number: int) -> tuple[DictConfig, str, bool]:
+        """Returns the config of a cell, the job `number` of its sweep, its choice of a model, and if a key may lack
+        its value. Cells with equal choices are updates of one composition, as Hydra makes them, unless a value is
+        interpolated from Hydra's part.
         """
         choices, keys = list[str](), list[Override]()
         for word in overrides:
@@ -128,7 +130,8 @@ class Composer:
         else:
             config = composed.config.copy()
             ConfigLoaderImpl._apply_overrides_to_config(keys, config)
-        return config, composed.hydra.runtime.choices["model"]
+        lacks = composed.lacks or any(MISSING in word for word in overrides)
+        return config, composed.hydra.runtime.choices["model"], lacks
 
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """Returns the config of `overrides` with Hydra's own part. Hydra's exceptions propagate."""
@@ -150,7 +153,8 @@ class Composer:
             plain = whole.copy()
             with open_dict(plain):
                 del plain["hydra"]
-            self._composed[where] = ChosenConfig(plain, whole.hydra, ASKS in OmegaConf.to_yaml(plain))
+            text = OmegaConf.to_yaml(plain)
+            self._composed[where] = ChosenConfig(plain, whole.hydra, ASKS in text, MISSING in text)
         return self._composed[where]
 
     def _lacks(self, key: str, overrides: list[str]) -> str:
