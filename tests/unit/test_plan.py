@@ -114,10 +114,16 @@ def row(name: str, peak: int | Simulated | None, offload: str = "none", load: fl
     return found
 
 
+def simulate_nothing(configs: list, tell: Any, **_: Any) -> list[Execution]:  # type: ignore[type-arg]
+    for number, config in enumerate(configs):  # `tell` adds to them
+        tell(number, Execution(config, 0, 0.0, None))
+    return []
+
+
 def plan_of(rows: Sequence[PlanRow], goal: str = "least_traffic", capacity: Capacity | None = None) -> Plan:
     """Returns a finished plan."""
     of = capacity or Capacity(100, reserve=0.0)
-    return Plan(goal, of, lambda *_, **__: [], rows={row.candidate: row for row in rows})
+    return Plan(goal, of, simulate_nothing, rows={row.candidate: row for row in rows})
 
 
 def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
@@ -254,15 +260,14 @@ Answer = Callable[[Work], Simulated | str]
 
 
 def simulated_as(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Work]:
-    """Replaces simulations by `answer`. Returns the list to which they are added."""
+    """Replaces the answers of simulations by `answer`. Returns the list to which the work is added."""
     ran: list[Work] = []
 
-    def simulate(work: list[Work], done: Any, *_: Any) -> None:
-        for place, one in enumerate(work):  # `done` adds to them
-            ran.append(one)
-            done(place, answer(one))
+    def answered(work: Work, *_: Any) -> Simulated | str:
+        ran.append(work)
+        return answer(work)
 
-    monkeypatch.setattr(search, "simulate", simulate)
+    monkeypatch.setattr(Work, "answer", answered)
     return ran
 
 
@@ -443,15 +448,18 @@ def test_an_interrupted_plan_of_the_fastest_keeps_its_complete_rows(
 ) -> None:
     """Ctrl-C comes while zero3 is open: its second micro-batch was to be simulated."""
 
-    def simulate(work: list[Work], done: Any, *_: Any) -> None:
-        done(0, "its model cannot be built")
-        done(1, used(MIB))
-        assert len(work) == 3
+    def answer(work: Work) -> Simulated | str:
+        return "its model cannot be built" if work.cell.config.strategy.name == "ddp" else used(MIB)
+
+    def run(configs: list, tell: Any, **_: Any) -> list[Execution]:  # type: ignore[type-arg]
+        simulate_nothing(configs[:before], tell)
+        assert len(configs) > before
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "simulate", simulate)
+    simulated_as(answer, monkeypatch)
+    before = sum(len(Work.of(cell(name, 8), whole=False, timed=True).small.configs) for name in ("ddp", "zero3"))
     costs = costs_of("h100-3200", None)
-    found = replace(plan_of([], "fastest", Capacity(100 * MIB)), costs=costs)
+    found = replace(plan_of([], "fastest", Capacity(100 * MIB)), costs=costs, execute=run)
     with progress(found):
         find_fastest(found, costs, {Candidate(n): cell(n, 8) for n in ("ddp", "zero3")}, None, ())
     assert found.interrupted

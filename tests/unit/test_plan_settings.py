@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cells import cell
-from zerobench.commands.plan.settings import SYSTEMS, settings_of
+from zerobench.commands.plan.settings import SYSTEMS
 from zerobench.config import schema_memory
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CheckpointActivations
@@ -64,10 +64,10 @@ def chosen() -> dict[str, CellConfig]:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_settings_are_valid_and_have_documented_names_alone(system: str, chosen: dict[str, CellConfig]) -> None:
     for name, config in chosen.items():
-        found = settings_of(system, config)
+        found = SYSTEMS[system](config)
         (text,) = found.files.values()
         CHECKS[system](text)
-        assert settings_of(system, config) == found, name
+        assert SYSTEMS[system](config) == found, name
         assert all("\n" not in note for note in found.notes)
 
 
@@ -98,20 +98,20 @@ CHECKS = {
 
 
 def test_settings_say_what_the_cell_is(chosen: dict[str, CellConfig]) -> None:
-    zero = {name: json.loads(settings_of("deepspeed", chosen[name]).files["ds_config.json"]) for name in chosen}
+    zero = {name: json.loads(SYSTEMS["deepspeed"](chosen[name]).files["ds_config.json"]) for name in chosen}
     assert [zero[f"{one} none"]["zero_optimization"]["stage"] for one in STRATEGIES] == [0, 1, 2, 3, 1, 3, 3]
     assert zero["zero2 cpu"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert "offload_param" not in zero["zero3 cpu"]["zero_optimization"]
     assert zero["zero3 nvme"]["zero_optimization"]["offload_param"]["nvme_path"]
-    shard = {name: settings_of("fsdp2", chosen[name]).files["shard.py"] for name in chosen}
+    shard = {name: SYSTEMS["fsdp2"](chosen[name]).files["shard.py"] for name in chosen}
     assert "reshard_after_forward=True" in shard["zero3 none"]
     assert "reshard_after_forward=False" in shard["fsdp2_no_reshard none"]
     assert "param_dtype=torch.bfloat16" in shard["fsdp2 none"]
     assert "CPUOffloadPolicy()" in shard["zero3 cpu"]
     assert "DistributedDataParallel(" in shard["ddp none"]
-    assert settings_of("fsdp2", chosen["zero1 none"]).notes
+    assert SYSTEMS["fsdp2"](chosen["zero1 none"]).notes
     strategy = chosen["zero2 none"].strategy
     assert isinstance(strategy, Zero2)
     whole = replace(chosen["zero2 none"], strategy=replace(strategy, bucket_bytes=MIB))
-    again = json.loads(settings_of("deepspeed", whole).files["ds_config.json"])
+    again = json.loads(SYSTEMS["deepspeed"](whole).files["ds_config.json"])
     assert again["zero_optimization"]["reduce_bucket_size"] == MIB // 2

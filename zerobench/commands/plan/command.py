@@ -29,7 +29,7 @@ from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, comp
 from .fastest import find_fastest
 from .memory import RESERVE, Capacity
 from .search import Plan, PlanRow, family_axis
-from .settings import SYSTEMS, settings_of
+from .settings import SYSTEMS
 
 LIMITS = Limits(seconds=3600.0)
 """Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes minutes."""
@@ -84,7 +84,7 @@ def plan(arguments: list[str]) -> int:
             axis_of = family_axis if chosen.family else GOALS[chosen.goal].axis
             answer.search(cells, axis_of)
     best = recommended(answer)
-    settings = settings_of(chosen.settings, best.fit.cell.config) if chosen.settings and best else None
+    settings = SYSTEMS[chosen.settings](best.fit.cell.config) if chosen.settings and best else None
     if chosen.format == "json":
         told = {"torch": version("torch"), "source_hash": source_hash("")} | as_json(answer)
         print(json.dumps(told | ({"settings": asdict(settings)} if settings else {}), indent=1))

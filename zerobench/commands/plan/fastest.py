@@ -74,7 +74,7 @@ def find_fastest(
     plan.search(more, axis_of_variant)
     while plan.ranked and not plan.ranked[0].exact:  # if it does not fit with all its blocks, the next is the first
         first = plan.ranked[0]
-        first.few, first.exact = False, True
+        first.exact = True
         plan.simulate([[first], *([row] for row in on_more_gpus(plan))])
     plan.simulate([[row] for row in on_more_gpus(plan)])
     if plan.ranked:
@@ -170,7 +170,7 @@ def on_more_gpus(plan: Plan) -> list[PlanRow]:
     for row, factor in product(leaders if len(leaders) > 1 else (), MORE_GPUS):
         cell = _larger(row, factor)
         if cell.config.cell_id not in plan.larger and not problems_of(cell.config):
-            new.append(PlanRow(row.candidate, cell, FIXED, few=True, exact=False))
+            new.append(PlanRow(row.candidate, cell, FIXED, exact=False))
             plan.larger[cell.config.cell_id] = new[-1]
     return new
 

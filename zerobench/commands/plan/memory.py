@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...config.cell import Cell, CellConfig
+from ...config.cell import Cell
 from ...config.schema import Gpt
 from ...fake_execution import Execution
 from ...records import TensorRow
@@ -177,36 +177,6 @@ class Work:
         tokens = config.micro_batch * config.accumulation * config.sequence
         step = Step(schedule, step_time(schedule, costs), interval, tokens)
         return replace(found, whole=self.whole, step=step)
-
-
-def simulate(
-    work: Sequence[Work], done: Callable[[int, Simulated | str], None], execute: Execute, costs: GpuCosts | None
-) -> None:
-    """Simulates all `work` and passes each to `done` with its place, or why it could not be simulated; what `done` then
-    adds to it is simulated, too. `costs`: of the cluster on which steps are predicted; None: memory alone.
-    """
-    configs: list[CellConfig] = []
-    places: list[tuple[int, int]] = []
-    executed: list[dict[int, Execution]] = []
-
-    def add_new() -> None:
-        for place in range(len(executed), len(work)):
-            small = work[place].small.configs
-            executed.append({})
-            places.extend((place, number) for number in range(len(small)))
-            configs.extend(small)
-
-    def tell(job: int, news: object) -> None:
-        if isinstance(news, Execution):
-            place, number = places[job]
-            parts = executed[place]
-            parts[number] = news
-            if len(parts) == len(work[place].small.configs):
-                done(place, work[place].answer([parts[number] for number in range(len(parts))], costs))
-                add_new()
-
-    add_new()
-    execute(configs, tell=tell, operators=costs is not None)
 
 
 def simulated_by(cell: Cell, execution: Execution) -> Simulated:

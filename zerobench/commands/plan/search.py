@@ -25,12 +25,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ...config.cell import Cell
+from ...config.cell import Cell, CellConfig
+from ...fake_execution import Execution
 from ...predict.build import facts_if_any
 from ...predict.estimate import closed_form
 from ...timing.costs import GpuCosts
 from .candidates import AXES, Candidate
-from .memory import Capacity, Execute, Simulated, Work, simulate
+from .memory import Capacity, Execute, Simulated, Work
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
@@ -163,9 +164,9 @@ TOO_LARGE = "its states alone are too large"
 class PlanRow:
     """The search of a candidate for the furthest value of the axis that fits.
 
-    `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `few`: cells
-    are simulated with few blocks; `exact`: the ends of the bracket with all, in the end. `loads`, `probes`: by place in
-    the axis; `place`: of the cell that is being simulated.
+    `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `exact`: the
+    ends of the bracket are simulated with all blocks, in the end. `loads`, `probes`: by place in the axis; `place`: of
+    the cell that is being simulated.
     """
 
     candidate: Candidate
@@ -174,7 +175,6 @@ class PlanRow:
     problem: str = ""
     bound_bytes: int = 0
     over: bool = False
-    few: bool = False
     exact: bool = True
     loads: dict[int, float] = field(default_factory=dict, repr=False)
     probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
@@ -219,7 +219,8 @@ class PlanRow:
             return None
         self.place = place
         cell = self.axis.changed(self.cell, self.axis.values[place])
-        return Work.of(cell, not self.few or place in self.probes, timed)
+        only = self.exact and len(self.axis.values) == 1  # without a bracket to find with few blocks
+        return Work.of(cell, only or place in self.probes, timed)
 
     def _next(self, capacity: Capacity) -> int | None:
         """Returns the place to simulate next; None if the search is over."""
@@ -319,7 +320,6 @@ class Plan:
         exact, limit = self.costs is None, self.capacity.usable_bytes
         rows = [PlanRow(candidate, cell, axis_of(cell), exact=exact) for candidate, cell in cells.items()]
         for row in rows:
-            row.few = len(row.axis.values) > 1 or not exact
             if not (problems := row.cell.problems):
                 row.bound_bytes = bound_of(row.axis.changed(row.cell, row.axis.values[0]))
             row.problem = problems[0] if problems else TOO_LARGE if row.bound_bytes > limit else ""
@@ -340,14 +340,14 @@ class Plan:
 
     def simulate(self, chains: Sequence[list[PlanRow]]) -> None:
         """Searches chains of rows: of each chain one row after the other, until one fits."""
-        work: list[Work] = []
-        chain_of: list[list[PlanRow]] = []
+        configs: list[CellConfig] = []
+        jobs: list[tuple[list[PlanRow], Work, dict[int, Execution]]] = []
 
         def advance(chain: list[PlanRow]) -> None:
             while chain:
                 if (due := chain[0].advance(self.capacity, self.costs is not None)) is not None:
-                    work.append(due)
-                    chain_of.append(chain)
+                    configs.extend(due.small.configs)
+                    jobs.extend([(chain, due, {})] * len(due.small.configs))
                     return
                 row = chain.pop(0)
                 while row.best and chain:
@@ -356,13 +356,17 @@ class Plan:
                 if self.rows.get(row.candidate) is row:
                     self.tell(self, row)
 
-        def done(place: int, answer: Simulated | str) -> None:
-            chain_of[place][0].take(answer, self.capacity)
-            advance(chain_of[place])
+        def tell(job: int, news: object) -> None:
+            if isinstance(news, Execution):
+                chain, work, parts = jobs[job]
+                parts[job] = news
+                if len(parts) == len(work.small.configs):
+                    chain[0].take(work.answer([parts[part] for part in sorted(parts)], self.costs), self.capacity)
+                    advance(chain)
 
         for chain in chains:
             advance(chain)
-        if work and not any(row.probes for row in self.rows.values()):
-            self.due = len(work)
+        if configs and not any(row.probes for row in self.rows.values()):
+            self.due = sum(map(bool, chains))
             self.tell(self, None)
-        simulate(work, done, self.execute, self.costs)
+        self.execute(configs, tell=tell, operators=self.costs is not None)

@@ -26,7 +26,7 @@ STAGES = {
     "ddp": 0, "zero1": 1, "megatron": 1, "zero_redundancy": 1, "zero2": 2, "fsdp2_no_reshard": 3, "zero3": 3,
     "fsdp2": 3, "deepspeed_zero1": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3,
 }  # fmt: skip
-"""Strategy -> the stage of ZeRO that partitions the same states."""
+"""Strategy -> the stage of ZeRO that partitions the same states; 0 for a user's own."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Our names of dtypes -> torch's."""
@@ -41,11 +41,6 @@ class Settings:
 
     files: dict[str, str]
     notes: list[str] = field(default_factory=list)
-
-
-def stage_of(config: CellConfig) -> int:
-    """Returns the stage of ZeRO that corresponds to a cell's strategy."""
-    return STAGES.get(config.strategy.name, 0)
 
 
 def _that_apply(*notes: tuple[bool, str]) -> list[str]:
@@ -105,7 +100,7 @@ def fsdp2(config: CellConfig) -> Settings:
     units = f"[model.get_submodule(n) for n in {paths!r}]"
     if len({*parents}) == 1 and [*numbers] == [str(number) for number in range(len(paths))]:
         units = f'list(model.get_submodule("{parents[0]}"))'
-    stage, name = stage_of(config), config.strategy.name
+    stage, name = STAGES.get(config.strategy.name, 0), config.strategy.name
     values = {"name": name, "ranks": config.world_size, "units": units, "recompute": "", "more": ""}
     if config.recomputes:
         values |= {"recompute": RECOMPUTE.format(units=units), "more": IMPORT}
@@ -132,7 +127,7 @@ def fsdp2(config: CellConfig) -> Settings:
 
 def deepspeed(config: CellConfig) -> Settings:
     """Returns `ds_config.json` for the cell."""
-    stage, name, precision = stage_of(config), config.strategy.name, config.precision
+    stage, name, precision = STAGES.get(config.strategy.name, 0), config.strategy.name, config.precision
     found: dict[str, Any] = {
         "train_batch_size": config.batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
@@ -198,7 +193,7 @@ def _moves_parameters(config: CellConfig, stage: int) -> bool:
 
 def accelerate(config: CellConfig) -> Settings:
     """Returns `accelerate.yaml`: FSDP2 for stage 3, DeepSpeed for stages 1 and 2 and for files, else plain DDP."""
-    stage, nodes = stage_of(config), max(1, -(-config.world_size // (config.node_size or PER_NODE)))
+    stage, nodes = STAGES.get(config.strategy.name, 0), max(1, -(-config.world_size // (config.node_size or PER_NODE)))
     by_fsdp = stage == 3 and config.offload.name != "nvme"
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "debug": False, "downcast_bf16": "no", "machine_rank": 0,
@@ -251,12 +246,5 @@ def _deepspeed(config: CellConfig, stage: int) -> dict[str, Any]:
 # -- all systems -----------------------------------------------------------------------------------
 
 
-_FUNCTIONS = {"fsdp2": fsdp2, "deepspeed": deepspeed, "accelerate": accelerate}
-
-SYSTEMS = tuple(_FUNCTIONS)
-"""Systems for which settings can be written."""
-
-
-def settings_of(system: str, config: CellConfig) -> Settings:
-    """Returns the settings of one of SYSTEMS for a resolved cell."""
-    return _FUNCTIONS[system](config)
+SYSTEMS = {"fsdp2": fsdp2, "deepspeed": deepspeed, "accelerate": accelerate}
+"""System -> the function that returns its settings for a resolved cell."""
