@@ -103,45 +103,34 @@ def samples() -> list[Sample]:
 def _products() -> Iterator[Sample]:
     for m, n, k in product(EDGES, repeat=3):
         if LEAST_FLOPS <= 2 * m * n * k <= MOST_FLOPS:
-            make = _product(m, n, k)
+            make = partial(_product, m, n, k)
             yield Sample("mm", make, f"1x{m}x{n}x{k}", 4 * (m * k + k * n + m * n), 2 * m * n * k)
 
 
-def _product(m: int, n: int, k: int) -> Callable[[], Callable[[], object]]:
-    def make() -> Callable[[], object]:
-        left, right = torch.ones(m, k), torch.ones(n, k).t()  # as a Linear has its weight
-        return lambda: torch.mm(left, right)
-
-    return make
+def _product(m: int, n: int, k: int) -> Callable[[], object]:
+    return partial(torch.mm, torch.ones(m, k), torch.ones(n, k).t())  # as a Linear has its weight
 
 
 def _attentions() -> Iterator[Sample]:
+    name = "_scaled_dot_product_flash_attention_for_cpu"
     for heads, tokens, width in ATTENTIONS:
         flops, size = 4 * heads * tokens * tokens * width, 4 * heads * tokens * width
         sizes = f"1x{heads}x{tokens}x{tokens}x{width}"
-        forward, backward = _attention(heads, tokens, width)
-        name = "_scaled_dot_product_flash_attention_for_cpu"
-        yield Sample(name, forward, sizes, 4 * size, flops)
+        yield Sample(name, partial(_attention, heads, tokens, width), sizes, 4 * size, flops)
+        backward = partial(_attention_backward, heads, tokens, width)
         yield Sample(f"{name}_backward", backward, sizes, 8 * size, 5 * flops // 2)
 
 
-def _attention(heads: int, tokens: int, width: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+def _attention(heads: int, tokens: int, width: int) -> Callable[[], Any]:
+    tensors = [torch.ones(1, heads, tokens, width) for _ in range(3)]
+    return partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, *tensors, 0.0, True)
+
+
+def _attention_backward(heads: int, tokens: int, width: int) -> Callable[[], Any]:
+    tensors = [torch.ones(1, heads, tokens, width) for _ in range(3)]
     back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-    def tensors() -> list[torch.Tensor]:
-        return [torch.ones(1, heads, tokens, width) for _ in range(3)]
-
-    def forward() -> Callable[[], object]:
-        query, key, value = tensors()
-        return lambda: run(query, key, value, 0.0, True)
-
-    def backward() -> Callable[[], object]:
-        query, key, value = tensors()
-        out, sums = run(query, key, value, 0.0, True)
-        return lambda: back(out, query, key, value, out, sums, 0.0, True)
-
-    return forward, backward
+    out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, True)
+    return partial(back, out, *tensors, out, sums, 0.0, True)
 
 
 def _rows(size: int, tensors: int) -> torch.Tensor:
@@ -150,12 +139,9 @@ def _rows(size: int, tensors: int) -> torch.Tensor:
 
 
 def _adamw(size: int) -> Callable[[], object]:
-    one = [_rows(size, 8).abs() for _ in range(4)]
-    count = torch.ones(())
+    lists = [[_rows(size, 8).abs()] for _ in range(4)]
     named = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
-    return lambda: torch._fused_adamw_(
-        [one[0]], [one[1]], [one[2]], [one[3]], [], [count], amsgrad=False, maximize=False, **named
-    )  # type: ignore[call-overload]
+    return partial(torch._fused_adamw_, *lists, [], [torch.ones(())], amsgrad=False, maximize=False, **named)
 
 
 def _norm_backward(size: int) -> Callable[[], object]:
@@ -244,7 +230,7 @@ COLLECTIVES: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Callable[[], o
 def _beside() -> list[OperatorTime]:
     """Returns the cost of each collective to a rank that computes meanwhile."""
     comm = connect(None, torch.device("cpu"))
-    block = _product(512, 1536, 384)()
+    block = _product(512, 1536, 384)
     times = max(1, round(BLOCK_S / _seconds([block], 3)))
     rows, ranks = [], dist.get_world_size()
     for (via, kind), begin in COLLECTIVES.items():
@@ -281,7 +267,7 @@ def _compute_and_meet(block: Callable[[], object], times: int) -> tuple[float, f
 
 def _apart() -> list[OperatorTime]:
     """Returns how much later than the mean the last rank arrives."""
-    block = _product(512, 1536, 384)()
+    block = _product(512, 1536, 384)
     per_second = torch.tensor(1 / _seconds([block], 20))
     dist.broadcast(per_second, 0)
     rows, ranks = [], dist.get_world_size()

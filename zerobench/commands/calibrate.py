@@ -101,20 +101,18 @@ def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
 def _parser() -> argparse.ArgumentParser:
     words = "Measures the time of collectives by size, in turns: the engine's, torch's, and a copy in memory."
     parser = Parser("zerobench calibrate", words)
-    parser.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
-    parser.add_argument(
-        "--sizes", default=SIZES, help="sizes of the full tensor, comma-separated (default: %(default)s)"
-    )
-    parser.add_argument("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument(
-        "--timeout", type=TIME_LIMIT, default=600, help="seconds for each launch of the ranks (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
+    add("--sizes", default=SIZES, help="sizes of the full tensor, comma-separated (default: %(default)s)")
+    add("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    words = "seconds for each launch of the ranks (default: %(default)s)"
+    add("--timeout", type=TIME_LIMIT, default=600, help=words)
     words = "also measure a model's operators and the steps of a reference model, on a CPU with one thread per rank, in"
     words += " a few minutes: for zerobench predict --calibration"
-    parser.add_argument("--compute", action="store_true", help=words)
-    parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
+    add("--compute", action="store_true", help=words)
+    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
 
 

@@ -20,7 +20,7 @@ from ..host.pipes import print_note
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
-from ..results.options import Parser, add_columns, add_timeout, verb
+from ..results.options import Parser, add_cells, add_columns, verb
 from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
@@ -114,30 +114,16 @@ def predict(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench predict", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
-    add(
-        "-m", "--multirun", action="store_true", help="accepted as in a sweep; several values always make several cells"
-    )
-    add("--config-dir", help="your own folder, which adds choices, as for a sweep")
+    add_cells(parser, Limits().seconds)
     add("--cluster", metavar="NAME", help="cluster to predict for: a name below, or a yaml file of the same form")
     words = "predict for a machine measured by zerobench calibrate --compute, with its number of ranks: the folder"
     add("--calibration", type=Path, metavar="DIR", help=words)
-    add(
-        "--node-gbit-s",
-        type=float,
-        metavar="RATE",
-        help="rate of a node's network; with --calibration: of a link between two nodes with half of the ranks each",
-    )
+    words = "rate of a node's network; with --calibration: of a link between two nodes with half of the ranks each"
+    add("--node-gbit-s", type=float, metavar="RATE", help=words)
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
-    add(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="a file instead of standard output; without --format: csv if it ends in .csv, else JSON",
-    )
+    words = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
+    add("--out", type=Path, metavar="FILE", help=words)
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
-    add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
-    add_timeout(parser, Limits().seconds)
     add_columns(parser, HEADER)
     return parser
 

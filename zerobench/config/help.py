@@ -6,6 +6,7 @@ import inspect
 import shutil
 import textwrap
 from dataclasses import is_dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,5 @@ def _text_of(group: str, choice: str, check: Overrides) -> str:
 
 def _comment(file: Path) -> str:
     """Returns the comment at the top of a yaml file, as text."""
-    lines = []
-    for line in file.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        lines += [] if line.startswith("# @package") else [line.lstrip("# ")]
-    return " ".join(lines)
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))

@@ -173,9 +173,7 @@ def untyped(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ordered(column: pd.Series, order: Sequence[str]) -> pd.Series:
-    found = set(column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column.dropna().unique())
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        found &= set(column.dropna().unique())
+    found = set(column.dropna().unique())
     values = [*(one for one in order if one in found), *sorted(found.difference(order))]
     return column.astype("object").astype(pd.CategoricalDtype(values, ordered=True))
 

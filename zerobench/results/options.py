@@ -107,10 +107,16 @@ TIME_LIMIT = seconds(0.001, 1e7)
 """The parser of a time limit, with the range of launch.timeout_s: the system's timers take no more."""
 
 
-def add_timeout(parser: argparse.ArgumentParser, default: float) -> None:
-    """Adds --timeout, for verbs that simulate cells. `default`: in seconds."""
+def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
+    """Adds the cells, and how they are simulated. `timeout`: the default, in seconds."""
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
+    words = "accepted as in a sweep; several values always make several cells"
+    add("-m", "--multirun", action="store_true", help=words)
+    add("--config-dir", help="your own folder, which adds choices, as for a sweep")
+    add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     words = "seconds per cell (default: %(default)g)"
-    parser.add_argument("--timeout", type=TIME_LIMIT, default=default, metavar="S", help=words)
+    add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=words)
 
 
 class Parser(argparse.ArgumentParser):

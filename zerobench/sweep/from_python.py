@@ -9,11 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ..cluster.job import find_job
 from ..config.cell import Cell
@@ -50,7 +51,8 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     if flags := [choice for choice in choices if choice.startswith("-")]:
         raise ValueError(f"zerobench.run: {flags[0]} is a flag of the command line; write choices as KEY=VALUE")
     words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
-    with _as_command(words), silence() if quiet else nullcontext():
+    recorded = mock.patch.object(sys, "argv", ["zerobench", *words])  # as the command, in the runs' provenance
+    with recorded, silence() if quiet else nullcontext():
         fork_server.start()
         try:
             cells = compose_cells(words)
@@ -90,13 +92,3 @@ def _check_known_to_ranks(cells: Sequence[Cell]) -> None:
 def _written(value: Any) -> str:
     """Formats a value as on a command line; items of a list or tuple are joined by commas, for a sweep over them."""
     return ",".join(map(_written, value)) if isinstance(value, list | tuple) else show_value(value)
-
-
-@contextmanager
-def _as_command(words: list[str]) -> Iterator[None]:
-    """Makes provenance record the equivalent command line."""
-    before, sys.argv = sys.argv, ["zerobench", *words]
-    try:
-        yield
-    finally:
-        sys.argv = before

@@ -23,7 +23,7 @@ from ...fake_execution.execute import KINDS, steps_of
 from ...host.environment import FAKE, SIMULATED
 from ...host.pipes import print_note
 from ...host.terminal import progress_bar
-from ...results.options import Parser, add_timeout, verb
+from ...results.options import Parser, add_cells, verb
 from ...sizes import parse_bytes
 from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
@@ -145,32 +145,17 @@ def estimate_all(
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench estimate", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
-    add(
-        "-m", "--multirun", action="store_true", help="accepted as in a sweep; several values always make several cells"
-    )
-    add("--config-dir", help="your own folder, which adds choices, as for a sweep")
+    add_cells(parser, Limits().seconds)
     add("--device", choices=KINDS, help=f"device to estimate for; this machine need not have it (default: {DEVICE})")
-    add(
-        "--attention", choices=ATTENTION_KERNELS, help="attention kernel on a GPU (default: the one that torch chooses)"
-    )
-    add(
-        "--device-memory",
-        metavar="SIZE",
-        help='memory of one GPU, such as "80 GiB": shows which cells fit, and by how much',
-    )
-    add(
-        "--tensors",
-        type=int,
-        default=LARGEST,
-        metavar="K",
-        help="show the K largest tensors at the peak of each cell (default: %(default)s)",
-    )
+    words = "attention kernel on a GPU (default: the one that torch chooses)"
+    add("--attention", choices=ATTENTION_KERNELS, help=words)
+    words = 'memory of one GPU, such as "80 GiB": shows which cells fit, and by how much'
+    add("--device-memory", metavar="SIZE", help=words)
+    words = "show the K largest tensors at the peak of each cell (default: %(default)s)"
+    add("--tensors", type=int, default=LARGEST, metavar="K", help=words)
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
     add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
-    add("--jobs", type=int, help="cells at a time (default: one per core)")
-    add_timeout(parser, Limits().seconds)
     return parser
 
 

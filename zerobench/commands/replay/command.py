@@ -39,8 +39,7 @@ Exit code: 0, or 2 if there is nothing to show."""
 @verb
 def replay(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 2 if refused, 130 if interrupted."""
-    parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen = _parser().parse_args(arguments)
     try:
         known = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
         wanted = known[chosen.worlds] if chosen.worlds in known else _numbers("--worlds", chosen.worlds, 2, MOST)
@@ -65,11 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         f"numbers of ranks to simulate next to the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list: 8,64"
     )
     add("--worlds", default=EVERY, metavar="N,...", help=f"{words} (default: %(default)s)")
-    add(
-        "--cluster",
-        metavar="NAME",
-        help="give simulated steps the times predicted for this cluster (zerobench predict --help)",
-    )
+    words = "give simulated steps the times predicted for this cluster (zerobench predict --help)"
+    add("--cluster", metavar="NAME", help=words)
     words = "the same for a machine measured by zerobench calibrate --compute, next to its recorded steps"
     add("--calibration", type=Path, metavar="DIR", help=words)
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
