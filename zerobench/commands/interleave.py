@@ -39,13 +39,9 @@ OURS = ("measure.repeats", "results_dir", "rerun")
 
 def add_interleave(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a comparison that measures."""
-    parser.add_argument(
-        "--interleave",
-        nargs=2,
-        metavar=("REV_A", "REV_B"),
-        help="instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; the cells "
-        "follow --, as in -- -m strategy=ddp,zero1",
-    )
+    words = "instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; the cells "
+    words += "follow --, as in -- -m strategy=ddp,zero1"
+    parser.add_argument("--interleave", nargs=2, metavar=("REV_A", "REV_B"), help=words)
     counted = "with --interleave: launches of each revision (default: %(default)s)"
     parser.add_argument("--launches", type=int, default=6, metavar="K", help=counted)
     where = f"with --interleave: a new folder for the runs (default: one in {RUNS})"

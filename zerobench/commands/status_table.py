@@ -90,7 +90,5 @@ def _line(cell: dict[str, Any]) -> list[str]:
 
 def _ago(started: str) -> str:
     seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    units = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+    return next(f"{seconds / size:.0f} {unit}" for unit, size in units.items() if seconds >= size or unit == "s")

@@ -355,13 +355,13 @@ def run_hydra(arguments: list[str]) -> None:
     import hydra
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
-    before, sys.argv = sys.argv, ["zerobench", *arguments]
+    argv = mock.patch.object(sys, "argv", ["zerobench", *arguments])
     log = logging.getLogger()
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
     full = mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1")  # raises errors, instead of printing them
     said = io.StringIO()
     try:
-        with full, insist(), redirect_stderr(said):
+        with argv, full, insist(), redirect_stderr(said):
             app(lambda _: None)()
     except SystemExit as stop:
         if stop.code:  # after the usage of its flags
@@ -370,7 +370,6 @@ def run_hydra(arguments: list[str]) -> None:
     except Exception as error:
         raise RefusedError([not_composed(arguments, error)]) from error
     finally:
-        sys.argv = before
         log.handlers[:] = handlers
         log.setLevel(level)
 

@@ -6,7 +6,6 @@ No config names code to import: a choice is a name in a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -396,8 +395,10 @@ def config_dir() -> Path:
 
 def store_schemas(users: dict[str, dict[str, type]]) -> None:
     """Adds our schemas to Hydra's ConfigStore, and the schemas of `users`, by group, to the choices."""
-    _store_own()
     store = ConfigStore.instance()
+    if not _choices:
+        store.store(name="config_schema", node=Config)
+        users = users | {f"schema/{group}": schemas for group, schemas in SCHEMAS.items()}
     for group, schemas in users.items():
         for name, schema in schemas.items():
             store.store(group=group, name=name, node=schema)
@@ -409,15 +410,6 @@ def store_schemas(users: dict[str, dict[str, type]]) -> None:
 
 _choices: dict[str, Any] = {}
 """Strategies already stored. Storing all takes a fifth of a composition's time, and a process may compose often."""
-
-
-@cache
-def _store_own() -> None:
-    store = ConfigStore.instance()
-    store.store(name="config_schema", node=Config)
-    for group, schemas in SCHEMAS.items():
-        for name, schema in schemas.items():
-            store.store(group=f"schema/{group}", name=name, node=schema)
 
 
 def strategy_choices() -> dict[str, Any]:

@@ -13,6 +13,7 @@ the system. Times: judging/paired.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -277,7 +278,6 @@ def match(a: list[Measured], b: list[Measured]) -> list[tuple[Measured, Measured
 
 
 def _unique(cells: list[Measured], key: Callable[[Measured], str]) -> dict[str, Measured]:
-    groups: dict[str, list[Measured]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
-    return {value: mine[0] for value, mine in groups.items() if len(mine) == 1}
+    values = [key(cell) for cell in cells]
+    counts = Counter(values)
+    return {value: cell for value, cell in zip(values, cells, strict=True) if counts[value] == 1}

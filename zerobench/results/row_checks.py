@@ -61,11 +61,8 @@ def problem_of_version(row: dict[str, Any]) -> str:
 def problem_of_columns(row: dict[str, Any], kind: type) -> str:
     """Checks that `row` has the columns of `kind`; an older version may lack newer ones, which are None."""
     older = 0 < int(row.get("schema_version", 0)) < SCHEMA_VERSION
-    missing = [
-        name
-        for name in (name for name, _ in columns_of(kind) if name not in row)
-        if not older or kind.__dataclass_fields__[name].default is MISSING  # type: ignore[attr-defined]
-    ]
+    needed = [one.name for one in fields(kind) if not older or one.default is MISSING]
+    missing = [name for name in needed if name not in row]
     return f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it" if missing else ""
 
 

@@ -27,6 +27,7 @@ import pandas as pd
 import yaml
 
 from ...config.flat import by_key
+from ...host.files import replace_text
 from ...results.tables import Results
 
 MEANS, SLOWEST = ("loss",), ("step_s", "forward_s", "backward_s", "update_s")
@@ -81,9 +82,7 @@ def write_wandb(results: Results, out: Path) -> str:
             METADATA: json.dumps(metadata, indent=1),
         }
         for name, text in texts.items():
-            aside = folder / f".{name}"
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(folder / name)
+            replace_text(folder / name, text)
     return words
 
 
