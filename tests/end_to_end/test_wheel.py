@@ -31,7 +31,12 @@ def test_the_wheel_holds_what_a_command_needs_and_nothing_else(tmp_path: Path) -
         assert "zerobench = zerobench:main" in wheel.read(points).decode()
     assert {f"zerobench/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "zerobench").rglob("*.py")} <= names
-    pages = ("commands/replay/page/step.html", "commands/report/page.html", "results/markup.html")
+    pages = (
+        "commands/replay/page/step.html",
+        "commands/report/page.html",
+        "results/markup.html",
+        "commands/plan/fsdp2.txt",
+    )
     assert {f"zerobench/{page}" for page in pages} <= names
     assert any(name.endswith("share/zerobench/examples/own_strategy.py") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"zerobench", "zerobench_zero"}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -50,39 +51,8 @@ def _that_apply(*notes: tuple[bool, str]) -> list[str]:
 # -- FSDP2 -----------------------------------------------------------------------------------------
 
 
-DDP = '''\
-"""{name}: every rank holds all states; there is nothing to shard."""
-
-import torch
-{more}from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
-
-
-def shard(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model in DistributedDataParallel."""
-    init_device_mesh("cuda", ({ranks},))
-{recompute}    return DistributedDataParallel(model, gradient_as_bucket_view=True)
-'''
-
-FSDP2 = '''\
-"""{name}: build the optimizer after shard(model), on the sharded parameters."""
-
-import torch
-{more}from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import {imports}
-
-
-def shard(model: torch.nn.Module) -> torch.nn.Module:
-    """Shards each block, then the rest of the model; the model's parameters are {stored} shards from then on."""
-    mesh = init_device_mesh("cuda", ({ranks},))
-    policy = MixedPrecisionPolicy(param_dtype={parameters}, reduce_dtype={reduce})
-    how = {{"mesh": mesh, "mp_policy": policy{offload}}}
-{recompute}    units = {units}
-    for unit in units:
-        fully_shard(unit, reshard_after_forward={reshard}, **how)
-    fully_shard(model, reshard_after_forward={root}, **how)
-    return model
-'''
+DDP, FSDP2 = ((Path(__file__).parent / name).read_text() for name in ("ddp.txt", "fsdp2.txt"))
+"""Templates of `shard.py`."""
 
 RECOMPUTE = """\
     blocks = set({units})
