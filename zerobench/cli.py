@@ -1,7 +1,7 @@
 """The command line: a Hydra app, plus verbs.
 
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
-    zerobench VERB ...             see HELP
+    zerobench VERB ...             see help.txt
 
 Exit code: 0 all cells ok, 1 a cell failed, 2 the command is invalid or no cell can run, 130 interrupted.
 """
@@ -26,68 +26,6 @@ from .host.pipes import patient, print_note
 from .host.signals import ENDING, end_with_parent, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .results.options import refuse
-
-HELP = """\
-zerobench: DDP or which ZeRO stage? Compares their memory, communication and step time, measured in the same way.
-
-One run:
-  zerobench strategy=zero2 model=gpt_tiny world_size=2
-A sweep, every combination; finished cells of the same code are reused:
-  zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4
-The main job, as `make bench` runs it:
-  zerobench experiment=stages
-A list of the cells that would run, with predicted bytes, and of the runs that would be reused:
-  zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4 --dry-run
-Three interleaved launches of each cell, for confidence intervals over launches:
-  zerobench -m strategy=ddp,zero2 measure.repeats=3
-In bf16 with fp32 master weights, clipped at norm 1, four micro-batches per step, another optimizer:
-  zerobench -m strategy=ddp,zero1,zero2,zero3 precision=bf16 clip=1.0 accumulation=4 optimizer=adagrad
-Inside a job of torchrun, srun or mpirun, one rank per process, also on several machines:
-  torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero1,zero2
-The fastest stage, micro-batch, accumulation and activation policy under a memory limit:
-  zerobench experiment=memory_cap
-A Hydra sweeper that proposes cells from the results of earlier ones (pip install hydra-optuna-sweeper):
-  zerobench -m hydra/sweeper=optuna objective=tokens_per_s strategy=zero2,zero3 micro_batch="range(1,9)"
-The composed config of a command line, without running it:
-  zerobench strategy=zero3 --cfg job
-
-Verbs, in the order of the work:
-  zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           which strategy fits, by how much, and its limit
-  zerobench estimate KEY=VALUE ... [--device-memory "80 GiB"]          peak and traffic before any run, without a GPU
-  zerobench predict --cluster NAME KEY=VALUE ...                       the time of a step on a cluster, and its limit
-  zerobench status [RESULTS]                                           the contents of a results folder
-  zerobench show RUN [--results DIR]                                   one run as a readable account
-  zerobench compare A B [--fail-on-change]                             changes between two runs or results folders
-  zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; changes
-  zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
-  zerobench replay [RUNS] --out step.html                              the recorded step as an animated page
-  zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
-  zerobench export [RUNS] --format wandb|perfetto --out X              scalars for other programs; a trace of all ranks
-  zerobench columns [PART ...] [--table TABLE]                         meaning and unit of the tables' columns
-  zerobench budget record [--file FILE] [-m] KEY=VALUE ...             record the bytes that cells need
-  zerobench budget check [FILE ...] [--runs PATH]                      run them again; exit code 1 if they need more
-  zerobench noise record [KEY=VALUE ...]                               how much times of the same code differ here
-  zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            time of each collective here, by size
-  zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         remove superseded and failed runs
-Options of each verb: zerobench VERB --help
-
-In a narrow terminal a table leaves columns out and names them below it; a pipe or a file gets all columns.
-  --columns peak,step   with a sweep, a dry run and most verbs: columns of the printed table; all: every column
-  --quiet, -q           with any command: no progress and no notes; only tables, answers and errors
-  NO_COLOR=1            no color; COLUMNS=120: assume a terminal of that width
-
-Groups (GROUP=CHOICE); more: zerobench --help strategy, zerobench --help strategy=zero3
-{groups}
-
-Keys of the default choices, with their defaults (KEY=VALUE); other choices have other keys:
-{keys}
-
-Each run becomes a folder under results_dir: config.yaml, provenance.json, run.json, and steps, memory,
-tensors and traffic as parquet files; zerobench.load(PATH) reads them into pandas.
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command is invalid or no cell can run, 130 interrupted.
-Hydra's own flags (-m, --cfg job, --info, --config-dir): zerobench --hydra-help
-Tab completion: eval "$(zerobench -sc install=bash)"
-"""
 
 VERBS = {
     "plan": "plan.command",
@@ -275,7 +213,8 @@ def _help(words: list[str], extra_dirs: list[Path]) -> int:
         shown = [help.of_word(word, check) for word in words]
     except ValueError as error:
         return refuse(error, "zerobench --help")
-    print("\n\n".join(shown) or HELP.format(groups=help.of_groups(check), keys=help.of_keys(check)))
+    whole = (Path(__file__).parent / "help.txt").read_text(encoding="utf-8")
+    print("\n\n".join(shown) or whole.format(groups=help.of_groups(check), keys=help.of_keys(check)))
     return 0
 
 

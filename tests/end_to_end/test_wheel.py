@@ -30,14 +30,8 @@ def test_the_wheel_holds_what_a_command_needs_and_nothing_else(tmp_path: Path) -
         (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
         assert "zerobench = zerobench:main" in wheel.read(points).decode()
     assert {f"zerobench/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
-    assert {str(path.relative_to(ROOT)) for path in (ROOT / "zerobench").rglob("*.py")} <= names
-    pages = (
-        "commands/replay/page/step.html",
-        "commands/report/page.html",
-        "results/markup.html",
-        "commands/plan/fsdp2.txt",
-    )
-    assert {f"zerobench/{page}" for page in pages} <= names
+    for suffix in ("py", "html", "css", "js", "txt"):
+        assert {str(path.relative_to(ROOT)) for path in (ROOT / "zerobench").rglob(f"*.{suffix}")} <= names
     assert any(name.endswith("share/zerobench/examples/own_strategy.py") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"zerobench", "zerobench_zero"}
 

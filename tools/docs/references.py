@@ -36,7 +36,7 @@ ACTIONS = {"noise": ("record",), "budget": ("record", "check")}
 
 def commands() -> str:
     """The help of runs and sweeps, and of each command."""
-    usage = cli.HELP.split("\n\nGroups (")[0]
+    usage = (PACKAGE / "help.txt").read_text().split("\n\nGroups (")[0]
     sections = [f"## zerobench\n\n```text\n{usage}\n```"]
     for verb in cli.VERBS:
         sections.append(f"## zerobench {verb}\n\n```text\n{help_of(verb)}\n```")

@@ -51,7 +51,7 @@ def _that_apply(*notes: tuple[bool, str]) -> list[str]:
 # -- FSDP2 -----------------------------------------------------------------------------------------
 
 
-DDP, FSDP2 = ((Path(__file__).parent / name).read_text() for name in ("ddp.txt", "fsdp2.txt"))
+DDP, FSDP2 = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("ddp.txt", "fsdp2.txt"))
 """Templates of `shard.py`."""
 
 RECOMPUTE = """\
