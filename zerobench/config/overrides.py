@@ -149,12 +149,11 @@ class Composer:
         """Returns the config of `overrides`, and Hydra's part; cached, since Hydra takes a quarter of a second."""
         where = tuple(overrides)
         if where not in self._composed:
-            whole = self.compose_whole(overrides)
-            plain = whole.copy()
+            plain = self.compose_whole(overrides)
             with open_dict(plain):
-                del plain["hydra"]
+                hydra = plain.pop("hydra")
             text = OmegaConf.to_yaml(plain)
-            self._composed[where] = ChosenConfig(plain, whole.hydra, ASKS in text, MISSING in text)
+            self._composed[where] = ChosenConfig(plain, hydra, ASKS in text, MISSING in text)
         return self._composed[where]
 
     def _lacks(self, key: str, overrides: list[str]) -> str:
