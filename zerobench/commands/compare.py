@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,15 +102,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(comparison: list[Passage], style: str, out: Path | None) -> None:
-    text = "\n".join(passage.markdown() for passage in comparison)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("w") as file:
-            if style == "markdown":
-                file.write(text)
-            else:
-                print_passages(file_console(file), comparison)
-    elif style == "markdown":
-        sys.stdout.write(text)
-    else:
-        print_passages(stdout_console(), comparison)
+    with nullcontext(sys.stdout) if out is None else out.open("w") as file:
+        if style == "markdown":
+            file.write("\n".join(passage.markdown() for passage in comparison))
+        else:
+            print_passages(stdout_console() if out is None else file_console(file), comparison)

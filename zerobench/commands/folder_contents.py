@@ -11,6 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,8 @@ def size_of(path: Path) -> int:
     files = [path] if not path.is_dir() else [Path(at) / name for at, _, names in os.walk(path) for name in names]
     total = 0
     for file in files:
-        try:
+        with suppress(FileNotFoundError):  # another process removes or finishes this run right now
             total += file.lstat().st_size
-        except FileNotFoundError:  # another process removes or finishes this run right now
-            continue
     return total
 
 
