@@ -49,7 +49,7 @@ def answer() -> str:
 
 
 def answer_times() -> str:
-    """How long README's first commands took, with the newest code that was measured, which is the first."""
+    """How long README's first commands took with the code measured last, whose rows come first."""
     seconds = pd.read_csv(RESULTS / "answer_times.csv").drop_duplicates("command").set_index("command")["median"]
     first = {"plan": "plan, README", "estimate": "estimate, 124M, 5 strategies", "predict": "predict, 1.5B"}
     times = ", ".join(f"`{verb}` in {seconds[name]:.0f} s" for verb, name in first.items())

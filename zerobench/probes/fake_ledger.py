@@ -29,8 +29,7 @@ class ShapesOnly(Ledger):
         self._at_once: Callable[[Any, Any, dict[str, Any]], Any] = lambda *_: MISSED
 
     def __enter__(self) -> Ledger:
-        modes = _get_current_dispatch_mode_stack()
-        for mode in modes:
+        for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, HostValues):
                 self._at_once = mode.at_once
         return super().__enter__()
