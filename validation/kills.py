@@ -359,9 +359,6 @@ OF_THREADS = ("read", "write")
 
 SUMS = ("calls", "elements", "payload_bytes", "wire_bytes", "volume_elements", "within_bytes", "between_bytes")
 
-OF_ALLOCATOR = ("allocated", "outside_ledger")
-"""Categories with the 64 bytes or so that these threads allocate meanwhile."""
-
 OF_GLOO = {"fsdp2": ("timed_allocator_peak_bytes",)}
 """Strategy -> columns with bytes that gloo's thread may still hold: the timed pass does not wait for it."""
 
@@ -442,7 +439,7 @@ def _rows_of(table: pd.DataFrame, run_id: str) -> Counter[str]:
         summed = mine[beside].groupby(keys, dropna=False, observed=True, as_index=False)[list(SUMS)].sum()
         mine = pd.concat([mine[~beside], summed.assign(phase="")])[list(mine.columns)]
     if "tier" in mine and (mine["tier"] == "nvme").any():
-        mine = mine[~mine["category"].isin(OF_ALLOCATOR)]
+        mine = mine[~mine["category"].isin(("allocated", "outside_ledger"))]  # these threads allocate 64 bytes or so
     return Counter(map(repr, mine[repeated(mine.columns)].itertuples(index=False, name=None)))
 
 
