@@ -75,7 +75,7 @@ def ask(
 
 DESCRIPTION = """\
 Will it fit, and under which strategy? Simulates the rank of each cell that needs the most memory, on fake tensors, with
-the code of a run: our engine, DDP, FSDP2. Offline; no weights, no GPU, no results folder; seconds to a minute per cell.
+the code of a run: our engine, DDP, FSDP2. Offline; no weights, no GPU, no results folder; seconds per cell.
 """
 
 EXAMPLES = f"""\

@@ -32,7 +32,7 @@ from .search import Plan, PlanRow, family_axis
 from .settings import SYSTEMS
 
 LIMITS = Limits(seconds=3600.0)
-"""Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes minutes."""
+"""Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes half a minute."""
 
 EPILOG = """\
 Of the strategies that fit 64 GPUs of 80 GiB, the one that sends the fewest bytes:

@@ -37,7 +37,7 @@ MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
 
 DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
-"""Ends of the axes: a cell of 512 blocks takes minutes to simulate. WIDEST_TIMED: of goal fastest."""
+"""Ends of the axes: a cell of 512 blocks takes half a minute to simulate. WIDEST_TIMED: of goal fastest."""
 
 
 # -- axes ------------------------------------------------------------------------------------------
