@@ -10,7 +10,6 @@ execution   that rank's records, as from an accounted pass, or the error message
 
 from __future__ import annotations
 
-import gc
 import resource
 import tempfile
 import time
@@ -230,7 +229,7 @@ def execute(
         begun, record, memory, problem = time.perf_counter(), None, None, ""
         with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
             try:
-                with target.stands_in() as allocations, cycles_kept():
+                with target.stands_in() as allocations:
                     record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
                 memory = None if allocations is None else allocations.memory()
             except Exception as error:  # a model may be any code: the other cells are executed all the same
@@ -245,20 +244,6 @@ def execute(
     peak = max(found, key=lambda one: one.peak_bytes)
     seconds = sum(one.seconds for one in found)
     return replace(peak, seconds=seconds, others=tuple(one for one in found if one is not peak))
-
-
-@contextmanager
-def cycles_kept() -> Iterator[None]:
-    """Keeps garbage in reference cycles, as in a timed pass: a fifth of a simulation's time would go to the search for
-    it, and bytes would depend on when Python searches.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def sentence_of(error: BaseException) -> str:

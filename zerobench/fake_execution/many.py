@@ -6,6 +6,7 @@ in order    executions are returned in the order of the cells, whichever finishe
 
 from __future__ import annotations
 
+import gc
 import resource
 import tempfile
 from collections.abc import Callable, Sequence
@@ -79,6 +80,8 @@ def execute_all(
 
 def run_job(job: _Job, tell: Callable[[Any], None]) -> Execution:
     """Simulates a cell in its own forked process."""
+    # To search for garbage in cycles takes a fifth of a simulation, whose bytes would depend on when Python searches.
+    gc.disable()
     tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
