@@ -150,7 +150,7 @@ def test_bytes_are_equal_with_and_without_shortcuts(
     quick = _rows_of(words.split())
     assert len(quick) >= 3
     monkeypatch.setattr(ShapesOnly, "__enter__", Ledger.__enter__)  # every operator passes every mode
-    monkeypatch.setattr(Shortcuts, "known", lambda *_: MISSED)
+    monkeypatch.setattr(Shortcuts, "_output_of", lambda *_: MISSED)
     assert _rows_of(words.split()) == quick
 
 

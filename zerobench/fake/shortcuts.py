@@ -124,7 +124,9 @@ class Shortcuts:
 
     def known(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's output if its layout is known, otherwise MISSED."""
-        key = _key_of(func, args, named)
+        return self._output_of(_key_of(func, args, named), named)
+
+    def _output_of(self, key: Any, named: dict[str, Any]) -> Any:
         known = self._layouts.get(key) if key is not None else None
         if known is None:
             return MISSED
@@ -137,9 +139,9 @@ class Shortcuts:
         if func.namespace == "c10d":  # torch's fake process group returns what it is given
             with self._in_kernel:
                 return func(*args, **named)
-        if (out := self.known(func, args, named)) is not MISSED:
-            return out
         key = _key_of(func, args, named)
+        if (out := self._output_of(key, named)) is not MISSED:
+            return out
         if key is None or key in self._layouts:
             return func(*args, **named)
         given = named.get("out")
