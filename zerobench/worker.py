@@ -140,6 +140,8 @@ def _accumulate(
     config: CellConfig,
 ) -> torch.Tensor:
     micro_batches, accumulate = config.accumulation, config.strategy.reduces
+    if world.is_fake and number < config.measure.warmup:
+        micro_batches = 1  # without values the first steps only lead to the steady state
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
         with probe.phase("data"):

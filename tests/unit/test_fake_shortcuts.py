@@ -32,6 +32,7 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     ATEN.select.int: (0, 2),
     ATEN.slice.Tensor: (1, 1, 5, 2),
     ATEN.split.Tensor: (3, 0),
+    ATEN.split_with_sizes.default: ([1, 3], 0),
     ATEN.t.default: (),
     ATEN.transpose.int: (0, 1),
     ATEN.unbind.int: (0,),

@@ -23,6 +23,7 @@ WORK: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raises": lambda: {}["key"],
     "forever": lambda: time.sleep(600),
+    "process": os.getpid,
 }
 
 
@@ -78,6 +79,20 @@ def test_a_job_that_is_added_begins_while_another_still_runs(tmp_path: Path) -> 
     with pytest.raises(Interrupted):
         launch_each(work, jobs, tmp_path, 60.0, at_once=2, heard=add)
     assert ended == [1, 2]
+
+
+def is_process(result: Any) -> bool:
+    return result > 7
+
+
+@pytest.mark.slow
+def test_a_process_that_goes_on_after_a_job_takes_the_next_until_one_fails(tmp_path: Path) -> None:
+    jobs = ["process", "process", "done", "process", "killed", "process"]
+    outcomes = launch_each(work, jobs, tmp_path, 60.0, at_once=1, goes_on=is_process)
+    assert [one.status for one in outcomes] == ["ok", "ok", "ok", "ok", "crash", "ok"]
+    first, second, _, third, fourth = (one.results[0] for one in outcomes if one.results)
+    assert first == second != third != fourth
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.thorough

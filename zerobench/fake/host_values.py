@@ -132,9 +132,11 @@ def kinds_of_tensors(arguments: Any) -> Iterator[type]:
 @cache
 def writes_in_place(func: Any) -> bool:
     """Whether an operator only writes values into its first argument, or into a list of tensors, which changes nothing
-    for fake tensors.
+    for fake tensors; FSDP2's own write into tensors that it has made large enough.
     """
     schema = func._schema
+    if func.namespace == "fsdp":
+        return not schema.returns
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or schema.name in CHANGE_STORAGE:
         return False
     written = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]

@@ -28,8 +28,8 @@ _DEVICE = torch.ops.prim.device.default
 
 VIEWS = {
     _ATEN.alias.default, _ATEN.as_strided.default, _ATEN.detach.default, _ATEN.expand.default, _ATEN.permute.default,
-    _ATEN.select.int, _ATEN.slice.Tensor, _ATEN.split.Tensor, _ATEN.t.default, _ATEN.transpose.int,
-    _ATEN.unbind.int, _ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default,
+    _ATEN.select.int, _ATEN.slice.Tensor, _ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.t.default,
+    _ATEN.transpose.int, _ATEN.unbind.int, _ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default,
 }  # fmt: skip
 """Operators that return views of their single tensor and never the tensor itself."""
 
@@ -136,7 +136,7 @@ class Shortcuts:
 
     def run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's output. Its layout is known if the operator has run with equal arguments."""
-        if func.namespace == "c10d":  # torch's fake process group returns what it is given
+        if func.namespace in BESIDE_TENSORS:
             with self._in_kernel:
                 return func(*args, **named)
         key = _key_of(func, args, named)
@@ -174,6 +174,9 @@ class Shortcuts:
         vars(tensor).update(self._attributes[device])
         return cast(FakeTensor, tensor)
 
+
+BESIDE_TENSORS = ("c10d", "profiler")
+"""Namespaces of operators that need no FakeTensorMode: the fake process group returns its tensors; marks have none."""
 
 MISSED = object()
 """Stands for the output of an operator that has to run."""

@@ -1,6 +1,7 @@
-"""Simulates cells side by side, each in its own process: a failure becomes an error message in the cell's result.
+"""Simulates cells side by side, one at a time in a process: a failure becomes an error message in the cell's result.
 
-limits      time and memory of each process; one that exceeds them ends, and the others continue
+limits      time of each cell and memory of each process; one that exceeds them ends, and the others continue
+again       a process whose cell was simulated takes the next: its first simulation takes longer than the others
 in order    executions are returned in the order of the cells, whichever finishes first
 """
 
@@ -33,6 +34,9 @@ class Limits:
 
 
 LIMITS = Limits()
+
+MOST_GARBAGE = 2**28
+"""Bytes by which earlier simulations may have left a process larger before it searches for garbage."""
 
 Told = Callable[[int, "dict[str, Any] | Execution"], None]
 """Takes a cell's index, and its progress (`step` of `steps`) or, at its end, its execution."""
@@ -74,18 +78,25 @@ def execute_all(
             add_new()
 
         add_new()
-        outcomes = launch_each(run_job, work, folder, limits.seconds, at_once, heard)
+        outcomes = launch_each(run_job, work, folder, limits.seconds, at_once, heard, _is_sound)
     return [_execution_of(config, outcome, limits) for config, outcome in zip(configs, outcomes, strict=True)]
 
 
 def run_job(job: _Job, tell: Callable[[Any], None]) -> Execution:
-    """Simulates a cell in its own forked process."""
+    """Simulates a cell in a forked process. `limits.memory_bytes` is in addition to the memory at its first cell."""
     # To search for garbage in cycles takes a fifth of a simulation, whose bytes would depend on when Python searches.
     gc.disable()
     tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
+    limit, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == most:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
+    elif data_bytes() + job.limits.memory_bytes > limit + MOST_GARBAGE:
+        gc.collect()
     return execute(job.config, tell, job.target, job.operators)
+
+
+def _is_sound(execution: Execution) -> bool:
+    return not execution.problem
 
 
 def _execution_of(config: CellConfig, outcome: Outcome, limits: Limits) -> Execution:

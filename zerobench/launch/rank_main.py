@@ -25,12 +25,23 @@ from . import fork_server
 
 Worker = Callable[[Any, Callable[[Any], None]], Any]
 
+GoesOn = Callable[[Any], bool]
+"""Takes a job's result: whether its process is fit for another job."""
+
+
+def once(result: Any) -> bool:
+    """Ends a process after its first job."""
+    return False
+
+
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 """Messages of other allocators than torch's: the system, CUDA, cuBLAS, NCCL."""
 
 
-def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
-    """Runs `worker`, sends its result or error through `pipe`, and ends the process."""
+def rank_main(worker: Worker, job: Any, pipe: Connection, log: str, goes_on: GoesOn = once) -> None:
+    """Runs `worker`, sends its result or error through `pipe`, and ends the process; before that it does the same with
+    further jobs from `pipe` as long as it `goes_on` after a result.
+    """
     try:
         _detach(log)
     except OSError as error:  # it has no log; where the launch has ended meanwhile, its folder is gone, and its pipe
@@ -38,10 +49,12 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
             _send(pipe, "error", _classify(error))
         os._exit(1)
     try:
-        result = worker(job, lambda value: _send(pipe, "progress", value))
-        # Collecting a process group while holding the GIL waits for a thread that waits for the GIL.
-        gc.disable()
-        _send(pipe, "result", result)
+        while job is not None:
+            result = worker(job, lambda value: _send(pipe, "progress", value))
+            # Collecting a process group while holding the GIL waits for a thread that waits for the GIL.
+            gc.disable()
+            _send(pipe, "result", result)
+            job = _receive(pipe) if goes_on(result) else None
     except BaseException as error:
         traceback.print_exc()
         _send(pipe, "error", _classify(error))
@@ -55,6 +68,14 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
 def _send(pipe: Connection, kind: str, value: Any) -> None:
     """Sends a plain pickle: multiprocessing's own would pass tensors as handles that end with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
+
+
+def _receive(pipe: Connection) -> Any:
+    """Returns the next job; None if the parent has closed the pipe."""
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return None
 
 
 def _detach(log: str) -> None:

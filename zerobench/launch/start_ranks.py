@@ -8,11 +8,12 @@ torch's start_processes (torch.distributed.elastic.multiprocessing) could start 
 outlive a killed parent, it waits forever for a rank that exits without a result, it reports only one rank of a failed
 pass, which may not be the cause, and it changes the caller's signal handlers (docs/explanation/ranks-and-engines.md).
 
-`launch_each` runs independent jobs in parallel, each in its own new process; unlike ranks of a pass, one that fails
-does not end the others.
+`launch_each` runs independent jobs in parallel, one at a time in a process; unlike ranks of a pass, one that fails
+ends its own process alone.
 
 waiting    jobs in their order
-running    job -> its process, and its deadline
+running    processes that have a job -> its deadline
+ready      processes that have done a job and are fit for another
 outcomes   job -> its result, or its failure: crash, oom or timeout
 """
 
@@ -33,7 +34,7 @@ from typing import Any
 import psutil
 
 from . import fork_server
-from .rank_main import Worker, rank_main
+from .rank_main import GoesOn, Worker, once, rank_main
 
 GRACE_S = 3.0
 """Seconds for ranks to write their stacks or to exit."""
@@ -169,10 +170,10 @@ def _blame_memory(failure: Failure) -> Failure:
     return replace(failure, status="oom", text=f"{failure.text}; the kernel ran out of memory and killed a process")
 
 
-def start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> RankProcess:
-    """Forks a rank from the server; its output goes to `log`."""
+def start(context: Any, worker: Worker, job: Any, number: int, log: Path, goes_on: GoesOn = once) -> RankProcess:
+    """Forks a rank from the server; its output goes to `log`. `goes_on`: see `launch_each`."""
     here, there = context.Pipe()
-    process = context.Process(target=rank_main, args=(worker, job, there, str(log)), daemon=True)
+    process = context.Process(target=rank_main, args=(worker, job, there, str(log), goes_on), daemon=True)
     process.start()
     there.close()
     rank = RankProcess(number, process, here, log, fork_server.process_id())
@@ -291,33 +292,54 @@ def _state(pid: int) -> str:
 
 
 def launch_each(
-    worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int, heard: Heard = lambda *_: None
-) -> list[Outcome]:
+    worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int, heard: Heard = lambda *_: None,
+    goes_on: GoesOn = once,
+) -> list[Outcome]:  # fmt: skip
     """Runs `worker(job, tell)` in a process for each of `jobs`, and returns their outcomes in the order of the jobs.
 
     Values that a worker passes to `tell` go to `heard` with the job's number, and so does the outcome once it is known;
-    jobs that `heard` then adds to `jobs` run, too. Raises Interrupted when the user interrupts, after all processes
-    have ended.
+    jobs that `heard` then adds to `jobs` run, too. A process that `goes_on` after a result gets another job. Raises
+    Interrupted when the user interrupts, after all processes have ended.
     """
     outcomes: dict[int, Outcome] = {}
     running: dict[RankProcess, float] = {}
+    ready: list[RankProcess] = []
     log_dir.mkdir(parents=True, exist_ok=True)
     try:
         while len(outcomes) < len(jobs):
             while len(running) < at_once and (number := len(outcomes) + len(running)) < len(jobs):
-                log = log_dir / f"job{number}.log"
-                running[start(fork_server.context(), worker, jobs[number], number, log)] = time.monotonic() + timeout_s
+                process = _given(ready, jobs[number], number) or start(
+                    fork_server.context(), worker, jobs[number], number, log_dir / f"job{number}.log", goes_on
+                )
+                running[process] = time.monotonic() + timeout_s
             _listen_until(min(running.values()), running, heard)
             now = time.monotonic()
             for job in [job for job, deadline in running.items() if job.finished or job.error or now >= deadline]:
                 del running[job]
-                end([job])
                 late = ("timeout", f"was not done after {timeout_s:g} s")
                 outcome = Outcome("ok", "", [job.result]) if job.finished else Outcome(*(job.error or late), [])
+                fit = job.finished and goes_on(job.result)
+                ready.append(job) if fit else end([job])
                 outcomes[job.number] = outcome
                 heard(job.number, outcome)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     finally:
-        end(list(running))
+        for process in ready:
+            process.pipe.close()  # it waits for a job
+        end([*running, *ready])
     return [outcomes[number] for number in range(len(jobs))]
+
+
+def _given(ready: list[RankProcess], job: Any, number: int) -> RankProcess | None:
+    """Gives the job to a process that is ready for it, and returns that; None if there is none."""
+    while ready:
+        process = ready.pop()
+        try:
+            process.pipe.send_bytes(pickle.dumps(job))
+        except OSError:  # it was killed since
+            end([process])
+            continue
+        process.number, process.result, process.finished = number, None, False
+        return process
+    return None

@@ -39,8 +39,8 @@ class AccountedPass(Probe):
     """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are on one node.
 
     `witness`: whether the allocator is asked for its total; a CPU's counts only memory allocated from then on.
-    `history`: the records to keep for a snapshot. `events`: whether the last step is kept event by event;
-    `operators`: with every operator that computes.
+    `history`: the records to keep for a snapshot. `events`: whether the last step is kept event by event; `operators`:
+    with every operator that computes, and without storages' events unless `events`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AccountedPass(Probe):
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.meter.node_size = node_size
-        self.log = EventLog(self.ledger) if events or operators else None
+        self.log = EventLog(self.ledger, events) if events or operators else None
         self._operators = OperatorStream(self.log) if self.log is not None and operators else None
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
@@ -135,6 +135,8 @@ class AccountedPass(Probe):
         self.allocator.begin()
         self.meter.operations.clear()
         self._orthogonalized.begin()
+        if self._operators is not None:
+            self._operators.on = measured
         self.enter_phase("data")
         with self._profiled.step() if self._profiled is not None and measured else nullcontext():
             yield

@@ -122,18 +122,22 @@ class Happening:
 
 @dataclass(frozen=True)
 class StepLog:
-    """One step. `changed_by`: number of an event in the interval that changed a size -> the line that ran."""
+    """One step. `changed_by`: number of an event in the interval that changed a size -> the line that ran; None: the
+    step is without events of storages.
+    """
 
     interval: Interval
     happenings: list[Happening]
-    changed_by: dict[int, str]
+    changed_by: dict[int, str] | None
 
 
 class EventLog(labels.Observer):
-    """Records happenings next to a ledger; an observer of labels. `step`: the last interval that ended."""
+    """Records happenings next to a ledger; an observer of labels. `step`: the last interval that ended. `of_storages`:
+    whether it has the events of storages, too.
+    """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, of_storages: bool = True) -> None:
+        self.ledger, self._of_storages = ledger, of_storages
         self.step: StepLog | None = None
         self._happenings: list[Happening] = []
         self._changed_by: dict[int, str] = {}
@@ -151,7 +155,7 @@ class EventLog(labels.Observer):
 
     def end(self, interval: Interval) -> None:
         """Ends the interval, which becomes `step`."""
-        self.step = StepLog(interval, self._happenings, self._changed_by)
+        self.step = StepLog(interval, self._happenings, self._changed_by if self._of_storages else None)
 
     def note(self, kind: str, source: str = "", **facts: Any) -> None:
         """Records an event of `kind`; `facts`: values of columns."""
@@ -162,7 +166,8 @@ class EventLog(labels.Observer):
 
     def changed(self) -> None:
         """Records the line of the ledger's next event, which changes a size."""
-        self._changed_by[self.ledger.now()[0]] = self.ledger.lines.here()
+        if self._of_storages:
+            self._changed_by[self.ledger.now()[0]] = self.ledger.lines.here()
 
     def issued(self, operation: Operation, times: int) -> None:
         """Records `times` operations that the traffic meter has counted."""

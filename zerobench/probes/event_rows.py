@@ -61,12 +61,8 @@ class _EventWriter:
 
     def rows(self) -> Iterator[EventRow]:
         """Yields the rows; to be called once."""
-        self._phase = FIRST_PHASE
-        for stored, size in self._interval.sizes.items():
-            self._shown[stored] = size, self._interval.categories[stored]
-            if size:
-                yield self._of_storage(LIVE, stored, self._interval.began, *self._shown[stored])
-        self._phase = ""
+        if self._log.changed_by is not None:
+            yield from self._alive()
         happenings = iter(self._log.happenings)
         following = next(happenings, None)
         for number, event in enumerate(self._interval.events):
@@ -78,9 +74,20 @@ class _EventWriter:
             yield from self._happened(following)
             following = next(happenings, None)
 
+    def _alive(self) -> Iterator[EventRow]:
+        """Yields the storages at the step's begin."""
+        self._phase = FIRST_PHASE
+        for stored, size in self._interval.sizes.items():
+            self._shown[stored] = size, self._interval.categories[stored]
+            if size:
+                yield self._of_storage(LIVE, stored, self._interval.began, *self._shown[stored])
+        self._phase = ""
+
     def _take(self, number: int, event: Event) -> Iterator[EventRow]:
-        stored = event.stored
-        self._replay.take(event)
+        lines = self._log.changed_by
+        stored = None if lines is None else event.stored
+        if stored is not None:
+            self._replay.take(event)
         if event.phase == ASIDE:
             if stored is not None:
                 self._aside[stored] = None
@@ -88,7 +95,7 @@ class _EventWriter:
         if event.phase != self._phase:
             yield from self._enter(event)
         if stored is not None:
-            yield from self._settle(stored, event.at, self._log.changed_by.get(number, ""))
+            yield from self._settle(stored, event.at, lines.get(number, "") if lines else "")
 
     def _enter(self, event: Event) -> Iterator[EventRow]:
         """Yields the beginning of a phase, after the changes that the harness made."""

@@ -82,11 +82,12 @@ GATHERS = {ATEN.embedding: 0, ATEN.index_select: 0, ATEN.gather: 0, ATEN.nll_los
 
 
 class OperatorStream(GraphMode):
-    """Records each operator of a step in an event log."""
+    """Records each operator in an event log, in steps in which it is `on`."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__()
         self._log = log
+        self.on = False
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
         self._stack = ExitStack()
@@ -110,7 +111,12 @@ class OperatorStream(GraphMode):
         if holds_others(types):
             return NotImplemented  # it is dispatched again on its contents
         out = func(*args, **(kwargs or {}))
-        if func.namespace not in SILENT and self._log.ledger.phase != ASIDE and not labels.current_collective()[0]:
+        if (
+            self.on
+            and func.namespace not in SILENT
+            and self._log.ledger.phase != ASIDE
+            and not labels.current_collective()[0]
+        ):
             self._note(func, args, kwargs or {}, out)
         return out
 
