@@ -1,7 +1,5 @@
 """Resolved cells for tests, without Hydra: `cell(strategy, world_size, ...)` gives what a run's config.yaml holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -6,8 +6,6 @@ combination    {axis: name}
 core           the axes that composition.problems_of looks at; the others go with everything
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

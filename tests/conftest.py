@@ -1,7 +1,5 @@
 """How tests are spread over workers, what their ranks find loaded, which wait for `make test-all`, and registries."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections import Counter

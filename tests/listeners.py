@@ -1,7 +1,5 @@
 """Sockets on which processes of a run listen, looked up in /proc again and again as long as the run goes on."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator

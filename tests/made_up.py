@@ -1,7 +1,5 @@
 """Results made up for the tests of figures, and what to read off a figure."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ It goes through the combinations of its axes in order, again from the first afte
 minimizes: it has no setting of a direction.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator

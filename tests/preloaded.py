@@ -1,7 +1,5 @@
 """Modules that ranks of tests find loaded beside those of the product's fork server, which saves each half a second."""
 
-from __future__ import annotations
-
 import hydra
 import pandas
 import pytest

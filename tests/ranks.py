@@ -3,8 +3,6 @@
 The ranks come from the product's own launcher. `function` must be importable, and gets its rank's number first.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 import tempfile

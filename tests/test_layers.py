@@ -1,7 +1,5 @@
 """The contracts of imports in pyproject.toml see planted faults; packages stand on what they declare."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A git repository made up for tests: a training loop of a few lines, its commits, and a fault that a commit plants."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path

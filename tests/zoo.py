@@ -1,7 +1,5 @@
 """Small models with everything that is hard for a flat buffer. Each: `build() -> (module, inputs(rank, n, step))`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

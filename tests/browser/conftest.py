@@ -1,7 +1,5 @@
 """A browser for tests of pages: one per worker; after each test there is neither a complaint nor a request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

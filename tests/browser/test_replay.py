@@ -1,7 +1,5 @@
 """The page of a recorded step in a browser: what it shows wherever the cursor stands is what the tables say."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of a report in a browser: table, figures and accounts by keyboard, on small screens, in print."""
 
-from __future__ import annotations
-
 import subprocess
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The SLURM of this folder's tests: a controller and two nodes on this machine, started once per module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -9,8 +9,6 @@ lost     while the file LOSE lies beside the folder, the next rename is done and
 flock and fcntl's locks end with ENOLCK, as on NFS without a lock daemon. As root, on Linux, with /dev/fuse.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import errno

@@ -6,8 +6,6 @@ Debian has what it needs: apt-get install slurm-wlm munge.
     step      a slurmstepd, a daemon of its own that outlives its slurmd, and the processes below it
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Results folders on a file system without locks, whose clients see late and whose server loses answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Plain `srun … zerobench …` and `mpirun … zerobench …` join by the launcher's own variables."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

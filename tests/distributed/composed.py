@@ -1,7 +1,5 @@
 """Trains one combination of tests/compositions.py on this rank, beside what it must equal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

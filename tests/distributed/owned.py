@@ -1,7 +1,5 @@
 """Trains with Muon, or another optimizer of whole matrices, on this rank: for test_owned.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path

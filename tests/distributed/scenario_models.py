@@ -1,7 +1,5 @@
 """Models for the scenarios that the peers' own suites have. Each takes `zoo.tokens` and returns the loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Calls of torch in an exchange of a simulated world, however large the world."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Parameters that one rank uses and another does not, in memory that holds NaN wherever nothing was written."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

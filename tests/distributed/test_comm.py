@@ -1,7 +1,5 @@
 """The seam: what the collectives put where, to the bit."""
 
-from __future__ import annotations
-
 import time
 import weakref
 

@@ -1,7 +1,5 @@
 """torch.compile: models that it compiles, in whatever way and order, train as under DDP without it, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blocks compiled by torch.compile: every strategy trains alike, and the ledger sees all that graphs allocate."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """All that composes trains the same as the plain stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A model built on the meta device: the values of a plain construction, and never ψ on a rank of stage 3."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Copies between a GPU and host memory in streams of their own: no race in a modeled GPU (host/pipes.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Options of a caller, against torch DDP: modes, kept units, gathers that overlap, clipping, dtypes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of events: replayed, it gives the table of memory to the byte; its launches are the traffic."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import Counter

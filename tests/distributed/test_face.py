@@ -1,7 +1,5 @@
 """Uses of an engine in scripts beside training: they print it, count its parameters, copy it, hand it to others."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

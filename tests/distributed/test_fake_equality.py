@@ -1,7 +1,5 @@
 """Fake execution equals real ranks, to the byte: memory phase by phase, and traffic operation by operation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Forwards in other places than one before each backward: several in an autocast, several before backwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients that are read and changed between backward and step, on real ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nodes and shard groups: what their collectives put where, every stage in them against DDP, checkpoints, refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

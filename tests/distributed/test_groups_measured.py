@@ -1,7 +1,5 @@
 """Bytes that groups and quantization hold and send, against theory: real ranks, N = 4."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

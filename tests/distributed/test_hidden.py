@@ -1,7 +1,5 @@
 """Parameters whose values are away are brought when somebody reads them, or say so; nothing else is changed by it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -2,8 +2,6 @@
 that outlives the call may be one of inference mode, which torch lets nobody change or train with afterwards.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import re

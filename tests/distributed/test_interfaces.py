@@ -3,8 +3,6 @@
 Machines are network namespaces, each with two interfaces: one of the job's network, one of another.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

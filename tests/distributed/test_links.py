@@ -1,7 +1,5 @@
 """Bytes in each tier and between tiers in a step, of two real ranks, to the byte against theory."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

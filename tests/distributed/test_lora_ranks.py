@@ -1,7 +1,5 @@
 """Adapters, and the loss and MLPs in parts, on two ranks: trained as under DDP, bytes as predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

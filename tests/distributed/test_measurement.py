@@ -1,7 +1,5 @@
 """The instrument against what is known: bytes of DDP and of the stages, volumes by formula, passes that agree."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

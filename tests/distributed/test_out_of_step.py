@@ -1,7 +1,5 @@
 """One rank does what the others do not: all hear of it in one sentence, soon; what DDP allows trains."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Matrices that one rank owns, under every strategy: Muon equals one process and DDP, once a step, on one rank each."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

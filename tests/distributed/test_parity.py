@@ -1,7 +1,5 @@
 """Every stage against torch DDP, and the stages against one another. The tolerances: CONTRIBUTING.md."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The peers under the harness: they train what DDP trains, and are counted as what they are known for."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any

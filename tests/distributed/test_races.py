@@ -9,8 +9,6 @@
 A run that is late and poisoned must be equal to a serialized one. `Plants` are the mistakes that it must catch.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """The replay predicts every category of model states to the byte, over random models and options."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Stage 3's root: given back while backward is at other units, and there whenever its parameters are read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ DDP as the oracle: each row of the table trains as DDP does, under each strategy
 Exact rows are bit-equal at N <= 2, in losses and in weights. Others, and all at N >= 3, are close (CONTRIBUTING.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A simulated world against real ones: one rank's bytes, phase by phase, and its traffic, operation by operation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine's streams on a GPU, without one: no race in a modeled GPU (host/pipes.py), and planted races are seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial

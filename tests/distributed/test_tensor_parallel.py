@@ -1,7 +1,5 @@
 """Tensor parallelism: the same training as of the whole model, P_a to the bit, and bytes of both axes to the byte."""
 
-from __future__ import annotations
-
 from statistics import fmean
 from typing import Any
 

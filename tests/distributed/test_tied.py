@@ -1,7 +1,5 @@
 """Tied parameters: each use delivers its gradient separately, transparently to the user. Against plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The traced pass on real ranks: communication lies within the step, what is exposed within communication."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training is checked wherever it is measured: norms of every strategy, verdicts, planted faults, and lost losses."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from math import sqrt

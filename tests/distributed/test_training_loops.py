@@ -1,7 +1,5 @@
 """Training loops beyond plain steps: overflow, closures, late groups, averages, sums in fp32, misuse."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any

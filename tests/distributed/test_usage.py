@@ -1,7 +1,5 @@
 """Uses that go beside the plain loop: right results, or one clear sentence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -3,8 +3,6 @@
 Ranks that share a GPU go through StagedComm, NCCL through NcclComm, whose lanes are here those of a modeled GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

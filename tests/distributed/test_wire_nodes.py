@@ -1,7 +1,5 @@
 """The proof at the interface: bytes that cross from a node to the other, nodes being network namespaces."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

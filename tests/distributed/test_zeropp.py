@@ -1,7 +1,5 @@
 """ZeRO++ against the exact collectives: every element within the bound that the codec states."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Accounted passes of many cells in one launch of ranks, and a model that is frozen in part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 python -m tests.distributed.wire_nodes NODE FOLDER      with GLOO_SOCKET_IFNAME naming the node's interface
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Runs the command line as a user would, from another folder."""
 
-from __future__ import annotations
-
 import io
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Budgets gate: a leak and a double gather, planted in the engine, are caught and named."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`zerobench calibrate`: rows of every transfer, lines through them, one sentence for what is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

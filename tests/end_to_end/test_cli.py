@@ -1,7 +1,5 @@
 """The command line: runs, sweeps, reuse, mistakes, exit codes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`zerobench compare` and `zerobench noise` on runs that happened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

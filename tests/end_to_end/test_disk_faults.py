@@ -1,7 +1,5 @@
 """A disk that fails under a sweep: the cell is a row that says so in a sentence, the others are ok, no file is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import zerobench

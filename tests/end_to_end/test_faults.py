@@ -1,7 +1,5 @@
 """A sweep under fire: killed ranks, timeouts, Ctrl-C, killed parents. Every cell ends as a row; nothing is left."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -6,8 +6,6 @@ package, and each is caught, with its category, its bytes and its line.
     gate        the loop watched, `zerobench budget record`, and `budget check` after the change
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

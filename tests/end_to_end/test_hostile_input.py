@@ -1,7 +1,5 @@
 """Command lines and files that were made to harm or came out wrong: one sentence, at once, and exit code 2."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import os

@@ -1,7 +1,5 @@
 """Sweeps through launchers of Hydra's (joblib, submitit, Ray, plugins of others) have the rows of this machine's."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A sweep under a memory limit of the kernel's: the rank is killed, the row says oom, the next cell runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Most sessions run in this process. Their toy project is the same everywhere: a model, a loop, and faults to plant.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from glob import escape

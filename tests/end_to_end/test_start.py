@@ -1,7 +1,5 @@
 """Start-up: the commands that run no cell load no more than they need, and a run composes its config once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

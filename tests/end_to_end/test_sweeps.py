@@ -3,8 +3,6 @@
 What a sweep must keep: a launch that has its row is never lost nor measured twice, and nothing half done is seen.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Joining a job: torchrun's, as on one machine and on two, and one that was started by hand, under fire."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

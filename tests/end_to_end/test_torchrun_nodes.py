@@ -1,7 +1,5 @@
 """Nodes of a job that die: torchrun's agents, each with its processes, stand for machines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

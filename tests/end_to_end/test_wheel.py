@@ -1,7 +1,5 @@
 """The wheel works elsewhere: conf/ and the examples travel in it, and nothing in it needs a checkout."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

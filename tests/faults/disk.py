@@ -1,7 +1,5 @@
 """Ranks with files, for the launcher's tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

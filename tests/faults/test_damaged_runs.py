@@ -1,7 +1,5 @@
 """Runs as anybody may have written or damaged them: each is left out with a sentence by every verb, no other is."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A disk that fails is a sentence that names file, place and cause; no file is left, whoever was killed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

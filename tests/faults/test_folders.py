@@ -1,7 +1,5 @@
 """Results folders as people have them: with odd names, full, read-only, removed midway."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -8,8 +8,6 @@ The sweep runs in a process forked for it, with the records of ranks that an ear
 are at work. Python's audit events tell of each change; what C++ writes (parquet) lies between two of them.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import signal

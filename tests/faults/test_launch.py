@@ -1,7 +1,5 @@
 """Every end of the ranks is an outcome, and no process is left."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

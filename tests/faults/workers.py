@@ -1,7 +1,5 @@
 """Ranks that go wrong, for the launcher's tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Code that a hostile config or file names. It is not to be imported: that it was is a finding."""
 
-from __future__ import annotations
-
 import os
 
 

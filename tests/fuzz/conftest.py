@@ -3,8 +3,6 @@
 hypothesis makes a finding small, prints it, and keeps it in .hypothesis/, so that the next run begins with it.
 """
 
-from __future__ import annotations
-
 import gc
 import resource
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ read by the engine alone from files that it has just written (blocks of NVMe off
 nor what is never read (a run's config.yaml).
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -5,8 +5,6 @@ imports; a hook stays for the life of the process, and listens while a case is w
 (parquet files) is seen by the listing of the folders.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

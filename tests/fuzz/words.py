@@ -1,7 +1,5 @@
 """Values and whole contents that the fuzz writes into files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 VALUES: tuple[Any, ...] = (

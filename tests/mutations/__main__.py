@@ -1,7 +1,5 @@
 """`python -m tests.mutations`: plants faults one at a time and says which of them the tests catch."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Mutants: one fault each, as a change of an expression or a statement, with the tests that catch it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Ranks import the copy too: it comes first in PYTHONPATH, which every process of a test inherits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

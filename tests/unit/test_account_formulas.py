@@ -1,7 +1,5 @@
 """The formulas in a run's account: equations, numbers, what is in flight, the replay's and the measured bytes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

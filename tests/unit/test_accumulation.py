@@ -1,7 +1,5 @@
 """Gradients of several micro-batches add up, wherever they lie until the update, as in plain torch."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

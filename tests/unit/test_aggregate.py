@@ -1,7 +1,5 @@
 """Ranks and passes become one row: the fullest rank, the slowest rank, warm-up apart, passes compared."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Fake tensors that act as a GPU's: collectives, kernels and memory that a GPU would have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Attempts at a cell are in their order, whatever the wall clock said; a collection keeps it."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """`git bisect run zerobench budget check FILE`: the commit that moved a figure, whose line the check names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A sweep reports its progress on a board in its results folder, which `status` reads."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

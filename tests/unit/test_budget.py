@@ -1,7 +1,5 @@
 """Limits, verdicts, sentences and files of budgets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines of code in budgets: kept short without a loss, matched between two measurements, named in sentences."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Budgets of a watched loop: recorded, explained where they change, refused where they are noisy, checked by line."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

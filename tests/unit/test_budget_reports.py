@@ -1,7 +1,5 @@
 """A check's reports for GitHub, for a comment and for charts; texts of strangers stay texts."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

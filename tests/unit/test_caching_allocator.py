@@ -2,8 +2,6 @@
 holds for any sequence.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

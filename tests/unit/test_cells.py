@@ -1,7 +1,5 @@
 """The identity of a cell: what changes it, what does not, and batches that cannot be divided."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

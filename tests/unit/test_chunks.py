@@ -1,7 +1,5 @@
 """The loss and MLPs in parts: equal values, less memory, error messages."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The workflows of examples/ci: pinned actions, least permissions, no text of a stranger in a shell."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

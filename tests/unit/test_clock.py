@@ -1,7 +1,5 @@
 """The time of a step: not the drawing of batches, not garbage; tokens/s are of the time on the wall."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

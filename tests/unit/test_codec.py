@@ -1,7 +1,5 @@
 """Block quantization: the bound, element by element, for every dtype, block and odd size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

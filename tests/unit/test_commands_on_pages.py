@@ -1,7 +1,5 @@
 """Commands on README's and docs/' pages parse: verbs by their own argparse, sweeps by the check of overrides."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

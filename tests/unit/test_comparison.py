@@ -1,7 +1,5 @@
 """Comparisons of two sides: bytes exactly, times with an interval, and why something cannot be compared."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """torch's compiler: what stands in for it until code compiles, in processes of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

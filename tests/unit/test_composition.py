@@ -1,7 +1,5 @@
 """The whole cross product of what composes: what is refused is refused in a sentence, and the engine agrees."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which device and backend a cell gets, by what the machine has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

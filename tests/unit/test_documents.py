@@ -1,7 +1,5 @@
 """README and docs/: links lead somewhere, names of code and paths exist, references are complete."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from dataclasses import fields

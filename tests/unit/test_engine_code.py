@@ -1,7 +1,5 @@
 """Tables on the first pages are those of today's engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from analysis.__main__ import UNTIMED

@@ -1,7 +1,5 @@
 """`zerobench estimate`: its figures against a real run's, models from files and scripts, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import pickle

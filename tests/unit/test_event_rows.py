@@ -1,7 +1,5 @@
 """Rows of events from logs made by hand: what the harness does aside, resized storages, collectives, micro-batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from zerobench.probes.event_log import Happening, StepLog

@@ -1,7 +1,5 @@
 """Exports for other programs, each read back: W&B's lines and the trace as JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The table for a paper: what is in it, and that LaTeX can read it whatever runs are called."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

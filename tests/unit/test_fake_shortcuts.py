@@ -1,7 +1,5 @@
 """Shortcuts of fake worlds: views, modes, and what DTensor asks about shapes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Refusals of a fake world, what it counts and leaves alone; and torch's private parts that it stands on."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Faults that figures had: for each, what would find it again, on what the axes hold rather than on pixels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

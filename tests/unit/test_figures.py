@@ -1,7 +1,5 @@
 """Figures drawn from rows made by hand: a grid with holes, failures, several launches, missing intervals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

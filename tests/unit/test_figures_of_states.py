@@ -1,7 +1,5 @@
 """Figures of where states and activations are, of what is sent, and of memory limits, from rows made by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors in files: what is read is what was written, whatever the size, order, block or kind of I/O."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """The memory that a cell's states fill, and that of a machine, on machines that are made up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Arithmetic of a step against the formula of PaLM, appendix B, and shares of a device's peak."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The closed forms against the figures that their papers print."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults that a fuzz of command lines and files found (results/fuzz/fuzz.csv)."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

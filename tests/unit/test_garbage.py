@@ -1,7 +1,5 @@
 """An engine without references is collected, with its model, optimizer, files and threads."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Nodes, shard groups and ZeRO++ as a user asks for them: what is refused, and what engine, theory and tables hear."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """--help: complete, of groups, choices and keys."""
 
-from __future__ import annotations
-
 import re
 import typing
 from dataclasses import MISSING, fields, is_dataclass

@@ -1,7 +1,5 @@
 """The identity of a cell: ids of recorded runs are reproduced, and both written forms are read."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import FrozenInstanceError
 from pathlib import Path

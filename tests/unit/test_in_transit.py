@@ -1,7 +1,5 @@
 """Tensors that a backend's thread holds a moment longer than the loop: what is counted does not depend on it."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import time

@@ -1,7 +1,5 @@
 """Refusals of `initialize`, by name and with the reason."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A job's environment, who runs where in it, and what its processes tell one another."""
 
-from __future__ import annotations
-
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor

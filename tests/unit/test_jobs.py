@@ -1,7 +1,5 @@
 """Sweeps through a launcher's jobs: requests, commands, rows, lost jobs. The plugin is the test's own."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The verdict on a campaign of kills finds each fault that is planted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

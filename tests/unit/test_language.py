@@ -3,8 +3,6 @@
 Every finding is a line `file:line: word: text`, so that a failure reads as a list of what to mend.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Offsets, padding, shards and segments; and theory's own arithmetic beside the engine's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The ledger on its own: lives, sizes, labels; and the allocator as an independent witness."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Adapters beside frozen Linears, and their error messages."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

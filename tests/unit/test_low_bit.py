@@ -1,7 +1,5 @@
 """AdamW with states of fewer bits: their levels and rounding, their dtypes after a load, and all that is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Snapshots in torch's format: torch's own functions read them, and their live bytes are the ledger's, to the byte."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Files that docstrings, comments and documents name are there: a move that forgets a mention is found."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Buffers that MKL keeps are told apart from memory of the code that is measured."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The runner of planted faults tells those that tests catch from those that they do not, on a project of two files."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

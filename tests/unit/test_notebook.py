@@ -1,7 +1,5 @@
 """The tutorial notebook: without outputs in git, on its page as it is, and executed."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

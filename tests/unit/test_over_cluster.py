@@ -2,8 +2,6 @@
 what they do without ranks that are lost.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole matrices on one rank each: the owners, the layout, the list of what AdamW takes, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

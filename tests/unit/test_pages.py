@@ -1,7 +1,5 @@
 """The figures in numbers of README and docs/ are those of the committed runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Verdicts on made-up steps: what counts as equal, near or wrong, and what is said to have gone wrong first."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

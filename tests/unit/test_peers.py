@@ -1,7 +1,5 @@
 """The peers' settings: what null becomes, what is missing is one sentence before ranks start, and no prediction."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

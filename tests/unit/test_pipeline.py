@@ -3,8 +3,6 @@
 The disk is held up on purpose: whoever waited for it where the pipeline must not would wait for good.
 """
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`results.plot`: axes by the code of the scripts, and sentences where there is nothing to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

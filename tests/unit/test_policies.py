@@ -1,7 +1,5 @@
 """ZeRO-R on the command line: what a config becomes, what is refused, and what a run is called."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Norms, clipping, loss scales, overflows and masters of the engine beside torch's own, in one process."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

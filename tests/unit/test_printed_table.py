@@ -2,8 +2,6 @@
 links and nodes have columns where anything is there, in the sweep's table, in what is exported and before a run.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The estimate of the time left, on a clock of the test's own: launches whose truth is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cells import cell

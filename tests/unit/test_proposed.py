@@ -1,7 +1,5 @@
 """Sweepers of Hydra's propose cells and are told their objective: what is refused, run, told and printed."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Published figures: rows, formulas, slopes and the tables. Executions of all rows are `thorough`."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

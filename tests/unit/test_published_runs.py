@@ -1,7 +1,5 @@
 """Published runs: peaks of our own real runs are met, other files refused, causes executed."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

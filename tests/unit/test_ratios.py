@@ -1,7 +1,5 @@
 """Ours against the peers: ratios, their words, and what becomes of what is not there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

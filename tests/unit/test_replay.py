@@ -1,7 +1,5 @@
 """The recorded step as a page: every number on it is one of the tables."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The page of a report: each number is the tables', nothing of a run's folder is markup, odd folders get a sentence."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

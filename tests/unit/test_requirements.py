@@ -1,7 +1,5 @@
 """The locks of requirements/: all that CI installs, by its hash, at the versions of constraints.txt."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results and a run as Python sees them: typed frames, the long form, and what they show of themselves."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path

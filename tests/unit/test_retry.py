@@ -1,7 +1,5 @@
 """`launch.retry`: a launch that ended in a status that it names is run again, and its row is the last attempt's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock

@@ -1,7 +1,5 @@
 """Checksums: ranks that have launched other collectives than one another hear of it in their next agreement."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The search under a memory limit, against a machine that is made up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Which runs are taken: --where, failed and superseded attempts, and the columns of what was swept over."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Jobs and cells side by side, each in a process of its own: one's end is no other's, and none is left."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """A signal ends a command, even where the exception that it raises is lost on its way."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

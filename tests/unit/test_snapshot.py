@@ -1,7 +1,5 @@
 """Snapshots of CUDA's allocator: when one is written, and what a run says of it. torch's functions are played."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lines of code that made storages, in forward, backward, hooks and recomputation; a leak, named to the byte."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The verbs that look after results: what they say of hand-made runs, and what they remove."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

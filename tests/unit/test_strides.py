@@ -1,7 +1,5 @@
 """Parameters keep the strides that they had, whatever becomes of them: a world of one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Table 1, executed: what the paper prints, what is written, and the tables that are committed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

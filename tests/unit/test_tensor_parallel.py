@@ -1,7 +1,5 @@
 """Ranks that share a model: what cannot be is one error message; what is cut; the bytes that follow."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """From a trace to communication and what is exposed of it: on events made by hand, where the answer is known."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

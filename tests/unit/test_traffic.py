@@ -1,7 +1,5 @@
 """The traffic meter on each collective, in a world of two: bytes of the logical tensor, never of its storage."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Optimizers, precisions, clipping as a user configures them: what theory is told of them, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

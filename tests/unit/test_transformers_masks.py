@@ -1,7 +1,5 @@
 """Models of transformers in a fake world: attention without a mask, as in a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from zerobench.config.compose import compose_cells

@@ -1,7 +1,5 @@
 """Sentences on a finished run: a figure that differs from its prediction, and witnesses that disagree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

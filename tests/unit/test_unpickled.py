@@ -3,8 +3,6 @@
 Held by reading the source, and by a run of every strategy in which torch may unpickle nothing.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

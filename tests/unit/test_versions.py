@@ -1,7 +1,5 @@
 """`make versions`: the same loops under several releases, steps marked; what cannot be measured is told."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Weights from files of others: what does not fit is refused in a sentence, and nothing is unpickled."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The allocator's own total: the hook against tensors whose sizes are known, and what there is without it."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Iterator

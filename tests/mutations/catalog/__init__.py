@@ -1,7 +1,5 @@
 """Mutants of the engine, the probes and the theory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..mutant import Mutant, read_mutants
