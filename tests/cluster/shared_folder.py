@@ -52,7 +52,6 @@ def clients(folder: Path, *mounts: Path, remember_s: float = 0.0, skew_s: float 
             command = [sys.executable, __file__, str(folder), str(mount), str(remember_s), str(skew_s)]
             server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             held.callback(_end, server, mount)
-            assert server.stdout is not None
             if server.stdout.readline() != "mounted\n":
                 raise RuntimeError("the folder cannot be mounted")
         yield

@@ -94,7 +94,6 @@ sys.stdin.read()"""
     with subprocess.Popen(
         [sys.executable, "-c", claiming], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as one:
-        assert one.stdout is not None
         seen = Path(one.stdout.readline().strip())
         assert is_claimed(seen)
         one.kill()

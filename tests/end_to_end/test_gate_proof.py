@@ -73,8 +73,6 @@ def planted(folder: Path, fault: Fault | None = None, project: str = "") -> Path
 def trained(file: Path, to: Path) -> zerobench.Results | None:
     """The tables of the project's loop, run in its own folder as its user would; None on ranks above 0."""
     spec = spec_from_file_location(f"project_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     here = Path.cwd()
     os.chdir(file.parent)

@@ -175,7 +175,6 @@ def test_a_full_disk_ends_no_sweep_and_loses_no_row(small_disk: Path, temporary:
     sweep.run([simulated(home), simulated(home, seed=1)])
     assert [row["status"] for row in sweep.rows] == ["ok", "ok"], [row["reason"] for row in sweep.rows]
     (kept,) = {one.kept for one in sweep.unwritten}
-    assert kept is not None
     assert kept.parent == temporary
     assert set(zerobench.load(kept).runs.run_id) == {row["run_id"] for row in sweep.rows}
     assert "No space left on device" in sentences(sweep.unwritten)[0]
@@ -220,7 +219,6 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
     one, runs = simulated(tmp_path), []
     words = [sys.executable, "-c", HOLD, str(tmp_path), f"{run_prefix(one)} 0"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         row, reused = find_or_run(one, lambda _: None, repeat=1, on_wait=lambda _: runs.append("waited"))
         assert (row["status"], reused, runs) == ("ok", False, [])

@@ -31,7 +31,6 @@ def memory() -> pd.DataFrame:
 
 def test_each_category_has_its_equation_and_its_bytes() -> None:
     table, lines = table_of_formulas(row(to_json(FORMULAS)), memory())
-    assert table is not None
     gradients, communication, states = table.rows
     assert gradients == ["gradients", "2ψ/N", "1000 B", "24 B", "1.0 KiB", "1.0 KiB"]
     assert communication[:2] == ["communication", "0"]

@@ -34,8 +34,6 @@ def test_a_sweep_puts_its_board_up_tells_each_change_and_takes_it_down(tmp_path:
         reporter.end(zero2, OK, reused=False)
         after = read_board(folder)
         assert look(tmp_path).leftovers == []
-    assert before is not None
-    assert after is not None
     assert [launch.state for launch in before.launches] == ["reused", "running"]
     assert before.launches[1].step == "", "a step within a second of the last version waits for the next"
     assert before.pid == os.getpid()
@@ -67,7 +65,6 @@ def test_status_shows_a_sweep_that_runs_and_a_killed_one_is_a_leftover(tmp_path:
     assert f"{title}: 1 of 2 launches done; now zero2 running timed 3/10; about 9 s left being written" in lines
     assert "being written now: zero1-tiny-n2" in lines
     (aside,) = writer.boards.values()
-    assert aside is not None
     aside.release()  # as the kernel does for a process that is killed
     assert look(tmp_path).leftovers == [aside.path], "`zerobench prune` removes it"
     assert cli.run(["status", str(tmp_path)]) == 0

@@ -98,8 +98,6 @@ def test_what_is_computed_again_is_no_model_flops(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(MODELS, "whole", Gpt(layers=2, hidden=48, heads=4))
     monkeypatch.setitem(MODELS, "parts", Gpt(layers=2, hidden=48, heads=4, loss_chunks=4, mlp_chunks=2))
     whole, parts = (step_flops(cell("zero3", 2, name).config) for name in ("whole", "parts"))
-    assert whole is not None
-    assert parts is not None
     assert parts.model == whole.model == whole.hardware
     tokens = 4 * 32
     assert parts.hardware - parts.model == 2 * tokens * 48 * 256 + 2 * 2 * tokens * 4 * 48**2  # the head, and mlp_in

@@ -212,12 +212,10 @@ def test_slower_has_the_ratio_and_interval_that_scipy_says() -> None:
 def test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least() -> None:
     one = cell("zero1", 2)
     wide = effect_of("step_s", [1.0, 1.0, 1.0], [1.30, 0.95, 1.10], 0.03)
-    assert wide.low is not None
     assert wide.low < 1 < wide.ratio - 0.03
     assert wide.verdict == "noise"
     little = [time * factor for time, factor in zip(A, [1.019, 1.021, 1.02, 1.018, 1.022], strict=True)]
     small = only(compare(*in_turns(one, A, little))).effects[0]
-    assert small.low is not None
     assert small.low > 1.01, "certainly slower, and by less than anyone cares for"
     assert small.verdict == "noise"
 
@@ -263,13 +261,11 @@ def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
     row = run(cell("zero1", 2))
     many = [(row, row | {"step_s": 0.1 * float(np.exp(random.normal(0, spread)))}) for _ in range(2000)]
     needed = pairs_needed(many, 0.03)
-    assert needed is not None
     ratios = np.exp(random.normal(np.log(1.03), spread, size=(2000, needed))).tolist()
     found = [effect_of("step_s", [1.0] * needed, one, 0.0).verdict == "slower" for one in ratios]
     assert 0.75 < np.mean(found) < 0.87
     assert detectable(many[:2]) is pairs_needed(many[:2], 0.03) is None
     least = detectable(many[:needed])
-    assert least is not None
     assert 0.01 < least < 0.06
 
 

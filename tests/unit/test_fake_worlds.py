@@ -73,7 +73,6 @@ def test_a_fake_world_counts_the_bytes_of_files_and_makes_none(tmp_path: Path) -
     one = cell("zero2", 2, "mlp", offload=NvmeOffloadConfig(path=str(tmp_path), block_bytes=2**30))
     found = execute(one.config)
     assert not found.problem
-    assert found.record is not None
     in_files = {row.category: row.max_bytes for row in found.record.memory if (row.tier, row.phase) == ("nvme", "step")}
     assert in_files["optimizer"] > 0
     assert any(row.kind == "write" for row in found.record.traffic)

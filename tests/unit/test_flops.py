@@ -26,14 +26,11 @@ def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: in
 def test_a_gpt_has_the_flops_of_the_formula() -> None:
     config = cell("zero2", 2, "million", micro_batch=3).config
     counted = step_flops(config)
-    assert counted is not None
     assert counted.model == counted.hardware == pytest.approx(formula(5, 128, 256, 32, 3 * 32), rel=1e-3)
 
 
 def test_what_is_recomputed_counts_for_the_hardware_only() -> None:
     plain, again = (step_flops(cell("zero2", 2, model).config) for model in ("tiny", "checkpointed"))
-    assert plain is not None
-    assert again is not None
     assert again.model == plain.model == plain.hardware
     tokens, head, last = 4 * 32, 2 * 48 * 256, 2 * 4 * 48**2  # a block's last product need not be computed again
     assert again.hardware - plain.model == pytest.approx(plain.model / 3 - tokens * (head + 3 * last), rel=1e-3)
@@ -61,14 +58,11 @@ def test_grouped_products_count_though_torch_has_no_formula_for_them(monkeypatch
     monkeypatch.setitem(MODELS, "experts", REGISTRY.schema_of("experts", experts, Model)())
     counted = step_flops(cell("ddp", 2, "experts").config)
     del REGISTRY.builders["experts"]
-    assert counted is not None
     assert counted.model == 3 * 2 * (4 * 32) * 16 * 8
 
 
 def test_micro_batches_add_up() -> None:
     once, thrice = (step_flops(cell("zero1", 2, "mlp", accumulation=count).config) for count in (1, 3))
-    assert once is not None
-    assert thrice is not None
     assert thrice.model == 3 * once.model
 
 

@@ -43,12 +43,10 @@ def test_no_job_where_nothing_says_so() -> None:
 
 def test_a_job_by_hand_and_torchruns() -> None:
     found = find_job(BY_HAND)
-    assert found is not None
     assert (found.rank, found.world_size, found.local_rank, found.address, found.port) == (1, 2, 1, "10.0.0.1", 29500)
     assert (found.agent, found.launched_by) == (False, "the environment")
     more = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_RESTART_COUNT": "1"}
     by_torchrun = find_job(BY_HAND | more | {"GROUP_RANK": "1"})
-    assert by_torchrun is not None
     assert (by_torchrun.agent, by_torchrun.launched_by, by_torchrun.run) == (True, "torchrun", "7")
     assert by_torchrun.machine == found.machine + "/1"
 
@@ -73,21 +71,17 @@ def no_scontrol(*command: str) -> str:
 
 def test_a_job_in_slurms_own_words() -> None:
     found = find_job(BY_SRUN, scontrol)
-    assert found is not None
     assert (found.rank, found.world_size, found.local_rank, found.address) == (3, 4, 1, "10.0.0.7")
     assert found.machine.endswith("/n2")
     assert found.launched_by == "srun"
     other = find_job(BY_SRUN | {"SLURM_STEP_ID": "1"}, scontrol)
-    assert other is not None
     assert other.port != found.port  # two steps of a job at once
     by_port = find_job(BY_SRUN | {"MASTER_PORT": "4321"}, scontrol)
-    assert by_port is not None
     assert by_port.port == 4321
 
 
 def test_slurms_job_without_scontrol() -> None:
     found = find_job(BY_SRUN | {"SLURM_STEP_NODELIST": "n1,n2"}, no_scontrol)
-    assert found is not None
     assert found.address == "n1"
     with pytest.raises(JobError, match=r"^MASTER_ADDR is not set and SLURM_PROCID is"):
         find_job(BY_SRUN, no_scontrol)
@@ -100,7 +94,6 @@ def test_a_step_of_one_task_is_no_job() -> None:
 
 def test_a_job_in_open_mpis_words() -> None:
     found = find_job(BY_MPIRUN)
-    assert found is not None
     assert (found.rank, found.world_size, found.address, found.launched_by) == (1, 2, "127.0.0.1", "mpirun")
     with pytest.raises(JobError, match=r"^MASTER_ADDR is not set and OMPI_COMM_WORLD_RANK is"):
         find_job(BY_MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})

@@ -257,7 +257,6 @@ def test_the_folder_of_a_killed_sweep_goes_and_that_of_a_living_one_stays(tmp_pa
 def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
     words = ["-m", "strategy=ddp,zero3", "strategy.keep_root=true", "model=mlp", "hydra/launcher=joblib"]
     composed = compose(words)
-    assert composed is not None
     ddp, zero3 = (command_of(one, composed) for one in composed.cells)
     assert "strategy.keep_root=true" in zero3
     assert not any("keep_root" in word for word in ddp), "ddp has no such key"
@@ -282,7 +281,6 @@ def test_a_job_of_an_experiment_runs_the_cell_that_was_planned(tmp_path: Path, e
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(LAUNCHED + experiment)
     composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra/launcher=joblib"])
-    assert composed is not None
     planned = list(composed.cells)
     if composed.line.proposes:
         propose(composed, lambda batch: [planned.append(one) or [1.0] for one in batch])
@@ -302,7 +300,6 @@ def test_an_experiment_chooses_a_launcher_and_nothing_else_of_a_job(tmp_path: Pa
         "hydra: {launcher: {n_jobs: 3}, job: {env_set: {LD_PRELOAD: x}}, sweep: {subdir: /tmp/elsewhere}}\n"
     )
     composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra.job.name=x"])
-    assert composed is not None
     hydra = _hydra_config(composed, tmp_path).hydra
     assert (hydra.launcher.n_jobs, hydra.job.name, dict(hydra.job.env_set)) == (3, "x", {})
     assert "/tmp/elsewhere" not in str(OmegaConf.to_container(hydra.sweep, resolve=False))
@@ -317,7 +314,6 @@ def test_a_launcher_of_an_experiment_reads_no_variable_that_the_command_line_doe
         f"{LAUNCHED}]\nhydra: {{launcher: {{temp_folder: '${{oc.env:SECRET}}'}}}}"
     )
     composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp"])
-    assert composed is not None
     refused = pytest.raises(Exception, match="reads the environment variable SECRET; only a command line may")
     with refused:
         instantiate_launcher(composed, tmp_path, 1, {}, print)

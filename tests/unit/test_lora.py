@@ -45,8 +45,6 @@ def test_arithmetic_has_no_gradients_of_frozen_weights(monkeypatch: pytest.Monke
     monkeypatch.setitem(MODELS, "whole", Gpt(layers=8, hidden=96, heads=4))
     monkeypatch.setitem(MODELS, "adapted", Gpt(layers=8, hidden=96, heads=4, lora=1))
     whole, adapted = (step_flops(cell("zero3", 2, name).config) for name in ("whole", "adapted"))
-    assert whole is not None
-    assert adapted is not None
     assert 0.66 < adapted.model / whole.model < 0.72
 
 

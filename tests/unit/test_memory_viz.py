@@ -87,8 +87,6 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 
 def made_of(ledger: Ledger) -> dict[str, Any]:
-    assert ledger.history is not None
-    assert ledger.history.step is not None
     return snapshot_of(ledger.history.step)
 
 

@@ -89,7 +89,6 @@ def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
     assert combinations.activation_policy(config) == POLICIES["checkpoint"]
     assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
     counted = step_flops(config)
-    assert counted is not None
     tokens, width = 4 * 32, 16
     assert counted.hardware - counted.model == 3 * 2 * tokens * width * width  # the second matrix's output is not saved
 
@@ -178,7 +177,6 @@ def test_without_masters_every_state_of_fsdp2_is_in_the_models_dtype() -> None:
     for masters in (True, False):
         config = config_of("fsdp2", 4, "tiny", precision=Bf16(masters=masters), backend="simulated", tensors="fake")
         record = execute(config).record
-        assert record is not None
         states[masters] = {m.category: m.max_bytes for m in record.memory if (m.phase, m.tier) == ("step", "device")}
     for category in ("optimizer", "gradients"):
         assert states[False][category] < 0.51 * states[True][category], category

@@ -91,7 +91,6 @@ def ran(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Ran:
         MadeUp.ran.clear()
         made_up_sweeper.told.clear()
         composed = compose([*words, f"results_dir={tmp_path}"])
-        assert composed is not None
         assert composed.line.proposes
         capfd.readouterr()
         code = run_proposed(composed, None, kind, True)
@@ -221,7 +220,6 @@ def test_a_sweeper_gets_the_keys_with_several_values_alone() -> None:
     words = ("micro_batch=range(1,9)", "strategy=glob(zero?)", "clip=tag(log,interval(0.1,2))")
     sized = ("strategy.bucket_bytes=choice(1MiB,4MiB)", "sequence=64")
     composed = compose([*BY_MADE_UP, "objective=peak_bytes", *words, *sized])
-    assert composed is not None
     swept = ("strategy=zero1,zero2,zero3", "strategy.bucket_bytes=choice(1048576,4194304)")
     assert composed.line.swept == (words[0], swept[0], words[2], swept[1])
     assert composed.line.fixed == (*TINY, "sequence=64")
