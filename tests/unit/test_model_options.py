@@ -1,0 +1,235 @@
+"""Options of models: the loss and MLPs in parts, and adapters beside frozen Linears; values, memory, error messages."""
+
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cells import MODELS, cell
+from tests.zoo import gpt
+from zerobench import models
+from zerobench.config.schema import Gpt, Huggingface, HuggingfaceModel
+from zerobench.fake import world_of_tensors
+from zerobench.models import huggingface, lora
+from zerobench.models.chunks import LossHead
+from zerobench.predict.estimate import estimate
+from zerobench.predict.flops import step_flops
+from zerobench.probes.fake_ledger import ShapesOnly
+
+PARTS = [{"loss_chunks": 3}, {"mlp_chunks": 5}, {"loss_chunks": 16, "mlp_chunks": 2, "checkpointing": True}]
+
+
+@pytest.mark.parametrize(("parts", "tied"), [*product(PARTS, [True, False])])
+def test_loss_and_gradients_are_those_of_the_whole(parts: dict[str, Any], tied: bool) -> None:
+    """To rounding: sums over parts have another order."""
+    tokens, targets = torch.randint(0, 50, (2, 3, 16))
+    whole, in_parts = gpt(tied=tied), gpt(tied=tied, **parts)
+    expected, found = whole(tokens, targets), in_parts(tokens, targets)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    expected.backward()
+    found.backward()
+    for one, other in zip(whole.parameters(), in_parts.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_to_fp32_as_the_whole(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, targets = torch.randn(30, 16), torch.randint(0, 40, (30,))
+    exact = LossHead(1, 16, 40)
+
+    def gradients(chunks: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        head = LossHead(chunks, 16, 40).to(dtype)
+        head.load_state_dict(exact.state_dict())
+        inputs = x.to(dtype).requires_grad_()
+        loss = head(inputs, targets) if chunks else nn.functional.cross_entropy(
+            nn.functional.linear(inputs, head.weight, head.bias).float(), targets
+        )  # fmt: skip
+        return loss.detach(), *(one.float() for one in torch.autograd.grad(loss, [inputs, head.weight, head.bias]))
+
+    truth, whole, parts = gradients(0, torch.float32), gradients(0, dtype), gradients(4, dtype)
+    for true, one, other in zip(truth, whole, parts, strict=True):
+        assert (other - true).norm() <= 2 * (one - true).norm() + 1e-7
+
+
+def test_a_frozen_head_has_no_gradient() -> None:
+    head = LossHead(2, 4, 9).requires_grad_(False)
+    x = torch.randn(6, 4, requires_grad=True)
+    head(x, torch.randint(0, 9, (6,))).backward()
+    assert x.grad is not None
+    assert head.weight.grad is None
+
+
+def peak_bytes(**options: Any) -> int:
+    """The peak of one forward and backward of a GPT, all categories, as if on a CPU."""
+    with world_of_tensors(fake=True) as world:
+        with world.building():
+            model = gpt(**{"layers": 1, "positions": 1024, **options})
+        tokens = torch.zeros(2, 1024, dtype=torch.int64)
+        with ShapesOnly("cpu") as ledger:
+            ledger.begin()
+            ledger.enter_phase("forward")
+            loss = model(tokens, tokens)
+            ledger.enter_phase("backward")
+            loss.backward()
+            ledger.end("step")
+    return ledger.sums.extremes["step"].peak
+
+
+def test_the_loss_needs_an_nth_of_a_third() -> None:
+    """12·s·b·V in fp32, of logits, log-probabilities and gradient, become 4·s·b·V/n."""
+    unit = 2 * 1024 * 16384
+    size = {"hidden": 8, "heads": 1, "vocabulary": 16384}
+    whole, found = peak_bytes(**size), {n: peak_bytes(**size, loss_chunks=n) for n in (2, 4, 8)}
+    assert whole == pytest.approx(12 * unit, rel=0.05)
+    assert found[2] - found[4] == pytest.approx(unit, rel=0.01)
+    assert found[4] - found[8] == pytest.approx(unit / 2, rel=0.01)
+
+
+def test_the_mlp_keeps_its_input_alone_and_works_on_a_part() -> None:
+    """A block keeps 8·s·b·h elements fewer, both inner layers; while a part runs, 1/n of them come back."""
+    size, unit = {"hidden": 64, "vocabulary": 2, "heads": 1, "layers": 6}, 4 * 2 * 1024 * 64
+    whole, parts = peak_bytes(**size), peak_bytes(**size, mlp_chunks=8)
+    assert whole - parts >= 8 * unit * 5
+
+
+def test_what_is_computed_again_is_no_model_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "whole", Gpt(layers=2, hidden=48, heads=4))
+    monkeypatch.setitem(MODELS, "parts", Gpt(layers=2, hidden=48, heads=4, loss_chunks=4, mlp_chunks=2))
+    whole, parts = (step_flops(cell("zero3", 2, name).config) for name in ("whole", "parts"))
+    assert parts.model == whole.model == whole.hardware
+    tokens = 4 * 32
+    assert parts.hardware - parts.model == 2 * tokens * 48 * 256 + 2 * 2 * tokens * 4 * 48**2  # the head, and mlp_in
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in ("gpt2", "llama") else pytest.param(name, marks=pytest.mark.thorough)
+        for name in huggingface.HEAD_ALONE
+    ],
+)
+def test_transformers_losses_in_parts_are_those_of_the_whole(architecture: str) -> None:
+    pytest.importorskip("transformers")
+    shape = {"architecture": architecture, "layers": 1, "hidden": 32, "heads": 4, "vocabulary": 60, "positions": 16}
+    tokens, targets = torch.randint(0, 60, (2, 3, 16))
+    losses, gradients = [], []
+    for chunks in (1, 4):
+        torch.manual_seed(0)
+        of_mlp = chunks if architecture in huggingface.MLP_ALONE else 1
+        options = {**shape, "options": {}, "loss_chunks": chunks, "mlp_chunks": of_mlp}
+        model = models.build("huggingface", options).eval()
+        loss = model(tokens, targets)
+        loss.backward()
+        losses.append(loss)
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+TINY = {"layers": 1, "hidden": 12, "heads": 2}
+HUGGINGFACE = HuggingfaceModel(loss_chunks=4)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [
+        (Gpt(**TINY, loss_chunks=33), {}, "model.loss_chunks=33: a sequence of 32 tokens has no more parts"),
+        (Gpt(**TINY, mlp_chunks=0), {}, "model.mlp_chunks=0: must be at least 1"),
+        (Gpt(**TINY, mlp_chunks=2, tiles=3), {}, "model.mlp_chunks=2: with model.tiles=3 each tile would be gathered"),
+        (HUGGINGFACE, {"architecture": "gemma2"}, "model.loss_chunks=4: gemma2 may scale or cap what its head makes"),
+        (HUGGINGFACE, {"loss": "kept"}, "model.loss_chunks=4: the parts have a loss of their own"),
+        (HuggingfaceModel(mlp_chunks=2), {"architecture": "opt"}, "model.mlp_chunks=2: the MLP of opt's blocks"),
+    ],
+)
+def test_what_does_not_compose_has_one_error_message(
+    monkeypatch: pytest.MonkeyPatch, model: Any, shape: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setitem(MODELS, "bad", model)
+    problems = cell("zero3", 2, "bad", **({"huggingface": Huggingface(**shape)} if shape else {})).problems
+    assert len(problems) == 1
+    assert message in problems[0]
+
+
+@pytest.mark.parametrize("tiles", [1, 2])
+def test_it_starts_as_the_frozen_model_and_adapters_alone_are_trained(tiles: int) -> None:
+    """B = 0 adds exact zeros; each Linear of a block has one pair, of rank · (in + out) elements."""
+    plain, adapted = gpt(tiles=tiles), gpt(tiles=tiles, lora=4)
+    tokens = torch.randint(0, 50, (2, 16))
+    assert torch.equal(plain(tokens, tokens), adapted(tokens, tokens))
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    assert all(name.startswith("blocks.") and name.endswith(("lora_a", "lora_b")) for name in trained)
+    assert sum(p.numel() for p in trained.values()) == 2 * 4 * 20 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)
+    adapted(tokens, tokens).backward()
+    assert all((p.grad is not None) == (name in trained) for name, p in adapted.named_parameters())
+    assert all(trained[name].grad.any() == name.endswith("lora_b") for name in trained)
+
+
+def test_the_product_is_that_of_the_merged_weight() -> None:
+    torch.manual_seed(0)
+    adapted = lora.LoRALinear(nn.Linear(7, 5), 3)
+    lora.initialize(adapted)
+    nn.init.normal_(adapted.lora_b)
+    x = torch.randn(4, 7)
+    weight = adapted.base.weight + adapted.lora_b @ adapted.lora_a
+    torch.testing.assert_close(adapted(x), nn.functional.linear(x, weight, adapted.base.bias))
+
+
+def test_arithmetic_has_no_gradients_of_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and gradients of inputs: two thirds of training all, and a little for the adapters."""
+    monkeypatch.setitem(MODELS, "whole", Gpt(layers=8, hidden=96, heads=4))
+    monkeypatch.setitem(MODELS, "adapted", Gpt(layers=8, hidden=96, heads=4, lora=1))
+    whole, adapted = (step_flops(cell("zero3", 2, name).config) for name in ("whole", "adapted"))
+    assert 0.66 < adapted.model / whole.model < 0.72
+
+
+def test_a_frozen_base_is_whole_below_stage_3_and_partitioned_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTau#446: 2φ under ZeRO-2, 2φ/N under ZeRO-3, beside states of what is trained."""
+    monkeypatch.setitem(MODELS, "adapted", Gpt(layers=4, hidden=256, heads=4, lora=2))
+    found = {
+        n: {name: estimate(cell(name, n, "adapted").config) for name in ("zero1", "zero2", "zero3")} for n in (2, 8)
+    }
+    psi = found[2]["zero2"].psi
+    phi = 12 * 4 * 256**2 + 4 * 13 * 256 + (256 + 32) * 256 + 2 * 256
+    for n, mine in found.items():
+        assert mine["zero2"].floor_bytes == 4 * phi + 4 * psi + -(-4 * psi // n) + -(-8 * psi // n)
+        assert mine["zero3"].floor_bytes == pytest.approx((4 * phi + 16 * psi) / n, abs=8)
+        assert mine["zero2"].volume_psi == pytest.approx(2, rel=0.01)
+        assert mine["zero3"].volume_psi == pytest.approx((2 * (phi + psi) - (256 + 32) * 256 + psi) / psi, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Gpt(layers=1, hidden=12, heads=2, lora=13), "model.lora=13: an adapter's rank is at most the width"),
+        (Gpt(layers=1, hidden=12, heads=2, lora=-1), "model.lora=-1: must be at least 0"),
+        (HuggingfaceModel(lora=129), "model.lora=129: an adapter's rank is at most the width, huggingface.hidden=128"),
+    ],
+)
+def test_bad_ranks_have_one_error_message(monkeypatch: pytest.MonkeyPatch, model: Any, message: str) -> None:
+    monkeypatch.setitem(MODELS, "bad", model)
+    problems = cell("zero3", 2, "bad").problems
+    assert len(problems) == 1
+    assert message in problems[0]
+
+
+def test_peft_is_asked_for_by_name_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "installed_version", lambda _: None)
+    assert "pip install peft" in lora.problems_of(4, 128, "huggingface", by_peft=True)[0]
+    assert lora.problems_of(4, 128, "model", by_peft=False) == []
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
+def test_pefts_adapters_stand_where_ours_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "hf", HuggingfaceModel(lora=4))
+    config = cell("zero3", 2, "hf").config
+    torch.manual_seed(0)
+    model = models.build("huggingface", config.model_options)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all("lora_" in name and ".h." in name for name in trained)
+    assert estimate(config).psi == 4 * 128 * 4 * (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1)
