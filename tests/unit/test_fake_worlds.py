@@ -19,10 +19,11 @@ from torch.utils import _python_dispatch
 import zerobench
 from tests.cells import MODELS, cell
 from zerobench.config import schema_training
+from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Model
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
-from zerobench.fake_execution import execute
+from zerobench.fake_execution import Target, execute
 from zerobench.predict.estimate import simulated_ranks
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.sweep.cell import ranks_of
@@ -164,3 +165,13 @@ def test_torchs_swap_asks_weakref_for_who_watches_and_nothing_else_there_does() 
     swap = inspect.getsource(torch.utils.swap_tensors)
     assert "weakref.getweakrefs(t1)" in swap
     assert inspect.getsource(torch.utils).count("weakref.") == swap.count("weakref.")
+
+
+@pytest.mark.slow
+def test_a_sequence_per_row_needs_no_mask() -> None:
+    """Flash attention, which takes none, says so where one is made."""
+    pytest.importorskip("transformers")
+    words = ["model=huggingface", "huggingface.architecture=llama", "huggingface.layers=1", "data=synthetic"]
+    (one,) = compose_cells([*words, "backend=simulated", "world_size=2", "precision=bf16"])
+    found = execute(one.config, target=Target("cuda", "flash"))
+    assert not found.problem
