@@ -1,6 +1,9 @@
 """Budgets of a watched loop: recorded, explained where they change, refused where they are noisy, checked by line."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,12 +11,14 @@ import torch
 from torch import nn
 
 import zerobench
+from tests import toy_repository as toy
 from zerobench import cli
 from zerobench.commands.comparison_text import rows_of
 from zerobench.judging.budget_file import BudgetFile, read_budget
 from zerobench.judging.judge import Limit
 from zerobench.judging.lines import Line, LineTable
 from zerobench.judging.reports import MARKER_OF_CHANGES
+from zerobench.watching.watch import WATCH_TO
 
 pytestmark = pytest.mark.slow
 
@@ -166,3 +171,26 @@ def test_lines_that_a_comparison_does_not_list_are_one_row() -> None:
     assert rows[-1] == ["3 other lines", "0 B", "6.0 KiB", "+6.0 KiB"]
     assert len(rows) == 9
     assert rows_of("peak", {}, {"peak": table}) == [], "older runs have no lines"
+
+
+@pytest.mark.thorough
+def test_a_training_script_is_bisected_by_git_itself(tmp_path: Path, monkeypatch, capfd) -> None:
+    """The recipe of the page, in processes of its own; one commit cannot be imported."""
+    moved = '"""Moved down."""\n' + toy.TRAIN
+    faulty = moved.replace(*toy.FAULT)
+    texts = [toy.TRAIN, moved, "import nothing\n" + moved, faulty, faulty + "# the end\n"]
+    hashes = toy.repository(tmp_path / "r", [{"train.py": text, "n": str(n)} for n, text in enumerate(texts)])
+    monkeypatch.setenv(WATCH_TO, str(tmp_path / "watched"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path / "r")
+    toy.git(tmp_path / "r", "checkout", "-q", hashes[0])
+    subprocess.run(["python", "train.py"], check=True)
+    assert cli.run(["budget", "record", "--file", "../budget.yaml", "--runs", "../watched"]) == 0
+    check = "python train.py || exit 125; zerobench budget check ../budget.yaml --runs ../watched"
+    subprocess.run(["git", "bisect", "start", hashes[-1], hashes[0]], check=True)
+    done = subprocess.run(
+        ["git", "bisect", "run", "sh", "-c", f"rm -rf ../watched; {check}"], capture_output=True, text=True
+    )
+    assert f"{hashes[3]} is the first bad commit" in done.stdout or f"{hashes[2]}\n{hashes[3]}" in done.stdout, done
+    line = next(number for number, text in enumerate(faulty.splitlines(), 1) if "self.first(x)" in text)
+    assert f"train.py:{line} in Net.forward: +" in done.stdout
