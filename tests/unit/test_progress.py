@@ -1,30 +1,37 @@
-"""The estimate of the time left, on a clock of the test's own: launches whose truth is known."""
+"""A sweep's progress: the time left, on a clock of the test's own, and a board in its folder, which `status` reads."""
+
+import os
+from pathlib import Path
 
 import pytest
 
 from tests.cells import cell
+from tests.unit.test_clock import Clock
+from zerobench import cli
+from zerobench.commands.folder_contents import look
 from zerobench.config.compose import compose_cells
+from zerobench.host.terminal import stdout_console
+from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
+from zerobench.results.folders import claim_folder
 from zerobench.sweep import progress
-from zerobench.sweep.progress import interruption_of, seconds_left
+from zerobench.sweep.progress import Reporter, interruption_of, seconds_left, table_of
 from zerobench.sweep.sweep import CellLaunch, rounds
 
 
-class Clock:
-    """Stands for time.monotonic."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(progress, "time", made := Clock())
+    return made
 
 
 def launches_of(*arguments: str) -> list[CellLaunch]:
     return list(rounds(compose_cells(["-m", "device=cpu", "launch.threads=1", "measure.steps=7", *arguments])))
 
 
-OK = {"status": "ok", "loss_last": 1.0, "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}
+OK = {"status": "ok", "loss_last": 1.0, "peak_bytes": 5 * 2**20, "step_s": 1.0, "passes_agree": True}
 
 
-def play(clock: Clock, reporter: progress.Reporter, launch: CellLaunch, step_s: float, first_s: float) -> None:
+def play(clock: Clock, reporter: Reporter, launch: CellLaunch, step_s: float, first_s: float) -> None:
     """Runs both passes of a launch; `first_s`: until a pass's first step."""
     reporter.start(launch)
     for mode in ("timed", "accounted"):
@@ -35,8 +42,8 @@ def play(clock: Clock, reporter: progress.Reporter, launch: CellLaunch, step_s: 
 
 
 @pytest.mark.slow
-def test_the_rest_takes_as_long_as_the_part_that_is_done(monkeypatch) -> None:
-    clock, reporter = Clock(monkeypatch), progress.Reporter()
+def test_the_rest_takes_as_long_as_the_part_that_is_done(clock: Clock) -> None:
+    reporter = Reporter()
     launches = launches_of("model=gpt_tiny", "strategy=zero1,zero2", "micro_batch=2,4")
     reporter.expect(launches)
     assert reporter._left() == "time left unknown"
@@ -47,8 +54,8 @@ def test_the_rest_takes_as_long_as_the_part_that_is_done(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
-    clock, reporter = Clock(monkeypatch), progress.Reporter()
+def test_a_launch_under_way_counts_for_its_rest(clock: Clock) -> None:
+    reporter = Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1")
     reporter.expect(launches)
     reporter.start(launches[0])
@@ -60,8 +67,8 @@ def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypatch) -> None:
-    clock, reporter = Clock(monkeypatch), progress.Reporter()
+def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: Clock) -> None:
+    reporter = Reporter()
     good = launches_of("model=gpt_tiny", "seed=0,1,2,3")
     invalid = launches_of("model=gpt_tiny", "world_size=1000")
     assert [bool(one.cell.problems) for one in good + invalid] == [False] * 4 + [True]
@@ -76,8 +83,8 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypa
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(monkeypatch, capsys) -> None:
-    clock, reporter = Clock(monkeypatch), progress.Reporter()
+def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(clock: Clock, capsys) -> None:
+    reporter = Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1,2")
     reporter.expect(launches)
     assert interruption_of(reporter.entries) == "0 of 3 done, interrupted; the same command resumes"
@@ -91,9 +98,9 @@ def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(monkeypatch
     assert interruption_of(reporter.entries) == wanted
 
 
-def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(monkeypatch, tmp_path) -> None:
+def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp_path) -> None:
     """Steps of another machine are not seen one by one."""
-    clock, reporter = Clock(monkeypatch), progress.Reporter()
+    reporter = Reporter()
     where = str(tmp_path)
     launches = list(
         rounds(
@@ -121,3 +128,74 @@ def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(monkeypatch, tmp_
     assert reporter._left() == "about 47 s left", "68 s for 6 of 15, and 8 s of what is under way"
     reporter.again(large[1], {"status": "crash", "reason": "no"})
     assert reporter._left() == "about 51 s left", "from its beginning"
+
+
+def launches_in(folder: Path, *strategies: str) -> list[CellLaunch]:
+    return [CellLaunch(f"{name} tiny N=2", cell(name, 2, results_dir=str(folder)), 0) for name in strategies]
+
+
+def test_a_sweep_puts_its_board_up_tells_each_change_and_takes_it_down(tmp_path: Path, capsys) -> None:
+    ddp, zero2 = launches_in(tmp_path, "ddp", "zero2")
+    with Reporter() as reporter:
+        reporter.expect([ddp, zero2], lambda one: one is ddp)
+        reporter.start(ddp)
+        assert board_folders(tmp_path) == [], "what is reused needs no board"
+        reporter.end(ddp, OK, reused=True)
+        reporter.start(zero2)
+        (folder,) = board_folders(tmp_path)
+        reporter.progress({"mode": "timed", "step": 3, "steps": 10, "loss": 4.0, "peak_bytes": None})
+        before = read_board(folder)
+        reporter.end(zero2, OK, reused=False)
+        after = read_board(folder)
+        assert look(tmp_path).leftovers == []
+    assert [launch.state for launch in before.launches] == ["reused", "running"]
+    assert before.launches[1].step == "", "a step within a second of the last version waits for the next"
+    assert before.pid == os.getpid()
+    assert [launch.state for launch in after.launches] == ["reused", "ok"]
+    assert after.launches[1].peak_bytes == 5 * 2**20
+    assert board_folders(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_to_has_no_board_and_its_sweep_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    writer = BoardWriter()
+    writer.put_up(tmp_path / "file" / "results")
+    writer.write([BoardLaunch("zero2")], 0, lambda: "", at_once=True)
+    assert list(writer.boards.values()) == [None], "known, so that it is not tried again"
+    writer.take_down()
+    assert writer.boards == {}
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_status_shows_a_sweep_that_runs_and_a_killed_one_is_a_leftover(tmp_path: Path, capsys) -> None:
+    writer = BoardWriter()
+    writer.put_up(tmp_path)
+    launches = [BoardLaunch("zero1\x1b[2J", "ok"), BoardLaunch("zero2", "running", "timed", "3/10")]
+    writer.write(launches, 1, lambda: "about 9 s left", at_once=True)
+    alive = claim_folder(tmp_path, "zero1-tiny-n2")
+    assert cli.run(["status", str(tmp_path)]) == 0
+    title = f"sweep {os.getpid()} on {os.uname().nodename}"
+    lines = capsys.readouterr().out.replace("\n", " ")
+    assert f"{title}: 1 of 2 launches done; now zero2 running timed 3/10; about 9 s left being written" in lines
+    assert "being written now: zero1-tiny-n2" in lines
+    (aside,) = writer.boards.values()
+    aside.release()  # as the kernel does for a process that is killed
+    assert look(tmp_path).leftovers == [aside.path], "`zerobench prune` removes it"
+    assert cli.run(["status", str(tmp_path)]) == 0
+    assert title not in capsys.readouterr().out
+    alive.release()
+
+
+def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
+    launches = [BoardLaunch(f"cell {number}") for number in range(40)]
+    for number, state in ((2, "running"), (20, "ok"), (30, "running"), (39, "submitted")):
+        launches[number].state = state
+    console = stdout_console()
+    with console.capture() as shown:
+        console.print(table_of(launches, 20, "about 9 s left", height=11))
+    said = shown.get()
+    assert "cell 2 " in said
+    assert "cell 30 " in said
+    assert "cell 20 " in said
+    assert "cell 39 " not in said
+    assert "1 of 40 launches done, 2 running, 1 wait for the launcher; about 9 s left" in said
