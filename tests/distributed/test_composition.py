@@ -1,12 +1,20 @@
 """All that composes trains the same as the plain stage."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from tests import compositions
-from tests.distributed import composed
+from tests import compositions, zoo
+from tests.compositions import Combination, cell_of
 from tests.ranks import run_ranks
+from zerobench import strategies
+from zerobench.config import combinations
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema_training import NORMS
+from zerobench.predict import build
+from zerobench.zero.offload.nvme import FilePlacement
 
 
 def test_every_choice_of_every_strategy_trains_as_the_plain_stage_does(tmp_path: Path) -> None:
@@ -27,5 +35,99 @@ def test_combinations_at_random_train_as_the_plain_stage_does(n: int, count: int
 
 
 def compare(rows: list[compositions.Combination], n: int, folder: Path) -> None:
-    for wrong in run_ranks(n, composed.compare_all, rows, str(folder), timeout_s=300):
+    for wrong in run_ranks(n, compare_all, rows, str(folder), timeout_s=300):
         assert not wrong, "\n".join(wrong)
+
+
+STEPS = 3
+
+REORDERS = ("node_size", "shard_group")
+"""Axes after which sums are the same but for rounding."""
+
+CHANGES = ("strategy", "options", "precision", "zeropp", "clip", "accumulation", "optimizer", "model")
+"""Axes that make another training of it; the rest only says where things are."""
+
+LATE = "cpu, delayed"
+"""The choice of `offload` that makes another training as well."""
+
+NEAR, NEAR_IN_HALF = (1e-6, 2e-4), (2e-2, 6e-2)
+"""Tolerances of losses and norms, relative, and of weights, if sums are in another order: Adam steps by roundings."""
+
+Outcome = tuple[list[float], dict[str, torch.Tensor]]
+
+
+def train(rank: int, n: int, config: CellConfig, folder: str) -> Outcome:
+    """(losses and norms, the full state at the end) of a resolved cell, over the zoo's data, built as a run is."""
+    torch.manual_seed(0)
+    model = build.build_model(config)
+    optimizer = config.optimizer.build(model.parameters())
+    options = config.precision.options_of(config.strategy.name)
+    options |= combinations.engine_options(config, folder)
+    engine = strategies.wrap(config.strategy.values(), model, optimizer, **options)
+    heard = []
+    for step in range(STEPS):
+        for micro in range(config.accumulation):
+            last = micro == config.accumulation - 1
+            with strategies.synchronizing(engine, config.strategy.reduces, last):
+                loss = engine(*zoo.tokens(rank, n, 2 * step + micro))
+                engine.backward(loss / config.accumulation)
+            heard.append(loss.item())
+        if config.clip is not None:
+            heard.append(engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm]).item())
+        engine.step()
+    if isinstance(engine.placement, FilePlacement):
+        engine.placement.settle()
+        assert engine.placement.swapper.pool.taken == 0, "buffers of the pool did not come back"
+    return heard, engine.full_state_dict()
+
+
+class References:
+    """Trainings without anything that should not matter, each made once."""
+
+    def __init__(self, rank: int, n: int, folder: str) -> None:
+        self._place = rank, n
+        self._folder = folder
+        self._made: dict[tuple[Any, ...], Outcome] = {}
+
+    def of(self, chosen: Combination, axes: tuple[str, ...]) -> Outcome:
+        """Returns `chosen` in these axes, defaults elsewhere."""
+        kept = {axis: chosen[axis] for axis in axes if chosen[axis] != "none"}
+        key = tuple(kept.items())
+        if key not in self._made:
+            rank, n = self._place
+            self._made[key] = train(rank, n, cell_of(kept, n).config, self._folder)
+        return self._made[key]
+
+
+def compare_all(rank: int, n: int, rows: list[Combination], folder: str) -> list[str]:
+    """Trains each combination; a sentence for each that does not train as it should."""
+    references, wrong = References(rank, n, folder), []
+    for row in rows:
+        config = cell_of(row, n).config
+        try:
+            found = train(rank, n, config, folder)
+        except Exception as error:
+            raise RuntimeError(f"{row}: {error!r}") from error
+        # alone, where nothing leaves, each use of a tied parameter adds to the sum of all micro-batches in turn
+        alone = n == 1 and row["model"] == "tied" and row["accumulation"] != "1"
+        # torch's all-reduce adds in an order that depends on the place in the buffer
+        places = ("buffers",) if getattr(config.strategy, "reduce_with", None) == "all_reduce" else ()
+        near = NEAR if row["precision"] == "fp32" else NEAR_IN_HALF
+        changes = (*CHANGES, "offload") if row["offload"] == LATE else CHANGES
+        wanted = references.of(row, (*changes, *REORDERS, *places))
+        wrong += [f"{row}: {words}" for words in differences(found, wanted, *(near if alone else (0, 0)))]
+        if row["zeropp"] == "none" and any(row[axis] != "none" for axis in REORDERS):
+            plain = references.of(row, changes)
+            wrong += [f"{row}: beside no groups: {words}" for words in differences(found, plain, *near)]
+    return wrong
+
+
+def differences(found: Outcome, wanted: Outcome, of_losses: float, of_weights: float) -> list[str]:
+    """Sentences; losses and norms are compared relatively."""
+    (losses, state), (wanted_losses, wanted_state) = found, wanted
+    off = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(losses, wanted_losses, strict=True))
+    heard = [] if off <= of_losses else [f"losses or norms are off by {off:.2g}: {losses} and {wanted_losses}"]
+    assert state.keys() == wanted_state.keys()
+    offs = {key: (state[key].double() - wanted_state[key].double()).abs().max().item() for key in state}
+    worst = max(offs, key=lambda key: offs[key])
+    return heard + ([] if offs[worst] <= of_weights else [f"{worst} is off by {offs[worst]:.2g}"])

@@ -1,4 +1,4 @@
-"""A simulated world against real ones: one rank's bytes, phase by phase, and its traffic, operation by operation."""
+"""A simulated world against real ones: bytes by phase, traffic by operation; fake tensors as well, to the byte."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,21 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cells import cell
-from tests.distributed.simulated_costs import operators
+from validation.equality import hold
+from validation.variants import VARIANTS
 from zerobench.config import schema_memory
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16, Fp16
+from zerobench.host.environment import SIMULATED, rank_environment
 from zerobench.launch.start_ranks import launch
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.theory.closed_forms import from_json
 from zerobench.worker import RankJob, run_rank
+from zerobench.zero.comm.hierarchical import connect
 
 ACCOUNTED = Measure(steps=2, warmup=2, passes="accounted")
 
@@ -37,7 +41,7 @@ def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
 
 
 def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(tmp_path: Path) -> None:
-    """Every variant, on fake tensors as well: test_fake_equality.py."""
+    """Every variant, on fake tensors as well: test_a_fake_rank_is_one_of_a_real_world."""
     more: dict[str, Any] = {"zeropp": schema_memory.AllOfZeropp(), "node_size": 2, "precision": Bf16()}
     real, there = measured(tmp_path, "zero3", 4, measure=ACCOUNTED, **more)
     simulated, here = measured(tmp_path, "zero3", 4, backend="simulated", rank=0, **more)
@@ -124,3 +128,59 @@ def test_megatron_with_half_precision_gradients_holds_4_and_16_over_n_bytes(tmp_
     row, _ = measured(tmp_path, "megatron", 4, "wide", backend="simulated", precision=Fp16(gradient_dtype="fp16"))
     assert row.floor_states_bytes == pytest.approx((4 + 16 / 4) * row.psi, rel=1e-6)
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
+
+
+class Counted(TorchDispatchMode):
+    """Counts operators."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(job: tuple[int, str], tell: Any) -> list[int]:
+    """Counts operators of a reduce-scatter, an all-gather and an all-to-all among `n` ranks, on the last of them."""
+    n, folder = job
+    with rank_environment(n - 1, n, "cpu", SIMULATED, folder, threads=1, timeout_s=60) as device:
+        comm = connect(None, device)
+        full, here = torch.ones(n * 512), torch.empty(n * 512)
+        found = []
+        for launch in (
+            lambda: comm.reduce_scatter(full),
+            lambda: comm.all_gather(full),
+            lambda: comm.all_to_all(full, here, "reduce_scatter"),
+        ):
+            with Counted() as counted:
+                launch().wait()
+            found.append(counted.calls)
+        assert full[-512:].eq(1).all()
+        assert full[:-512].eq(0).all()
+        assert here[:-512].eq(0).all()
+        return found
+
+
+FEW = ("fsdp2, tuned", "zero2 offload, delayed", "zero3 nvme")
+"""Each needs something else of a fake world: a peer on gloo, another tier, a thread, files."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "n", [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough)]
+)
+def test_a_fake_rank_is_one_of_a_real_world(tmp_path: Path, n: int, thorough: bool) -> None:
+    """All variants in `make test-all`, the few above in every run."""
+    chosen = {name: one.config(n) for name, one in VARIANTS.items() if n in one.sizes and (thorough or name in FEW)}
+    different = [row for row in hold(chosen, tmp_path) if not row.is_none]
+    assert different == []
+
+
+def test_there_are_forty_variants_and_every_strategy_that_a_cpu_has() -> None:
+    assert len(VARIANTS) >= 40
+    of = {one.strategy for one in VARIANTS.values()}
+    peers = {"fsdp2", "fsdp2_no_reshard", "zero_redundancy"}
+    assert of == {"ddp", "zero1", "zero2", "zero3", "megatron"} | peers
+    tuned = {one.strategy for one in VARIANTS.values() if one.more.get("tuned")}
+    assert tuned == peers
+    assert {size for one in VARIANTS.values() for size in one.sizes} == {2, 3, 4}
