@@ -131,7 +131,6 @@ def test_cells_that_make_no_sense_are_rows_of_their_sweep_alone_and_it_goes_on(t
     assert runs.loc[1, "loss_last"] == pytest.approx(runs.loc[2, "loss_last"], rel=1e-6)
 
 
-@pytest.mark.shown(3)
 @pytest.mark.shown(8)
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -304,10 +303,7 @@ LOOSE: list[tuple[list[str], str, list[Any]]] = [
 
 
 @pytest.mark.shown(1)
-@pytest.mark.parametrize(
-    ("arguments", "group", "wanted"),
-    LOOSE,
-)
+@pytest.mark.parametrize(("arguments", "group", "wanted"), LOOSE)
 def test_a_key_that_some_choices_of_a_sweep_lack_is_left_out_there(
     arguments: list[str], group: str, wanted: list[Any]
 ) -> None:

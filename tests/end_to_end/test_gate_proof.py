@@ -109,9 +109,7 @@ def only_row(runs: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.project)
-def test_a_replanted_fault_is_caught_with_category_bytes_and_line(
-    fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replanted_fault_is_caught_with_category_bytes_and_line(fault: Fault, tmp_path: Path, capsys) -> None:
     sound = planted(tmp_path / "sound", project=fault.project)
     before, again = watched(sound, fault.ranks), watched(sound, fault.ranks, "again")
     limits = tmp_path / "limits.yaml"

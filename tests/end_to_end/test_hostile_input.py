@@ -94,7 +94,6 @@ def of_a_stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
-@pytest.mark.shown(2)
 @pytest.mark.shown(4)
 @pytest.mark.parametrize("verb", [
     "status", "show zero1 --results", "show zero2 --results", "export", "export --format latex",
@@ -222,7 +221,6 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
 
 
-@pytest.mark.shown(2)
 @pytest.mark.shown(4)
 @pytest.mark.parametrize(("content", "said"), [
     (f"# @package _global_\n{LAUGHS}", "its aliases"),

@@ -53,7 +53,6 @@ print("LOADED", code, *(name for name in slow if name in sys.modules), file=sys.
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [

@@ -88,9 +88,7 @@ def test_a_check_names_the_line_of_a_loop(loops: Path, recorded: Path, capsys: p
     assert f"{HERE.name}:{KEPT} in Net.forward: +8.0 KiB" in words
 
 
-def test_a_recording_explains_what_it_changes(
-    loops: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_explains_what_it_changes(loops: Path, recorded: Path, tmp_path: Path, capsys) -> None:
     was, text = read_budget(recorded), recorded.read_text()
     capsys.readouterr()
     comment = tmp_path / "out/c.md"
@@ -144,9 +142,7 @@ def test_a_noisy_baseline_is_refused(loops: Path, tmp_path: Path, capsys: pytest
         (["--tolerance", "peak_bytes=nan"], "is no percentage"),
     ],
 )
-def test_a_wrong_tolerance_is_a_sentence(
-    loops: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_tolerance_is_a_sentence(loops: Path, tmp_path: Path, words: list[str], said: str, capsys) -> None:
     file = tmp_path / "t.yaml"
     assert budget("record", "--runs", loops / "before", "--file", file, *words) == 2
     assert said in capsys.readouterr().err

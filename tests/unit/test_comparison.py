@@ -280,7 +280,6 @@ def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_recorded_floor_raises_the_threshold_where_it_holds(tmp_path: Path) -> None:
     one = cell("ddp", 2)
     floor = floor_from(launches(one, [0.1, 0.12, 0.09, 0.11], 0), one.config)

@@ -140,9 +140,7 @@ def _rows_of(words: list[str]) -> list[Any]:
         "model=gpt_tiny strategy=ddp,zero2,fsdp2 device=cpu",
     ],
 )  # fmt: skip
-def test_bytes_are_equal_with_and_without_shortcuts(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_equal_with_and_without_shortcuts(words: str, tmp_path: Path, monkeypatch) -> None:
     """Every strategy: each phase's extremes, each line, tensor and collective, and the allocator's figures."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

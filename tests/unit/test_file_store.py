@@ -72,9 +72,7 @@ def test_any_size_comes_back(tmp_path: Path, direct: bool, aligned: bool) -> Non
 
 
 @pytest.mark.parametrize(("direct", "most"), [(True, ALIGN_BYTES), (False, 1000)])
-def test_short_transfers_are_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, most: int
-) -> None:
+def test_short_transfers_are_continued(tmp_path: Path, monkeypatch, direct: bool, most: int) -> None:
     """The system may move less than it was asked for, and is asked again for the rest."""
 
     def at_most(call: Callable[..., int]) -> Callable[..., int]:

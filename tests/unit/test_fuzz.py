@@ -101,9 +101,7 @@ def test_a_choice_that_is_a_number_is_refused_by_its_file(tmp_path: Path) -> Non
     assert compose_cells([f"--config-dir={tmp_path}", "zeropp=mine"])
 
 
-def test_a_small_file_that_stands_for_very_many_rows_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_that_stands_for_very_many_rows_is_not_read(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(frames, "MOST_VALUES", 2_000_000)
     path = tmp_path / "traffic.parquet"
     pq.write_table(pa.table({"step": pa.repeat(1, 3_000_000)}), path, compression="zstd")

@@ -162,9 +162,7 @@ def test_a_second_process_of_a_rank_is_refused(store: TCPStore) -> None:
         JobContext(mine, "code")
 
 
-def test_processes_that_torchrun_starts_again_meet_in_a_round_of_their_own(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_torchrun_starts_again_meet_in_a_round_of_their_own(store: TCPStore, monkeypatch) -> None:
     """The second start of rank 0 meets the second of rank 2, and the first of rank 1, which came late to the round."""
     ranks = [replace(BY_TORCHRUN, rank=n, world_size=3, local_rank=n, port=store.port) for n in range(3)]
     JobStore("127.0.0.1", store.port, "zerobench/7").post("hello/2", "a process that was killed")

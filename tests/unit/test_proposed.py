@@ -120,7 +120,6 @@ def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_memory_limit_launches_of_a_cell_and_a_crash(ran: Ran) -> None:
     words = ("objective=tokens_per_s", "micro_batch=4,2", "measure.repeats=3")
     code, said = ran(*BY_MADE_UP, *words, "search.memory_limit=20MiB", "hydra.sweeper.n_trials=2")

@@ -249,10 +249,7 @@ def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> Non
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
-def test_the_verb_executes_what_is_not_there_and_parts_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_executes_what_is_not_there_and_parts_add_up(tmp_path: Path, monkeypatch, capsys) -> None:
     """On a small model: rows with formula, executed and replayed; a second run has nothing to do."""
     monkeypatch.setitem(table1.MODELS, "7.5B", "gpt_tiny")
     command = ["table1", "--only", "7.5B", "N=4", "zero3", "--out", str(tmp_path)]

@@ -118,9 +118,7 @@ def test_a_page_that_is_too_large_is_not_written(world: ReplayWorld, tmp_path: P
         (["--where", "strategy=zero9"], "--where strategy=zero9: no such run"),
     ],
 )
-def test_a_refusal_is_one_sentence(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path
-) -> None:
+def test_a_refusal_is_one_sentence(words: list[str], sentence: str, capsys, tmp_path) -> None:
     assert cli.run(["replay", str(RECORDED), "--out", str(tmp_path / "step.html"), *words]) == 2
     said = capsys.readouterr().err
     assert sentence in said

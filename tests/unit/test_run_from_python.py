@@ -65,9 +65,7 @@ def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_notebooks_own_model_is_refused_for_ranks_cannot_import_it(
-    composed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebooks_own_model_is_refused_for_ranks_cannot_import_it(composed: list[Any], monkeypatch) -> None:
     monkeypatch.setitem(MODELS.builders, "bigram", lambda width=4: None)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py", raising=False)
     with pytest.raises(KeyboardInterrupt):  # in a script it would have run

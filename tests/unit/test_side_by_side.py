@@ -94,7 +94,6 @@ def test_a_process_that_goes_on_after_a_job_takes_the_next_until_one_fails(tmp_p
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_cells_side_by_side_are_as_executed_here_and_one_that_fails_has_a_sentence() -> None:
     configs = [cell(name, 4).config for name in ("zero1", "fsdp2")]
     ended: list[int] = []

@@ -161,7 +161,6 @@ def arguments(labels: Sequence[str], *more: str) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     old = {"peak_bytes": 100 * MIB, "volume_psi": 2.0, "torch_version": "2.12.1"}
