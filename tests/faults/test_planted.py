@@ -102,6 +102,11 @@ def wrapping(owner: Any, name: str, act: Callable[..., Any]) -> AbstractContextM
     return patch.object(owner, name, planted)
 
 
+def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Plant]:
+    """Makes a function of the original and its arguments a plant in its place."""
+    return lambda act: lambda: wrapping(owner, name, act)
+
+
 def after_step(act: Callable[[Any], None], engine: type = Strategy) -> AbstractContextManager[Any]:
     """`act(engine)` at the end of every step, within the update."""
 
@@ -175,29 +180,23 @@ def gradients_stay() -> AbstractContextManager[Any]:
     return patch.object(ShardedBucket, "release", GradientBucket.release)
 
 
-def gathers_twice() -> AbstractContextManager[Any]:
-    def twice(after_update: Any, self: Stage1) -> None:
-        after_update(self)
-        self.comm.all_gather(self.units[0].full_parameters, self.units[0].name).wait()
-
-    return wrapping(Stage1, "after_update", twice)
+@in_place_of(Stage1, "after_update")
+def gathers_twice(after_update: Any, self: Stage1) -> None:
+    after_update(self)
+    self.comm.all_gather(self.units[0].full_parameters, self.units[0].name).wait()
 
 
-def unshards_twice() -> AbstractContextManager[Any]:
-    def twice(unshard: Any, self: GatheredUnit) -> None:
-        launched = self.gather is not None
-        unshard(self)
-        if launched:
-            self.comm.all_gather(self.full_parameters, self.name).wait()
-
-    return wrapping(GatheredUnit, "unshard", twice)
+@in_place_of(GatheredUnit, "unshard")
+def unshards_twice(unshard: Any, self: GatheredUnit) -> None:
+    launched = self.gather is not None
+    unshard(self)
+    if launched:
+        self.comm.all_gather(self.full_parameters, self.name).wait()
 
 
-def larger_buckets() -> AbstractContextManager[Any]:
-    def doubled(wrap: Any, strategy: dict[str, Any], *args: Any, **options: Any) -> Any:
-        return wrap(strategy | {"bucket_bytes": 2 * strategy["bucket_bytes"]}, *args, **options)
-
-    return wrapping(strategies, "wrap", doubled)
+@in_place_of(strategies, "wrap")
+def larger_buckets(wrap: Any, strategy: dict[str, Any], *args: Any, **options: Any) -> Any:
+    return wrap(strategy | {"bucket_bytes": 2 * strategy["bucket_bytes"]}, *args, **options)
 
 
 def one_more_state(engine: Any) -> None:
@@ -205,12 +204,10 @@ def one_more_state(engine: Any) -> None:
         state.setdefault("double", torch.zeros_like(parameter, dtype=torch.float64))
 
 
-def never_resharded() -> AbstractContextManager[Any]:
-    def but_one(reshard: Any, self: GatheredUnit, keeps: bool = True) -> None:
-        if self.name != "blocks.1":
-            reshard(self, keeps)
-
-    return wrapping(GatheredUnit, "reshard", but_one)
+@in_place_of(GatheredUnit, "reshard")
+def never_resharded(reshard: Any, self: GatheredUnit, keeps: bool = True) -> None:
+    if self.name != "blocks.1":
+        reshard(self, keeps)
 
 
 def padded(numel: int) -> AbstractContextManager[Any]:
@@ -223,16 +220,14 @@ def padded(numel: int) -> AbstractContextManager[Any]:
     return wrapping(stage1, "buckets", longer)
 
 
-def never_reduced() -> AbstractContextManager[Any]:
-    def but_one(reduce: Any, self: GradientFlow, units: Iterable[Unit]) -> None:
-        for unit in units:
-            if unit.gradients is not self.buckets[0]:
-                reduce(self, [unit])
-                continue
-            unit.gradients.filled.clear()
-            unit.gradients.is_reduced = True
-
-    return wrapping(GradientFlow, "reduce", but_one)
+@in_place_of(GradientFlow, "reduce")
+def never_reduced(reduce: Any, self: GradientFlow, units: Iterable[Unit]) -> None:
+    for unit in units:
+        if unit.gradients is not self.buckets[0]:
+            reduce(self, [unit])
+            continue
+        unit.gradients.filled.clear()
+        unit.gradients.is_reduced = True
 
 
 def sent_in_fp32() -> AbstractContextManager[Any]:
@@ -251,15 +246,12 @@ def activations_kept() -> Iterator[None]:
         yield
 
 
-def output_kept() -> AbstractContextManager[Any]:
+@in_place_of(Block, "forward")
+def output_kept(forward: Any, self: Block, x: torch.Tensor) -> torch.Tensor:
     """Until the next forward, in which as much was alive anyway."""
-
-    def keeps(forward: Any, self: Block, x: torch.Tensor) -> torch.Tensor:
-        mixed = forward(self, x)
-        self.last = mixed.detach()
-        return mixed
-
-    return wrapping(Block, "forward", keeps)
+    mixed = forward(self, x)
+    self.last = mixed.detach()
+    return mixed
 
 
 def every_fourth_step() -> AbstractContextManager[Any]:
@@ -268,25 +260,19 @@ def every_fourth_step() -> AbstractContextManager[Any]:
     return after_step(lambda _: kept.append(torch.zeros(MIB // 4 if next(number) % 4 == 0 else 1)))
 
 
-def frees_missed() -> AbstractContextManager[Any]:
+@in_place_of(Ledger, "_bury")
+def frees_missed(bury: Any, self: Ledger, key: int) -> None:
     """The ledger does not hear that large storages die."""
-
-    def deaf(bury: Any, self: Ledger, key: int) -> None:
-        stored = self._live.get(key)
-        if stored is None or stored.bytes < 16 * 1024:
-            bury(self, key)
-
-    return wrapping(Ledger, "_bury", deaf)
+    stored = self._live.get(key)
+    if stored is None or stored.bytes < 16 * 1024:
+        bury(self, key)
 
 
-def wrong_element_size() -> AbstractContextManager[Any]:
+@in_place_of(TrafficMeter, "_record")
+def wrong_element_size(record: Any, self: TrafficMeter, operation: Operation, times: int) -> None:
     """The meter counts two bytes of every element of four."""
-
-    def halved(record: Any, self: TrafficMeter, operation: Operation, times: int) -> None:
-        sizes = {name: getattr(operation, name) / 2 for name in ("wire_bytes", "within_bytes", "between_bytes")}
-        record(self, operation._replace(payload_bytes=operation.payload_bytes // 2, **sizes), times)
-
-    return wrapping(TrafficMeter, "_record", halved)
+    sizes = {name: getattr(operation, name) / 2 for name in ("wire_bytes", "within_bytes", "between_bytes")}
+    record(self, operation._replace(payload_bytes=operation.payload_bytes // 2, **sizes), times)
 
 
 def warm_up_counted() -> AbstractContextManager[Any]:
@@ -308,15 +294,12 @@ def warm_up_counted() -> AbstractContextManager[Any]:
     return wrapping(AccountedPass, "step", kept)
 
 
-def peak_reset() -> AbstractContextManager[Any]:
+@in_place_of(PhasePeaks, "enter_phase")
+def peak_reset(enter: Any, self: PhasePeaks, phase: str) -> None:
     """The allocator's peaks until the update are forgotten."""
-
-    def forgets(enter: Any, self: PhasePeaks, phase: str) -> None:
-        enter(self, phase)
-        if phase == "update":
-            self._stretch.clear()
-
-    return wrapping(PhasePeaks, "enter_phase", forgets)
+    enter(self, phase)
+    if phase == "update":
+        self._stretch.clear()
 
 
 def cloned_gradients(engine: Any) -> list[torch.Tensor]:
@@ -327,27 +310,21 @@ def mislabeled() -> torch.Tensor:
     return labels.label(torch.zeros(MIB // 4), labels.ACTIVATIONS, "a third momentum")
 
 
-def uploads_twice() -> AbstractContextManager[Any]:
-    def twice(send: Any, self: Upload, place: torch.Tensor, master: torch.Tensor) -> Any:
-        send(self, place, master)
-        return send(self, place, master)
-
-    return wrapping(Upload, "send", twice)
+@in_place_of(Upload, "send")
+def uploads_twice(send: Any, self: Upload, place: torch.Tensor, master: torch.Tensor) -> Any:
+    send(self, place, master)
+    return send(self, place, master)
 
 
-def larger_pool() -> AbstractContextManager[Any]:
-    def doubled(make: Any, self: Pool, buffer_bytes: int, count: int, pinned: bool = False) -> None:
-        make(self, buffer_bytes, 2 * count, pinned)
-
-    return wrapping(Pool, "__init__", doubled)
+@in_place_of(Pool, "__init__")
+def larger_pool(make: Any, self: Pool, buffer_bytes: int, count: int, pinned: bool = False) -> None:
+    make(self, buffer_bytes, 2 * count, pinned)
 
 
-def reads_twice() -> AbstractContextManager[Any]:
-    def twice(read: Any, self: Region, tensor: torch.Tensor, at: int = 0) -> Any:
-        read(self, tensor, at).wait()
-        return read(self, tensor, at)
-
-    return wrapping(Region, "read", twice)
+@in_place_of(Region, "read")
+def reads_twice(read: Any, self: Region, tensor: torch.Tensor, at: int = 0) -> Any:
+    read(self, tensor, at).wait()
+    return read(self, tensor, at)
 
 
 BF16: dict[str, Any] = {"precision": "bf16"}
