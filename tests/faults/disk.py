@@ -25,7 +25,7 @@ def mounted(home: Path, size: str) -> Iterator[Path]:
     try:
         yield home
     finally:
-        subprocess.run(["umount", home], check=True)
+        subprocess.run(["umount", "-l", home], check=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 
 import zerobench
 from tests.cells import cell
+from tests.faults.disk import mounted
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.config.cell import Cell
@@ -153,13 +154,8 @@ def test_a_pipe_in_the_place_of_a_turn_is_no_turn(tmp_path: Path, strangers_leas
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    where = tmp_path / "small"
-    where.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", where], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("file systems cannot be mounted here")
-    yield where
-    subprocess.run(["umount", "-l", where], check=True)
+    with mounted(tmp_path / "small", "256k") as where:
+        yield where
 
 
 def test_a_full_disk_ends_no_sweep_and_loses_no_row(small_disk: Path, temporary: Path) -> None:
