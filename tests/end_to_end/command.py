@@ -24,6 +24,13 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def start(cwd: Path, *arguments: str, **more: int) -> subprocess.Popen[str]:
+    """Starts the command line in a process of its own, whose output is read later."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    command = [sys.executable, "-m", "zerobench", *arguments]
+    return subprocess.Popen(command, cwd=cwd, text=True, preexec_fn=heed_ctrl_c, **streams)
+
+
 def zerobench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command line in this process: one of its own, and its fork server, load for four seconds of a core.
 

@@ -70,6 +70,8 @@ def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "72 of 72 limits hold" in done.stdout
     assert done.stderr.count("reused an earlier run") == 2
+    absent = budget(checkout, "check", "nowhere.yaml")
+    assert (absent.returncode, "nowhere.yaml: there is no such budget file" in absent.stderr) == (125, True)
 
 
 @pytest.mark.thorough
@@ -138,24 +140,3 @@ def test_an_improvement_is_a_notice(checkout: Path) -> None:
     assert "improvement: " in done.stdout
     assert "below its budget of 999,999,999 B" in done.stdout
     assert budget(checkout, "check", "generous.yaml", "--runs", "results/runs", "--strict").returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["record"], "name the cells, as in"),
-        (["record", "strategy=zero9"], "no such strategy"),
-        (["record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
-        ([], "record or check?"),
-        (["chek"], "chek: neither record nor check"),
-    ],
-)
-def test_mistakes_are_one_line_and_2(tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str) -> None:
-    from zerobench import cli
-
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(["budget", *arguments]) == 2
-    assert words in capsys.readouterr().err
-    assert cli.run(["budget", "check", "nowhere.yaml"]) == 125
-    assert "nowhere.yaml: there is no such budget file" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

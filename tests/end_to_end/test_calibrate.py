@@ -9,7 +9,7 @@ import zerobench as package
 from analysis.__main__ import main
 from tests.end_to_end.command import zerobench
 from zerobench.calibrate.collectives import TRANSFERS, evenly, fit_all
-from zerobench.commands.calibrate import calibrate, slowest
+from zerobench.commands.calibrate import slowest
 
 
 def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:
@@ -54,22 +54,6 @@ def test_a_row_has_the_slowest_ranks_time() -> None:
     (row,) = slowest(ranks, 3, "float32")
     assert (row.seconds, row.world_size) == (0.3, 3)
     assert [evenly(size, 3) for size in (1, 384, 385)] == [384, 384, 768]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--sizes", "64KiB"], "--sizes 64KiB: give two sizes"),
-        (["--sizes", "1MiB,many"], "'many' is no size"),
-        (["--world-size", "0"], "--world-size 0: must be at least 1"),
-        (["--repetitions", "2"], "--repetitions 2: must be at least 3"),
-    ],
-)
-def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, capsys) -> None:
-    assert calibrate(arguments) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert len(told.splitlines()) == 1
 
 
 def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:

@@ -84,36 +84,3 @@ def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys
     assert not a.exists()
     assert cli.run([*command, "--", "strategy=ddp"]) == 2
     assert "--runs runs: there is something in that folder already" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["compare", "."], "compare: name two sides, A and B: runs or folders; or --interleave REV_A REV_B"),
-        (["compare", "a", "b", "--", "strategy=ddp"], "compare: --: cells to measure are for --interleave"),
-        (["compare", "--interleave", "HEAD", "."], "compare: --interleave: give the cells after --"),
-        (["compare", "--interleave", "HEAD", ".", "--", "measure.repeats=3"], "measure.repeats: --interleave sets it"),
-        (["compare", "--interleave", "nowhere", ".", "--", "seed=1"], "--interleave: nowhere: git says: "),
-        (
-            ["compare", "--interleave", "HEAD", ".", "--launches", "1", "--", "seed=1"],
-            "--launches 1: must be at least 2",
-        ),
-        (["compare", "nowhere", "."], "compare: nowhere: there is no run, and no folder of runs, of that name"),
-        (["compare", "no*", "."], "compare: no*: there is no run"),
-        (["noise", "record", "--runs", "nowhere"], "noise: nowhere: there is no run"),
-        (["noise", "record", "--launches", "2"], "noise: --launches 2: must be at least 3"),
-        (["noise", "record", "strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
-        (["noise", "record", "-m", "strategy=ddp,zero1"], "makes 2 cells; noise is measured on one"),
-        (["noise", "record", "measure.warmup=1"], "measure.warmup=1: must be at least 2"),
-        (["noise", "show", "strategy=ddp"], "strategy=ddp: only a record that runs a cell takes overrides"),
-    ],
-)
-def test_mistakes_are_one_sentence_and_exit_2(
-    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(arguments) == 2
-    errors = capsys.readouterr().err
-    assert words in errors
-    assert len(errors.splitlines()) == 1
-    assert not list(tmp_path.iterdir())

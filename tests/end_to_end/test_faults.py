@@ -13,18 +13,12 @@ import psutil
 import pytest
 
 import zerobench
-from tests.end_to_end.command import SMALL, heed_ctrl_c
+from tests.end_to_end.command import SMALL, start
 from tests.end_to_end.command import zerobench as zerobench_here
 from tests.faults.disk import mounted
 from tests.ranks import wait_until
 
 LONG = ["measure.steps=100000", "launch.timeout_s=600"]
-
-
-def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "zerobench", *SMALL, *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=cwd, text=True, preexec_fn=heed_ctrl_c, **streams)
 
 
 def ranks_of(parent: subprocess.Popen[str], count: int) -> list[psutil.Process]:
@@ -50,7 +44,7 @@ def test_killed_ranks_are_crashes_the_sweep_goes_on_and_ctrl_c_leaves_a_row_and_
     """In `make test-all` a rank of a second cell is killed as well, the other one."""
     killed = [1, 0] if thorough else [1]
     names = ["zero1", "zero2", "zero3"][-len(killed) - 1 :]
-    sweep = start(tmp_path, "-m", f"strategy={','.join(names)}", "world_size=2", *LONG)
+    sweep = start(tmp_path, *SMALL, "-m", f"strategy={','.join(names)}", "world_size=2", *LONG)
     for rank in killed:
         ranks = ranks_of(sweep, 2)
         ranks[rank].kill()

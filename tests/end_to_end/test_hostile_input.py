@@ -221,8 +221,9 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
 
 
-@pytest.mark.shown(4)
+@pytest.mark.shown(5)
 @pytest.mark.parametrize(("content", "said"), [
+    ("# @package _global_\nworld_sise: 3", "Key 'world_sise' not in"),
     (f"# @package _global_\n{LAUGHS}", "its aliases"),
     ("# @package _global_\nx: " + "[" * 3000, "lists within lists without end"),
     ("# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}", "names no code to import"),
@@ -244,6 +245,7 @@ def test_an_experiment_of_the_users_is_refused_in_a_sentence(
     told = capsys.readouterr().err
     assert said in told
     assert SECRET not in told
+    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("value", "said"), [

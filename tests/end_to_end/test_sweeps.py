@@ -5,8 +5,6 @@ What a sweep must keep: a launch that has its row is never lost nor measured twi
 
 import re
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -15,8 +13,9 @@ import pandas as pd
 
 import zerobench
 from tests.cells import cell
-from tests.end_to_end.command import SMALL, heed_ctrl_c
+from tests.end_to_end.command import SMALL, start
 from tests.end_to_end.command import zerobench as run
+from tests.ranks import wait_until
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
@@ -31,18 +30,9 @@ ONE = ["world_size=1", *SMALL]
 """The cheapest cell."""
 
 
-def start(cwd: Path, *arguments: str, **more: int) -> subprocess.Popen[str]:
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    command = [sys.executable, "-m", "zerobench", *arguments]
-    return subprocess.Popen(command, cwd=cwd, text=True, preexec_fn=heed_ctrl_c, **streams)
-
-
 def wait_for(seen: Callable[[], bool], sweep: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 180
-    while not seen():
-        assert sweep.poll() is None, "the sweep ended before it could be disturbed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: seen() or sweep.poll() is not None)
+    assert sweep.poll() is None, "the sweep ended before it could be disturbed"
 
 
 def finished(where: Path) -> list[str]:

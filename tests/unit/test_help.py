@@ -90,21 +90,6 @@ def test_a_verb_behind_help_explains_itself(capsys) -> None:
     assert "usage: zerobench show" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
-        ("strategy=zero4", "strategy=zero4: no such strategy; there are zero1, zero2, zero3"),
-        ("bath", "bath: neither a group, a key nor a verb; did you mean batch?"),
-        ("lr", "did you mean optimizer.lr?"),
-    ],
-)
-def test_what_there_is_no_help_for_is_a_sentence(word: str, words: str, capsys) -> None:
-    assert cli.run(["--help", word]) == 2
-    errors = capsys.readouterr().err
-    assert words in errors
-    assert len(errors.splitlines()) == 1
-
-
 def test_a_users_options_are_explained_by_the_builder(monkeypatch, capsys) -> None:
     def build(width: int = 7) -> None:
         """A model of mine. It has a width."""
