@@ -14,16 +14,7 @@ from zerobench.config.compose import compose_cells
 from zerobench.config.identity import work_id
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
-from zerobench.judging.judge import (
-    MAXIMA,
-    RECORDED,
-    Finding,
-    Limit,
-    judge_cell,
-    parse_limit,
-    recorded,
-    show_limit,
-)
+from zerobench.judging.judge import MAXIMA, RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 from zerobench.judging.recording import Wanted, record_cell
 from zerobench.judging.reports import check_body, write_junit
 from zerobench.sizes import parse_bytes, show_bytes

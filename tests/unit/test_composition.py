@@ -13,7 +13,8 @@ from tests import compositions
 from tests.cells import cell
 from tests.compositions import CORE, core, problems_of
 from zerobench.config import combinations as composition
-from zerobench.config import schema_memory, schema_training
+from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
+from zerobench.config.schema_training import Fp16
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
 from zerobench.zero.offload.disk import DiskError
@@ -90,21 +91,17 @@ def test_the_engine_refuses_what_the_config_refuses_and_no_more(tmp_path: Path) 
 
 
 ODD: list[tuple[str, dict[str, Any], str]] = [
-    ("zero2", {"offload": schema_memory.CpuOffload(optimizer=False, gradients=False)}, "nothing is to leave"),
-    ("zero2", {"offload": schema_memory.CpuOffload(fraction=0.0)}, "offload.fraction=0.0: must be at least 1e-09"),
-    ("zero2", {"offload": schema_memory.CpuOffload(delayed=True, fraction=0.5)}, "offload.delayed_after"),
-    (
-        "zero2",
-        {"offload": schema_memory.CpuOffload(delayed=True), "precision": schema_training.Fp16()},
-        "use bf16 or fp32",
-    ),
-    ("zero2", {"offload": schema_memory.NvmeOffloadConfig(optimizer=False)}, "they need an optimizer there"),
-    ("zero2", {"offload": schema_memory.NvmeOffloadConfig(block_bytes=5000)}, "use a multiple of 4096"),
-    ("zero2", {"offload": schema_memory.NvmeOffloadConfig(buffers=7)}, "offload.buffers=7: must be at least 8"),
-    ("zero2", {"offload": schema_memory.NvmeOffloadConfig(path="/no/such/folder")}, "there is no such folder"),
-    ("zero2", {"offload": schema_memory.NvmeOffloadConfig(parameters=True)}, "use zero3"),
-    ("ddp", {"offload": schema_memory.CpuOffload()}, "strategy=ddp does not offload here"),
-    ("megatron", {"offload": schema_memory.NvmeOffloadConfig()}, "strategy=megatron does not offload here"),
+    ("zero2", {"offload": CpuOffload(optimizer=False, gradients=False)}, "nothing is to leave"),
+    ("zero2", {"offload": CpuOffload(fraction=0.0)}, "offload.fraction=0.0: must be at least 1e-09"),
+    ("zero2", {"offload": CpuOffload(delayed=True, fraction=0.5)}, "offload.delayed_after"),
+    ("zero2", {"offload": CpuOffload(delayed=True), "precision": Fp16()}, "use bf16 or fp32"),
+    ("zero2", {"offload": NvmeOffloadConfig(optimizer=False)}, "they need an optimizer there"),
+    ("zero2", {"offload": NvmeOffloadConfig(block_bytes=5000)}, "use a multiple of 4096"),
+    ("zero2", {"offload": NvmeOffloadConfig(buffers=7)}, "offload.buffers=7: must be at least 8"),
+    ("zero2", {"offload": NvmeOffloadConfig(path="/no/such/folder")}, "there is no such folder"),
+    ("zero2", {"offload": NvmeOffloadConfig(parameters=True)}, "use zero3"),
+    ("ddp", {"offload": CpuOffload()}, "strategy=ddp does not offload here"),
+    ("megatron", {"offload": NvmeOffloadConfig()}, "strategy=megatron does not offload here"),
     ("fsdp2", {"node_size": 2}, "strategy=fsdp2 knows no groups of ranks"),
     ("zero1", {"node_size": 3}, "node_size=3: must be a divisor of world_size=4"),
     ("zero1", {"node_size": 4, "shard_group": 2}, "a shard group must be a node"),

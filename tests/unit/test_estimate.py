@@ -63,14 +63,8 @@ def test_estimates_of_a_config_json_are_what_a_real_run_holds_and_sends(tmp_path
 
 
 REFUSED = {
-    "auto_map": (
-        {"auto_map": {"AutoModel": "x.Y"}},
-        "auto_map names code of its own, which is not run",
-    ),
-    "trust": (
-        {"trust_remote_code": True},
-        "trust_remote_code asks for external code, which is not run",
-    ),
+    "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map names code of its own, which is not run"),
+    "trust": ({"trust_remote_code": True}, "trust_remote_code asks for external code, which is not run"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config describes quantized weights"),
     "near": ({"model_type": "lama"}, "knows no model_type lama; did you mean llama?"),
     "far": ({"model_type": "zzzzzz"}, "a newer one may, or register the model in your own script"),

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 from tests.cells import cell
-from zerobench.config import combinations, schema_memory
+from zerobench.config import combinations
 from zerobench.config.flat import base_name
+from zerobench.config.schema_memory import AllOfZeropp, Hpz, Qgz, Qwz
 from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TrafficRow
@@ -22,27 +23,17 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("zero2", 4, {"shard_group": 1}, "shard_group=1: must be a divisor of world_size=4, and at least 2"),
     ("ddp", 4, {"node_size": 2}, "node_size=2: strategy=ddp knows no groups of ranks"),
     ("megatron", 4, {"shard_group": 2}, "shard_group=2: strategy=megatron knows no groups"),
-    ("fsdp2", 4, {"zeropp": schema_memory.Qwz()}, "zeropp=qwz: it is for zero3"),
-    ("zero2", 4, {"zeropp": schema_memory.Hpz()}, "zeropp=hpz: it is for zero3"),
-    ("zero3", 4, {"zeropp": schema_memory.Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
+    ("fsdp2", 4, {"zeropp": Qwz()}, "zeropp=qwz: it is for zero3"),
+    ("zero2", 4, {"zeropp": Hpz()}, "zeropp=hpz: it is for zero3"),
+    ("zero3", 4, {"zeropp": Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
     ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: with node_size=4 a shard group must be a node"),
-    ("zero3", 4, {"zeropp": schema_memory.Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
-    (
-        "zero3",
-        4,
-        {"zeropp": schema_memory.Qwz(quantize_weights=False)},
-        "zeropp.quantize_weights=false: zeropp=qwz means that",
-    ),
-    ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(differences=True)}, "zeropp: differences are from secondary"),
-    ("zero3", 4, {"zeropp": schema_memory.Qwz(bits_within=8)}, "zeropp: bits_within is for quantized gradients"),
-    ("zero3", 4, {"zeropp": schema_memory.Qgz(bits_within=6)}, "zeropp: bits_within is 6; use 4 or 8"),
-    ("zero3", 4, {"zeropp": schema_memory.Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
-    (
-        "zero3",
-        4,
-        {"zeropp": schema_memory.AllOfZeropp(secondary_shards=False)},
-        "zeropp.secondary_shards=false: zeropp=all",
-    ),
+    ("zero3", 4, {"zeropp": Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
+    ("zero3", 4, {"zeropp": Qwz(quantize_weights=False)}, "zeropp.quantize_weights=false: zeropp=qwz means that"),
+    ("zero3", 4, {"zeropp": AllOfZeropp(differences=True)}, "zeropp: differences are from secondary"),
+    ("zero3", 4, {"zeropp": Qwz(bits_within=8)}, "zeropp: bits_within is for quantized gradients"),
+    ("zero3", 4, {"zeropp": Qgz(bits_within=6)}, "zeropp: bits_within is 6; use 4 or 8"),
+    ("zero3", 4, {"zeropp": Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
+    ("zero3", 4, {"zeropp": AllOfZeropp(secondary_shards=False)}, "zeropp.secondary_shards=false: zeropp=all"),
 ]
 
 
@@ -54,11 +45,11 @@ def test_what_makes_no_sense_is_one_sentence(strategy: str, ranks: int, more: di
 
 
 HARMLESS: list[tuple[int, dict[str, Any]]] = [
-    (1, {"zeropp": schema_memory.AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
-    (1, {"zeropp": schema_memory.Hpz()}),
-    (4, {"zeropp": schema_memory.AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
+    (1, {"zeropp": AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
+    (1, {"zeropp": Hpz()}),
+    (4, {"zeropp": AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
     # every rank keeps whole units: the end of a sweep over node sizes
-    (4, {"zeropp": schema_memory.Hpz(), "node_size": 1}),
+    (4, {"zeropp": Hpz(), "node_size": 1}),
 ]
 
 
@@ -68,12 +59,12 @@ def test_what_has_an_effect_or_is_a_baseline_is_not_refused(ranks: int, more: di
 
 
 def test_what_the_engine_hears() -> None:
-    one = cell("zero3", 4, zeropp=schema_memory.AllOfZeropp(weight_block=128), node_size=2)
+    one = cell("zero3", 4, zeropp=AllOfZeropp(weight_block=128), node_size=2)
     assert not one.problems
     assert combinations.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
     assert combinations.engine_options(cell("zero3", 4).config) == {}
     assert base_name(one.config).endswith("zeropp=all node_size=2")
-    two = cell("zero3", 4, zeropp=schema_memory.Qwz(quantize_gradients=True))
+    two = cell("zero3", 4, zeropp=Qwz(quantize_gradients=True))
     assert not two.problems
     assert combinations.engine_options(two.config) == {"zeropp": Zeropp(True, False, True)}
     with pytest.raises(ValueError, match="weight_block is 2; use a whole number of at least 8"):

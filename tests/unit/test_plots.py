@@ -82,10 +82,7 @@ def test_a_verb_draws_it_to_a_file_or_a_folder(tmp_path: Path, monkeypatch, caps
     assert {path.name for path in Path("all").iterdir()} == {"memory.pdf", "memory.png", "memory.txt"}
     for words, said in (
         (["nowhere", "--out", "x.pdf"], "zerobench plot volume: nowhere"),
-        (
-            ["runs", "--out", "x.jpg"],
-            "--out x.jpg: a figure ends in .pdf, .svg, .png; anything else must be a folder",
-        ),
+        (["runs", "--out", "x.jpg"], "--out x.jpg: a figure ends in .pdf, .svg, .png; anything else must be a folder"),
         (["runs", "--out", "x.pdf", "--format", "svg"], "--out x.pdf with --format svg: give a folder, or no --format"),
     ):
         assert cli.run(["plot", "volume", *words]) == 2

@@ -9,8 +9,9 @@ from torch import nn
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config import combinations, schema_memory
+from zerobench.config import combinations
 from zerobench.config import schema as schemas
+from zerobench.config import schema_memory as memory
 from zerobench.config.cell import CellConfig
 from zerobench.config.flat import base_name
 from zerobench.config.schema_training import Bf16
@@ -19,8 +20,8 @@ from zerobench.predict.flops import step_flops
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
 
-CHECKPOINT, OFFLOAD = schema_memory.CheckpointActivations(), schema_memory.OffloadActivations()
-BOTH, FUSED = schema_memory.CheckpointOffloadActivations(), schema_memory.FusedBuffers()
+CHECKPOINT, OFFLOAD = memory.CheckpointActivations(), memory.OffloadActivations()
+BOTH, FUSED = memory.CheckpointOffloadActivations(), memory.FusedBuffers()
 
 
 class Pairs(nn.Module):
@@ -109,7 +110,7 @@ def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
 
 
 GRAPHS = {"compile": "blocks"}
-SELECTIVE = schema_memory.SelectiveActivations()
+SELECTIVE = memory.SelectiveActivations()
 SEARCH = {"search": schemas.Search(memory_limit="9 MiB"), "batch": 4}
 
 REFUSED = [
@@ -128,21 +129,13 @@ REFUSED = [
         GRAPHS | {"activation": OFFLOAD},
         "compile=blocks: activation=offload would move tensors of a graph",
     ),
-    (
-        ("zero2", 2),
-        GRAPHS | {"arena": True},
-        "compile=blocks: arena=true has no slots for tensors that a graph keeps",
-    ),
+    (("zero2", 2), GRAPHS | {"arena": True}, "compile=blocks: arena=true has no slots for tensors that a graph keeps"),
     (("zero3", 2, "tiles"), GRAPHS, "compile=blocks: model.tiles are gathered apart, inside of a graph"),
     (("deepspeed_zero1", 2), GRAPHS, "compile=blocks: strategy=deepspeed_zero1 compiles by a call of its own"),
     (("ddp", 2), {"buffers": FUSED}, "buffers=fused: strategy=ddp has buffers of its own"),
     (("fsdp2", 2), {"buffers": FUSED}, "buffers=fused: strategy=fsdp2 has buffers of its own"),
     (("zero3", 2), {"buffers": FUSED}, "there is nothing to fuse; use precision=bf16"),
-    (
-        ("zero2", 2),
-        {"activation": schema_memory.OffloadActivations(least_bytes=-1)},
-        "activation.least_bytes=-1: must be at",
-    ),
+    (("zero2", 2), {"activation": memory.OffloadActivations(least_bytes=-1)}, "activation.least_bytes=-1: must be at"),
 ]
 
 

@@ -8,36 +8,36 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from zerobench.config import schema_training
+from zerobench.config import schema_training as training
 from zerobench.config.flat import name_cells
 from zerobench.config.resolve import _resolve_strategy
 from zerobench.strategies import options, spec_of
 from zerobench.zero.optim.segments import ELEMENTWISE
 from zerobench.zero.precision import LossScaling
 
-VARIANTS: list[schema_training.Optimizer] = [
-    *(schema() for name, schema in schema_training.OPTIMIZERS.items() if name != "muon"),
-    schema_training.Sgd(momentum=0.9),
-    schema_training.Sgd(momentum=0.9, nesterov=True),
-    schema_training.Adam(amsgrad=True),
-    schema_training.AdamW(amsgrad=True, implementation="loop"),
-    schema_training.AdamW(implementation="foreach"),
-    schema_training.RMSprop(momentum=0.9),
-    schema_training.RMSprop(momentum=0.9, centered=True),
-    schema_training.NAdam(decoupled_weight_decay=True),
-    schema_training.RAdam(decoupled_weight_decay=True),
-    schema_training.Adagrad(initial_accumulator_value=0.1, implementation="loop"),
+VARIANTS: list[training.Optimizer] = [
+    *(schema() for name, schema in training.OPTIMIZERS.items() if name != "muon"),
+    training.Sgd(momentum=0.9),
+    training.Sgd(momentum=0.9, nesterov=True),
+    training.Adam(amsgrad=True),
+    training.AdamW(amsgrad=True, implementation="loop"),
+    training.AdamW(implementation="foreach"),
+    training.RMSprop(momentum=0.9),
+    training.RMSprop(momentum=0.9, centered=True),
+    training.NAdam(decoupled_weight_decay=True),
+    training.RAdam(decoupled_weight_decay=True),
+    training.Adagrad(initial_accumulator_value=0.1, implementation="loop"),
 ]
 
 
-def resolved(optimizer: schema_training.Optimizer) -> schema_training.Optimizer:
+def resolved(optimizer: training.Optimizer) -> training.Optimizer:
     one = cell("zero2", 2, optimizer=optimizer)
     assert not one.problems
     return one.config.optimizer
 
 
 @pytest.mark.parametrize("optimizer", VARIANTS, ids=lambda o: f"{o.name}-{o.implementation}")
-def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: schema_training.Optimizer) -> None:
+def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: training.Optimizer) -> None:
     chosen = resolved(optimizer)
     section = chosen.values()
     parameters = [nn.Parameter(torch.randn(7, 111)), nn.Parameter(torch.randn(13))]
@@ -49,71 +49,56 @@ def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: sche
     kept = [value for state in built.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     expected = sum(chosen.theory_shape().bytes_of(parameter.numel(), 4) for parameter in parameters)
     assert sum(value.numel() * value.element_size() for value in kept) == expected
-    fused = schema_training.KINDS[chosen.name].fused and optimizer.implementation in ("auto", "fused")
+    fused = training.KINDS[chosen.name].fused and optimizer.implementation in ("auto", "fused")
     assert bool(built.param_groups[0].get("fused")) == fused
     for key in ("lr", "weight_decay", "momentum", "amsgrad", "centered", "nesterov", "rho", "t0", "lr_decay"):
         assert built.param_groups[0].get(key) == section.get(key) or key not in section
 
 
 def test_every_elementwise_optimizer_of_torch_has_a_name_a_schema_and_a_choice() -> None:
-    assert {kind.make for kind in schema_training.KINDS.values()} == set(ELEMENTWISE)
-    assert schema_training.KINDS.keys() == schema_training.OPTIMIZERS.keys()
-    assert all(schema().name == name for name, schema in schema_training.OPTIMIZERS.items())
+    assert {kind.make for kind in training.KINDS.values()} == set(ELEMENTWISE)
+    assert training.KINDS.keys() == training.OPTIMIZERS.keys()
+    assert all(schema().name == name for name, schema in training.OPTIMIZERS.items())
 
 
 def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
-    for name, kind in schema_training.KINDS.items():
+    for name, kind in training.KINDS.items():
         try:
             kind.make([nn.Parameter(torch.ones(3))], lr=0.1, fused=True)
         except TypeError:
             assert not kind.fused, name
         else:
             assert kind.fused, name
-    assert schema_training.default_implementation("adamw", "cuda") == "fused"
-    assert schema_training.default_implementation("nadam", "cuda") == "foreach"
-    assert schema_training.default_implementation("adagrad", "cuda") == "foreach", "torch 2.11 has it for the CPU alone"
-    assert schema_training.default_implementation("adagrad", "cpu") == "fused"
-    assert schema_training.default_implementation("nadam", "cpu") == "loop"
+    assert training.default_implementation("adamw", "cuda") == "fused"
+    assert training.default_implementation("nadam", "cuda") == "foreach"
+    assert training.default_implementation("adagrad", "cuda") == "foreach", "torch 2.11 has it for the CPU alone"
+    assert training.default_implementation("adagrad", "cpu") == "fused"
+    assert training.default_implementation("nadam", "cpu") == "loop"
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (
-            {"optimizer": schema_training.NAdam(implementation="fused")},
-            "torch has no fused nadam (it has sgd, adam, adamw,",
-        ),
-        ({"optimizer": schema_training.Adamw8bit(implementation="foreach")}, "adamw8bit has a loop only; use loop"),
-        ({"optimizer": schema_training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
-        (
-            {"optimizer": schema_training.Sgd(nesterov=True)},
-            "optimizer.nesterov=true: it needs optimizer.momentum above 0",
-        ),
-        ({"optimizer": schema_training.Rprop(step_min=2, step_max=1)}, "optimizer.step_min=2: it must be below"),
-        ({"optimizer": schema_training.Rprop(eta_minus=1.1)}, "optimizer.eta_minus=1.1: must be at most 1"),
-        ({"optimizer": schema_training.RMSprop(momentum=2.0)}, "optimizer.momentum=2.0: must be at most 1"),
+        ({"optimizer": training.NAdam(implementation="fused")}, "torch has no fused nadam (it has sgd, adam, adamw,"),
+        ({"optimizer": training.Adamw8bit(implementation="foreach")}, "adamw8bit has a loop only; use loop"),
+        ({"optimizer": training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
+        ({"optimizer": training.Sgd(nesterov=True)}, "optimizer.nesterov=true: it needs optimizer.momentum above 0"),
+        ({"optimizer": training.Rprop(step_min=2, step_max=1)}, "optimizer.step_min=2: it must be below"),
+        ({"optimizer": training.Rprop(eta_minus=1.1)}, "optimizer.eta_minus=1.1: must be at most 1"),
+        ({"optimizer": training.RMSprop(momentum=2.0)}, "optimizer.momentum=2.0: must be at most 1"),
         ({"clip": 0.0}, "clip=0: a norm to clip at must be above 0 and finite"),
         ({"clip": -1.0}, "clip=-1: a norm to clip at"),
         ({"clip": math.inf}, "clip=inf: a norm to clip at"),
         ({"clip": math.nan}, "clip=nan: a norm to clip at"),
         ({"clip": 1.0, "clip_norm": "1"}, "clip_norm=1: use 2 or inf"),
-        (
-            {"precision": schema_training.Bf16(wire_dtype="int8")},
-            "precision.wire_dtype=int8: use one of fp32, bf16, fp16",
-        ),
-        ({"precision": schema_training.Bf16(gradient_dtype="fp16")}, "of a bf16 model are accumulated in bf16 or fp32"),
-        (
-            {"precision": schema_training.Fp32(gradient_dtype="bf16")},
-            "gradients of a fp32 model are accumulated in fp32",
-        ),
-        (
-            {"precision": schema_training.Fp16(initial_scale=None)},
-            "precision.initial_scale=null: fp16 needs loss scaling",
-        ),
-        ({"precision": schema_training.Fp16(initial_scale=2, minimum_scale=4)}, "at least precision.minimum_scale=4"),
-        ({"precision": schema_training.Fp16(backoff=1.5)}, "precision.backoff=1.5: must be at most 1"),
-        ({"precision": schema_training.Fp16(growth=0.5)}, "precision.growth=0.5: must be at least 1"),
-        ({"precision": schema_training.Bf16(tile_bytes=8)}, "precision.tile_bytes=8: must be at least 1024"),
+        ({"precision": training.Bf16(wire_dtype="int8")}, "precision.wire_dtype=int8: use one of fp32, bf16, fp16"),
+        ({"precision": training.Bf16(gradient_dtype="fp16")}, "of a bf16 model are accumulated in bf16 or fp32"),
+        ({"precision": training.Fp32(gradient_dtype="bf16")}, "gradients of a fp32 model are accumulated in fp32"),
+        ({"precision": training.Fp16(initial_scale=None)}, "precision.initial_scale=null: fp16 needs loss scaling"),
+        ({"precision": training.Fp16(initial_scale=2, minimum_scale=4)}, "at least precision.minimum_scale=4"),
+        ({"precision": training.Fp16(backoff=1.5)}, "precision.backoff=1.5: must be at most 1"),
+        ({"precision": training.Fp16(growth=0.5)}, "precision.growth=0.5: must be at least 1"),
+        ({"precision": training.Bf16(tile_bytes=8)}, "precision.tile_bytes=8: must be at least 1024"),
     ],
 )
 def test_what_makes_no_sense_gets_a_sentence(more: dict[str, Any], words: str) -> None:
@@ -124,7 +109,7 @@ def test_what_makes_no_sense_gets_a_sentence(more: dict[str, Any], words: str) -
 
 def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
     for more, key in (({"gradient_dtype": "fp32"}, "gradient_dtype"), ({"wire_dtype": "fp32"}, "wire_dtype")):
-        problems = cell("ddp", 2, precision=schema_training.Bf16(**more)).problems
+        problems = cell("ddp", 2, precision=training.Bf16(**more)).problems
         assert f"precision.{key}=fp32: strategy=ddp keeps and sends gradients in the model's dtype, bf16" in problems[0]
 
 
@@ -160,39 +145,37 @@ def test_strategies_say_which_micro_batches_they_reduce() -> None:
 
 
 def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell() -> None:
-    plain = cell("zero2", 2, precision=schema_training.Bf16())
+    plain = cell("zero2", 2, precision=training.Bf16())
     assert plain.config.precision.wire_dtype == "bf16"
-    assert plain.cell_id == cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="bf16")).cell_id
-    assert plain.cell_id != cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="fp32")).cell_id
+    assert plain.cell_id == cell("zero2", 2, precision=training.Bf16(gradient_dtype="bf16")).cell_id
+    assert plain.cell_id != cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32")).cell_id
 
 
 def test_megatron_has_fp32_gradients_and_no_tiles_unless_told() -> None:
-    section = cell("megatron", 2, precision=schema_training.Bf16()).config.precision
+    section = cell("megatron", 2, precision=training.Bf16()).config.precision
     assert (section.gradient_dtype, section.wire_dtype, section.tile_bytes) == ("fp32", "fp32", None)
-    section = cell(
-        "megatron", 2, precision=schema_training.Bf16(gradient_dtype="bf16", tile_bytes=4096)
-    ).config.precision
+    section = cell("megatron", 2, precision=training.Bf16(gradient_dtype="bf16", tile_bytes=4096)).config.precision
     assert (section.gradient_dtype, section.wire_dtype, section.tile_bytes) == ("bf16", "bf16", 4096)
-    assert cell("zero1", 2, precision=schema_training.Bf16()).config.precision.tile_bytes == 4 * 2**20
+    assert cell("zero1", 2, precision=training.Bf16()).config.precision.tile_bytes == 4 * 2**20
 
 
 def test_a_precision_becomes_an_engines_options() -> None:
-    def options(section: schema_training.Precision) -> dict[str, Any]:
+    def options(section: training.Precision) -> dict[str, Any]:
         return cell("zero2", 2, precision=section).config.precision.options_of("zero2")
 
     tiles = {"tile_bytes": 4 * 2**20}
-    assert options(schema_training.Fp32()) == tiles
-    assert options(schema_training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
-    assert options(schema_training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
-    assert options(schema_training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
-    fp16 = options(schema_training.Fp16(initial_scale=8.0, interval=5))
+    assert options(training.Fp32()) == tiles
+    assert options(training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
+    assert options(training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
+    assert options(training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
+    fp16 = options(training.Fp16(initial_scale=8.0, interval=5))
     assert fp16["loss_scaling"] == LossScaling(8.0, 2.0, 0.5, 5, 1.0)
 
 
 def test_a_row_says_precision_and_clipping() -> None:
     from zerobench.sweep.cell import _blank_row
 
-    one = cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
+    one = cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
     row = _blank_row(one)
     assert row.precision == "bf16, gradient_dtype=fp32"
     assert row.optimizer == "adamw/fused, clipped at 0.5 (norm inf)"
@@ -200,7 +183,7 @@ def test_a_row_says_precision_and_clipping() -> None:
 
 
 def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_ties() -> None:
-    section = cell("zero2", 2, precision=schema_training.Bf16()).config.precision
+    section = cell("zero2", 2, precision=training.Bf16()).config.precision
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model.add_module("tied", model[0])
     assert {t.dtype for t in section.cast(model, "zero2").state_dict().values()} == {torch.bfloat16, torch.int64}
@@ -210,7 +193,7 @@ def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_t
 
 
 def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:
-    half, adagrad = schema_training.Fp16(), schema_training.Adagrad()
+    half, adagrad = training.Fp16(), training.Adagrad()
     cells = [cell("ddp", 2), cell("ddp", 2, precision=half), cell("ddp", 2, optimizer=adagrad)]
     cells.append(cell("ddp", 2, precision=half, optimizer=adagrad, clip=1.0))
     base = "ddp tiny N=2 b=8"
