@@ -1,19 +1,16 @@
 """The traced pass on real ranks: communication lies within the step, what is exposed within communication."""
 
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from tests.cells import cell
+from tests.distributed.variants import account
 from zerobench.config.schema import Measure
-from zerobench.launch.start_ranks import launch
 from zerobench.probes.traced_pass import overlaps, read_trace
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
-from zerobench.worker import RankJob, RankRecord, run_rank
 
 TRACED = Measure(steps=3, warmup=2, trace=True)
 
@@ -43,22 +40,11 @@ def test_a_third_pass_tells_what_is_exposed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / row.run_id / "traces").iterdir()] == ["rank0.json.gz"]
 
 
-def several(job: tuple[int, list[dict[str, Any]], str], tell: Any) -> list[RankRecord]:
-    rank, configs, folder = job
-    return [
-        run_rank(RankJob(config, "traced", rank, f"{folder}/rendezvous-{number}", folder), tell)
-        for number, config in enumerate(configs)
-    ]
-
-
 @pytest.mark.thorough
-def test_every_strategy_is_measured_alike() -> None:
+def test_every_strategy_is_measured_alike(tmp_path: Path) -> None:
     """torch's DDP, a peer and ours in one launch; what one collective of all gradients takes, none can do without."""
     configs = [cell(name, 2, "million", measure=TRACED).config for name in ("ddp", "fsdp2", "zero1", "zero3")]
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = launch(several, [(rank, configs, folder) for rank in range(2)], Path(folder) / "logs", 120)
-    assert outcome.status == "ok", outcome.reason
-    for records in outcome.results:
+    for records in account(configs, tmp_path, "traced"):
         for record in records:
             measured = [one for one in record.steps if not one.warmup]
             assert len(measured) == 3

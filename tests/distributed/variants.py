@@ -43,17 +43,17 @@ zerobench.register_model("half_frozen", half_frozen)
 MODELS["half_frozen"] = REGISTRY.schema_of("half_frozen", half_frozen, Model)()
 
 
-def account(configs: list[CellConfig], folder: Path) -> list[list[RankRecord]]:
-    """The accounted pass of each config on all ranks, one after the other in one launch; the configs share N."""
-    jobs = [(configs, rank, str(folder)) for rank in range(configs[0].world_size)]
+def account(configs: list[CellConfig], folder: Path, mode: str = "accounted") -> list[list[RankRecord]]:
+    """A pass of each config on all ranks, one after the other in one launch; the configs share N."""
+    jobs = [(configs, mode, rank, str(folder)) for rank in range(configs[0].world_size)]
     outcome = launch(_run_all, jobs, folder / "logs", timeout_s=200)
     assert outcome.status == "ok", outcome.reason
     return [list(records) for records in zip(*outcome.results, strict=True)]
 
 
-def _run_all(job: tuple[list[CellConfig], int, str], tell: Any) -> list[RankRecord]:
-    configs, rank, folder = job
+def _run_all(job: tuple[list[CellConfig], str, int, str], tell: Any) -> list[RankRecord]:
+    configs, mode, rank, folder = job
     return [
-        run_rank(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder), tell)
+        run_rank(RankJob(config, mode, rank, f"{folder}/rendezvous-{number}", folder), tell)
         for number, config in enumerate(configs)
     ]

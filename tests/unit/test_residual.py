@@ -83,16 +83,20 @@ def test_bytes_lie_where_the_policy_says(name: str) -> None:
     assert (last.host_bytes, last.activations_bytes) == (0, 0)
 
 
+def most_activations(model: nn.Module) -> int:
+    """The most bytes of activations in a forward."""
+    with AccountedPass(torch.device("cpu")) as probe:
+        probe.adopt(model)
+        with probe.step(measured=True), probe.phase("forward"):
+            model(inputs())
+    return next(r.max_bytes for r in probe.memory_rows(0) if (r.phase, r.category) == ("step", "activations"))
+
+
 def test_two_blocks_are_on_the_device_at_most() -> None:
     """Twice as many blocks need nothing more there, unlike without a policy."""
 
     def most(name: str, blocks: int) -> int:
-        model = model_of(POLICIES[name], blocks=blocks)
-        with AccountedPass(torch.device("cpu")) as probe:
-            probe.adopt(model)
-            with probe.step(measured=True), probe.phase("forward"):
-                model(inputs())
-        return next(r.max_bytes for r in probe.memory_rows(0) if (r.phase, r.category) == ("step", "activations"))
+        return most_activations(model_of(POLICIES[name], blocks=blocks))
 
     assert most("none", 10) - most("none", 5) == 5 * 2 * BYTES
     assert most("offload", 10) == most("offload", 5) < most("none", 5)
@@ -113,14 +117,9 @@ def test_selective_recomputation_keeps_every_second_product_and_attention() -> N
             return x + self.out(mixed).sin()
 
     def kept(name: str, blocks: int) -> int:
-        with AccountedPass(torch.device("cpu")) as probe:
-            model = nn.Sequential(*(Attends() for _ in range(blocks)))
-            policies.apply(model, POLICIES[name])
-            probe.adopt(model)
-            with probe.step(measured=True), probe.phase("forward"):
-                out = model(inputs())
-            del out
-        return next(r.max_bytes for r in probe.memory_rows(0) if (r.phase, r.category) == ("step", "activations"))
+        model = nn.Sequential(*(Attends() for _ in range(blocks)))
+        policies.apply(model, POLICIES[name])
+        return most_activations(model)
 
     outputs = {"checkpoint": 0, "selective": 3}  # query and value of the four products, and attention's output
     for name, count in outputs.items():
