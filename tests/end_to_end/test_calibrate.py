@@ -38,7 +38,7 @@ def rows_of(latency: float, bandwidth: float) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_a_line_is_found_again() -> None:
+def test_a_line_is_found_again_and_a_row_has_the_slowest_ranks_time() -> None:
     (fit,) = fit_all(rows_of(1e-4, 2e9))
     assert fit.latency_s == pytest.approx(1e-4)
     assert fit.bytes_per_s == pytest.approx(2e9)
@@ -47,9 +47,6 @@ def test_a_line_is_found_again() -> None:
     assert fit.seconds(2 * 10**9) == pytest.approx(1.0001)
     with pytest.raises(ValueError, match="two sizes"):
         fit_all(rows_of(1e-4, 2e9).query("bytes == 4096"))
-
-
-def test_a_row_has_the_slowest_ranks_time() -> None:
     ranks = [[{"via": "seam", "collective": "x", "bytes": 8, "repetition": 0, "seconds": t}] for t in (0.1, 0.3, 0.2)]
     (row,) = slowest(ranks, 3, "float32")
     assert (row.seconds, row.world_size) == (0.3, 3)

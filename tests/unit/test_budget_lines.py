@@ -110,13 +110,10 @@ def test_the_line_that_moved_is_found(after: list[Line], moved: list[tuple[str, 
     assert sorted(shown(moved_lines(table(line(30, MIB)), table(*after))), key=lambda one: -one[1]) == moved
 
 
-def test_a_file_named_from_another_folder_is_the_same() -> None:
+def test_a_file_named_from_another_folder_is_the_same_and_a_function_of_two_files_is_not_guessed() -> None:
     before = table(*(line(n, n * MIB, file="/home/me/net/model.py") for n in (30, 31, 32)))
     after = table(*(line(n + 2, (n + 8 * (n == 31)) * MIB) for n in (30, 31, 32)))
     assert shown(moved_lines(before, after)) == [("model.py:33 in Block.forward", 31 * MIB, 39 * MIB)]
-
-
-def test_a_function_of_two_files_is_not_guessed() -> None:
     before = table(line(1, MIB, file="a.py"))
     after = table(line(1, MIB, file="b.py"), line(1, MIB, file="c.py"))
     assert len(moved_lines(before, after)) == 3

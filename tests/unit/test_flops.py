@@ -79,16 +79,12 @@ def test_the_dtype_and_the_strategy_change_nothing() -> None:
     assert step_flops(cell("ddp", 2, "million", micro_batch=3).config) != counted[0]
 
 
-def test_shares_of_the_peak() -> None:
+def test_shares_of_the_peak_of_a_whole_gpu_and_none_of_a_slice() -> None:
     assert utilization(int(989.4e12), 2.0, "NVIDIA H200", "bf16") == pytest.approx(0.5)
     assert utilization(int(67e12), 1.0, "NVIDIA H100 80GB HBM3", "fp32") == pytest.approx(1.0)
     assert utilization(10**12, 1.0, "NVIDIA A10G", "fp16") == pytest.approx(1 / 70)
     assert utilization(10**12, 1.0, "cpu", "fp32") is None
     assert utilization(10**12, 1.0, "a GPU of tomorrow", "bf16") is None
-
-
-def test_a_slice_of_a_gpu_is_not_held_against_the_whole() -> None:
-    assert utilization(10**12, 1.0, "NVIDIA H200", "bf16") is not None
     assert utilization(10**12, 1.0, "NVIDIA H200 MIG 1g.18gb", "bf16") is None
 
 

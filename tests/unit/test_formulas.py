@@ -226,14 +226,11 @@ def test_each_category_has_its_equation_and_its_bytes() -> None:
     assert lines[1:] == ["in flight, gradients: padding 124 B, idle -100 B"]
 
 
-def test_the_volume_is_in_psi() -> None:
+def test_the_volume_is_in_psi_and_bytes_between_nodes_stand_beside_their_formula() -> None:
     assert traffic_lines(row(to_json(FORMULAS))) == [
         "formula (r + 1)ψ = 4.000 ψ, with r = 3 reductions of a gradient",
         "besides: padding +0.030 ψ",
     ]
-
-
-def test_bytes_between_nodes_stand_beside_their_formula() -> None:
     formulas = {"between nodes": Formula("1.5ψ(Z − 1)/N", 1536, {"ψ": 4096, "Z": 2, "N": 4})}
     assert traffic_lines(row(to_json(formulas))) == ["between nodes by formula 1.5ψ(Z − 1)/N = 1.5 KiB"]
 

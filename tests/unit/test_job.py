@@ -36,9 +36,11 @@ TWO_MACHINES = Membership(
 )
 
 
-def test_no_job_where_nothing_says_so() -> None:
+def test_no_job_where_nothing_says_so_or_a_step_has_one_task() -> None:
     assert find_job({}) is None
     assert find_job({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) is None  # many shells have these
+    assert find_job(BY_SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, scontrol) is None
+    assert find_job({name: value for name, value in BY_SRUN.items() if "STEP" not in name}, scontrol) is None  # sbatch
 
 
 def test_a_job_by_hand_and_torchruns() -> None:
@@ -69,7 +71,7 @@ def no_scontrol(*command: str) -> str:
     raise FileNotFoundError("scontrol")
 
 
-def test_a_job_in_slurms_own_words() -> None:
+def test_a_job_in_slurms_own_words_with_and_without_scontrol() -> None:
     found = find_job(BY_SRUN, scontrol)
     assert (found.rank, found.world_size, found.local_rank, found.address) == (3, 4, 1, "10.0.0.7")
     assert found.machine.endswith("/n2")
@@ -78,18 +80,10 @@ def test_a_job_in_slurms_own_words() -> None:
     assert other.port != found.port  # two steps of a job at once
     by_port = find_job(BY_SRUN | {"MASTER_PORT": "4321"}, scontrol)
     assert by_port.port == 4321
-
-
-def test_slurms_job_without_scontrol() -> None:
     found = find_job(BY_SRUN | {"SLURM_STEP_NODELIST": "n1,n2"}, no_scontrol)
     assert found.address == "n1"
     with pytest.raises(JobError, match=r"^MASTER_ADDR is not set and SLURM_PROCID is"):
         find_job(BY_SRUN, no_scontrol)
-
-
-def test_a_step_of_one_task_is_no_job() -> None:
-    assert find_job(BY_SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, scontrol) is None
-    assert find_job({name: value for name, value in BY_SRUN.items() if "STEP" not in name}, scontrol) is None  # sbatch
 
 
 def test_a_job_in_open_mpis_words() -> None:
@@ -121,20 +115,14 @@ def test_a_wrong_job_is_refused(name: str, value: str, words: str) -> None:
         find_job(BY_HAND | {name: value})
 
 
-def test_who_runs_where() -> None:
+def test_who_runs_where_and_shares_a_gpu() -> None:
     assert [TWO_MACHINES.machines(n) for n in (0, 1, 2, 3, 4)] == [1, 1, 1, 2, 2]
     assert [TWO_MACHINES.most_per_host(n) for n in (1, 2, 3, 4)] == [1, 2, 2, 2]
     assert [TWO_MACHINES.ranks_per_gpu(n) for n in (1, 2, 3, 4)] == [1, 1, 1, 2]
     assert Membership((*TWO_MACHINES.members[:3], info(3, "b", (), 1))).ranks_per_gpu(4) == 0
-
-
-def test_one_gpu_visible_a_process_is_no_sharing() -> None:
     where = [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]  # srun --gpus-per-task=1, 4 + 2 ranks
     own = Membership(tuple(info(n, machine, (f"gpu{n}",), local) for n, (machine, local) in enumerate(where)))
     assert (own.machines(6), own.most_per_host(6), own.ranks_per_gpu(6)) == (2, 4, 1)
-
-
-def test_two_agents_on_one_host_share_its_gpus() -> None:
     both = Membership(
         (info(0, "a/0", ("x", "y")), info(1, "a/1", ("x", "y")))
     )  # each agent's first rank takes its cuda:0

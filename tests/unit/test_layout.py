@@ -41,23 +41,17 @@ def test_a_bucket_holds_whole_parameters_and_a_larger_parameter_is_cut_evenly() 
     assert sum(layout.numel for run in runs for layout in run) == 1440
 
 
-def test_segments_are_cut_where_asked() -> None:
+def test_segments_are_cut_where_asked_and_the_tail_is_kept_free() -> None:
     layout = one_unit([(0, 100), (1, 300)], 1, align=16)
     assert [s.numel for s in layout.segments(0, most=128)] == [100, 128, 128, 44]
     assert [s.offset for s in layout.segments(0, most=128)] == [0, 112, 240, 368]
-
-
-def test_the_tail_is_kept_free() -> None:
     assert one_unit([(0, 64)], 2, align=16, tail=8).padded_numel == 96
 
 
-def test_gaps_are_all_that_no_parameter_owns() -> None:
+def test_gaps_are_all_that_no_parameter_owns_and_a_unit_without_elements_is_empty() -> None:
     layout = one_unit([(0, 10), (1, 20)], 2, align=16)
     assert layout.gaps == ((10, 6), (36, 28))
     assert layout.padded_numel == 64
-
-
-def test_a_unit_without_elements_is_empty() -> None:
     assert buckets([(0, 0)], 100, 2) == []
     assert one_unit([(0, 0)], 2).padded_numel == 0
 

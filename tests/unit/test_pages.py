@@ -121,12 +121,9 @@ def runs_of(**section: object) -> pd.DataFrame:
     return pd.DataFrame({"config": [json.dumps({"strategy": section})]})
 
 
-def test_defaults_that_changed_since_are_named_with_both_values() -> None:
+def test_defaults_that_changed_are_named_with_both_values_and_what_was_chosen_or_is_a_peers_is_none() -> None:
     runs = runs_of(name="zero2", mode="own", bucket_bytes=4096, broadcast_buffers=True)
     assert other_defaults(runs, "experiment=stages") == {"bucket_bytes": (4096, "auto")}
-
-
-def test_what_was_chosen_or_is_a_peers_is_no_default() -> None:
     assert other_defaults(runs_of(name="zero2", mode="own", bucket_bytes=4096), "strategy.bucket_bytes=4096") == {}
     assert other_defaults(runs_of(name="zero2", mode="vendor", bucket_bytes=4096), "") == {}
     assert other_defaults(runs_of(name="fsdp2", prefetch=7), "") == {}

@@ -53,12 +53,9 @@ def agree(
     return agreed()
 
 
-def test_ranks_that_launched_the_same_agree() -> None:
+def test_ranks_that_launched_the_same_agree_and_the_order_counts_where_collectives_pair_by_it() -> None:
     for by_unit in (True, False):
         assert agree([GATHERS, GATHERS], by_unit=by_unit) == [FLAGS, FLAGS]
-
-
-def test_the_order_counts_where_collectives_pair_by_it() -> None:
     assert agree([GATHERS, GATHERS[::-1]], by_unit=True) == [FLAGS, FLAGS]
     with pytest.raises(RuntimeError, match="the ranks"):
         agree([GATHERS, GATHERS[::-1]], by_unit=False)

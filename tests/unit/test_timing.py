@@ -296,16 +296,13 @@ def test_a_wrong_file_is_refused_by_its_key(tmp_path: Path, text: str, words: st
         hardware.cluster(str(tmp_path / "mine.yaml"))
 
 
-def test_a_deep_model_and_many_micro_batches_are_executed_in_part() -> None:
+def test_a_deep_model_and_many_micro_batches_are_executed_in_part_with_the_buckets_of_the_whole() -> None:
     words = ["model=gpt", "model.layers=32", "strategy=zero2", "precision=bf16", "accumulation=8", "world_size=8"]
     config = ask(words).cells[0].config
     cell = reduced(config)
     assert [one.model.layers for one in cell.configs] == [4, 8]  # type: ignore[attr-defined]
     assert {one.accumulation for one in cell.configs} == {3}
     assert (cell.whole_blocks, cell.whole_micro_batches) == (32, 8)
-
-
-def test_automatic_buckets_of_a_part_are_those_of_the_whole_model() -> None:
     words = ["model=gpt2_1_5b", "strategy=zero1,zero3", "precision=bf16", "world_size=512"]
     zero1, zero3 = (reduced(cell.config).configs for cell in ask(words).cells)
     assert {one.strategy.bucket_bytes for one in zero1} == {25 * 2**20}  # type: ignore[attr-defined]
