@@ -44,3 +44,10 @@ def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
     )
     config.launch.threads = 1
     return resolve(replace(config, **more), model, [])
+
+
+def sound(*arguments: Any, **more: Any) -> Cell:
+    """A cell that nothing refuses."""
+    one = cell(*arguments, **more)
+    assert not one.problems, one.problems
+    return one

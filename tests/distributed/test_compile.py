@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cells import cell
+from tests.cells import sound
 from tests.distributed import training
 from tests.ranks import run_ranks
 from zerobench.config.cell import CellConfig
@@ -137,12 +137,6 @@ SCALAR = 8
 """Bytes of the run before that go only in the next, beneath the ledger."""
 
 
-def config_of(strategy: str, **more: Any) -> CellConfig:
-    one = cell(strategy, 2, **more)
-    assert not one.problems, one.problems
-    return one.config
-
-
 def run_all(job: tuple[list[CellConfig], int, str], tell: Any) -> tuple[list[RankRecord], int]:
     """Runs the accounted pass of each config on a rank; returns also how many graphs were compiled."""
     configs, rank, folder = job
@@ -164,7 +158,7 @@ def test_every_strategy_trains_the_same_graphs_and_all_their_memory_is_seen(tmp_
     """By the allocator beneath; activations are those of the model's graphs alone, run on fake tensors; one graph per
     strategy, so that no step after the first compiles.
     """
-    configs = [config_of(name, compile="blocks") for name in STRATEGIES] + [config_of("ddp")]
+    configs = [sound(name, 2, compile="blocks").config for name in STRATEGIES] + [sound("ddp", 2).config]
     outcome = launch(run_all, [(configs, rank, str(tmp_path)) for rank in range(2)], tmp_path / "logs", 400)
     assert outcome.status == "ok", outcome.reason
     for records, graphs in outcome.results:

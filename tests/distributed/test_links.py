@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cells import cell
+from tests.cells import sound
 from tests.distributed.variants import account
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import (
@@ -80,8 +80,7 @@ def rows(thorough: bool, tmp_path_factory) -> dict[str, RunRow]:
         if name in REPEATED and not thorough:
             continue
         options = {"micro_batch": 1, **more}
-        one = cell(strategy, 2, **options)
-        assert not one.problems, one.problems
+        one = sound(strategy, 2, **options)
         one = one.changed(measure=Measure(1, 2))
         if one.config.offload.name == "nvme":
             one = one.changed(offload=replace(one.config.offload, path=str(folder)))

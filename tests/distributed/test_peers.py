@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from tests.cells import cell
+from tests.cells import cell, sound
 from tests.ranks import run_ranks
 from zerobench import strategies
 from zerobench.config.schema_training import IMPLEMENTATIONS, KINDS, AdamW, Bf16, Fp16, Fp32, Rprop, Sgd
@@ -27,16 +27,10 @@ NEEDS = [name for name in PEERS if name not in TORCHS]
 STEPS = 6
 
 
-def config_of(name: str, n: int, tuned: bool = False, **more: Any) -> dict[str, Any]:
-    one = cell(name, n, **more, tuned=tuned)
-    assert not one.problems, one.problems
-    return one.config
-
-
 def train(
     rank: int, n: int, name: str, tuned: bool, accumulation: int, clip: float | None = None, **more: Any
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    config = config_of(name, n, tuned, accumulation=accumulation, **more)
+    config = sound(name, n, tuned=tuned, accumulation=accumulation, **more).config
     torch.manual_seed(0)
     model = build_model(config)
     optimizer = config.optimizer.build(model.parameters())
@@ -115,7 +109,7 @@ def error_of(name: str, implementation: str) -> str:
     """The kind of error with which torch's optimizer ends its first update of DTensors."""
     model = torch.nn.Linear(4, 4)
     optimizer = KINDS[name].make(model.parameters(), **IMPLEMENTATIONS[implementation])
-    engine = strategies.wrap(config_of("fsdp2", 2).strategy.values(), model, optimizer)
+    engine = strategies.wrap(sound("fsdp2", 2).config.strategy.values(), model, optimizer)
     engine.backward(engine(torch.ones(2, 4)).sum())
     try:
         engine.step()
@@ -173,7 +167,7 @@ def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):
 
 def root_share(name: str, model: str) -> float:
     """The part of ψ that is in no unit."""
-    shapes = shapes_of(build_model(config_of(name, 2, model=model)))
+    shapes = shapes_of(build_model(sound(name, 2, model=model).config))
     return sum(shape.numel for shape in shapes if not shape.unit) / sum(shape.numel for shape in shapes)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.cells import cell
+from tests.cells import cell, sound
 from validation.equality import hold
 from validation.variants import VARIANTS
 from zerobench.config import schema_memory
@@ -26,8 +26,7 @@ ACCOUNTED = Measure(steps=2, warmup=2, passes="accounted")
 
 
 def measured(folder: Path, strategy: str, n: int, model: str = "words", **more: Any) -> tuple[Any, tables.Results]:
-    one = cell(strategy, n, model, results_dir=str(folder), **more)
-    assert not one.problems, one.problems
+    one = sound(strategy, n, model, results_dir=str(folder), **more)
     row = cells.run_cell(one, lambda _: None)
     assert row.status == "ok", row.reason
     return row, tables.load(folder / row.run_id)

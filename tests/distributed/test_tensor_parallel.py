@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cells import cell
+from tests.cells import cell, sound
 from tests.distributed.variants import account
 from tests.ranks import run_ranks
 from zerobench import strategies
@@ -35,9 +35,7 @@ def config_of(name: str, n: int, ranks: int = 2, activation: str = "none", **mor
     chosen = SCHEMAS["activation"][activation]()
     if hasattr(chosen, "least_bytes"):
         chosen.least_bytes = 1024
-    one = cell(name, n, tensor_parallel=ranks, activation=chosen, micro_batch=2, **more)
-    assert not one.problems, one.problems
-    return one.config
+    return sound(name, n, tensor_parallel=ranks, activation=chosen, micro_batch=2, **more).config
 
 
 def train(rank: int, n: int, configs: list[CellConfig]) -> list[Outcome]:

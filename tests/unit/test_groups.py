@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cells import cell
+from tests.cells import cell, sound
 from zerobench.config import combinations
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.flat import base_name
@@ -74,13 +74,11 @@ def test_what_has_an_effect_or_is_a_baseline_is_not_refused(ranks: int, more: di
 
 
 def test_what_the_engine_hears() -> None:
-    one = cell("zero3", 4, zeropp=AllOfZeropp(weight_block=128), node_size=2)
-    assert not one.problems
+    one = sound("zero3", 4, zeropp=AllOfZeropp(weight_block=128), node_size=2)
     assert combinations.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
     assert combinations.engine_options(cell("zero3", 4).config) == {}
     assert base_name(one.config).endswith("zeropp=all node_size=2")
-    two = cell("zero3", 4, zeropp=Qwz(quantize_gradients=True))
-    assert not two.problems
+    two = sound("zero3", 4, zeropp=Qwz(quantize_gradients=True))
     assert combinations.engine_options(two.config) == {"zeropp": Zeropp(True, False, True)}
     with pytest.raises(ValueError, match="weight_block is 2; use a whole number of at least 8"):
         Zeropp(weight_block=2)

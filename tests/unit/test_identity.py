@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.cells import cell
+from tests.cells import cell, sound
 from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.config import identity, schema_training
 from zerobench.config.cell import CellConfig
@@ -84,8 +84,7 @@ PLAIN = cell("zero2", 2)
     ids=lambda more: next(iter(more)),
 )
 def test_what_is_measured_makes_another_cell(more: dict[str, Any]) -> None:
-    other = cell("zero2", 2, **more)
-    assert not other.problems
+    other = sound("zero2", 2, **more)
     assert other.cell_id != PLAIN.cell_id
     assert work_id(other.config) != work_id(PLAIN.config)
 
@@ -105,8 +104,7 @@ def test_what_is_measured_makes_another_cell(more: dict[str, Any]) -> None:
     ids=lambda more: next(iter(more)),
 )
 def test_where_it_goes_how_often_and_what_is_the_default_do_not(more: dict[str, Any]) -> None:
-    other = cell("zero2", 2, **more)
-    assert not other.problems
+    other = sound("zero2", 2, **more)
     assert other.cell_id == PLAIN.cell_id
 
 
@@ -126,8 +124,7 @@ def test_threads_are_the_machines_and_no_other_work() -> None:
 
 
 def test_a_batch_is_divided_by_ranks_and_micro_batches() -> None:
-    divided = cell("zero2", 2, batch=24, accumulation=3)
-    assert not divided.problems
+    divided = sound("zero2", 2, batch=24, accumulation=3)
     assert divided.cell_id == cell("zero2", 2, micro_batch=4, accumulation=3).cell_id
     assert cell("zero2", 2, batch=7).problems == (
         "batch=7: world_size=2 must divide it: every rank must get as many samples",

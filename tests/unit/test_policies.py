@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 import zerobench
-from tests.cells import MODELS, cell
+from tests.cells import MODELS, cell, sound
 from zerobench.config import combinations
 from zerobench.config import schema as schemas
 from zerobench.config import schema_memory as memory
-from zerobench.config.cell import CellConfig
 from zerobench.config.flat import base_name
 from zerobench.config.schema_training import Bf16
 from zerobench.fake_execution import execute
@@ -59,14 +58,8 @@ for builder in (pairs, no_blocks, needs_memory):
     MODELS[builder.__name__] = REGISTRY.schema_of(builder.__name__, builder, schemas.Model)()
 
 
-def config_of(*arguments: Any, **more: Any) -> CellConfig:
-    one = cell(*arguments, **more)
-    assert not one.problems, one.problems
-    return one.config
-
-
 def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
-    plain = config_of("zero2", 2)
+    plain = sound("zero2", 2).config
     assert not {"activation", "buffers", "arena", "compile", "draw_on", "deterministic"} & plain.as_dict().keys()
     assert "tiles" not in plain.section("model")
     assert combinations.activation_policy(plain) == POLICIES["none"]
@@ -75,18 +68,18 @@ def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
 
 def test_checkpointing_is_one_thing_with_one_name() -> None:
     """A model may have checkpointing as an option; FLOPs, names and searches treat it as the policy."""
-    by_policy = config_of("zero2", 2, "tiny", activation=CHECKPOINT)
-    by_model = config_of("zero2", 2, "checkpointed")
+    by_policy = sound("zero2", 2, "tiny", activation=CHECKPOINT).config
+    by_model = sound("zero2", 2, "checkpointed").config
     assert replace(by_policy, model_name="checkpointed") == by_model
     assert combinations.activation_policy(by_model) == POLICIES["none"]  # the model does it
-    both = config_of("zero2", 2, "tiny", activation=BOTH)
+    both = sound("zero2", 2, "tiny", activation=BOTH).config
     assert both.model.checkpoints is True
     assert combinations.activation_policy(both) == POLICIES["offload"]
     assert base_name(both) == "zero2 tiny N=2 b=8 activation=checkpoint_offload"
 
 
 def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
-    config = config_of("ddp", 2, "pairs", activation=CHECKPOINT)
+    config = sound("ddp", 2, "pairs", activation=CHECKPOINT).config
     assert combinations.activation_policy(config) == POLICIES["checkpoint"]
     assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
     counted = step_flops(config)
@@ -95,18 +88,18 @@ def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
 
 
 def test_an_arena_is_for_gradients_and_for_what_recomputed_blocks_keep() -> None:
-    recomputed = config_of("zero2", 2, "checkpointed", arena=True)
+    recomputed = sound("zero2", 2, "checkpointed", arena=True).config
     assert combinations.activation_policy(recomputed) == ActivationPolicy(keep="slab")
-    assert combinations.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
+    assert combinations.activation_policy(sound("zero2", 2, arena=True).config) == POLICIES["none"]
     assert combinations.engine_options(recomputed) == {"arena": True}
 
 
 def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
-    config = config_of("zero1", 2, buffers=FUSED)
+    config = sound("zero1", 2, buffers=FUSED).config
     assert config.strategy.bucket_bytes == combinations.UNBOUNDED_BYTES
     assert config.precision.tile_bytes is None
     assert base_name(config).endswith("buffers=fused")
-    assert config_of("zero3", 2, buffers=FUSED, precision=Bf16()).precision.tile_bytes is None
+    assert sound("zero3", 2, buffers=FUSED, precision=Bf16()).config.precision.tile_bytes is None
 
 
 GRAPHS = {"compile": "blocks"}
@@ -161,14 +154,14 @@ def test_tiles_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(MODELS, "cut", schemas.Gpt(layers=1, hidden=12, heads=2, tiles=13))
     assert any("model.tiles=13: a matrix of 12 rows" in problem for problem in cell("zero3", 2, "cut").problems)
     monkeypatch.setitem(MODELS, "cut", schemas.Gpt(layers=1, hidden=12, heads=2, tiles=3))
-    assert base_name(config_of("zero3", 2, "cut")) == "zero3 cut N=2 b=8 tiles=3"
+    assert base_name(sound("zero3", 2, "cut").config) == "zero3 cut N=2 b=8 tiles=3"
 
 
 @pytest.mark.slow
 def test_without_masters_every_state_of_fsdp2_is_in_the_models_dtype() -> None:
     states = {}
     for masters in (True, False):
-        config = config_of("fsdp2", 4, "tiny", precision=Bf16(masters=masters), backend="simulated", tensors="fake")
+        config = sound("fsdp2", 4, "tiny", precision=Bf16(masters=masters), backend="simulated", tensors="fake").config
         record = execute(config).record
         states[masters] = {m.category: m.max_bytes for m in record.memory if (m.phase, m.tier) == ("step", "device")}
     for category in ("optimizer", "gradients"):

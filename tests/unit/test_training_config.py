@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cells import cell
+from tests.cells import cell, sound
 from zerobench.config import schema_training as training
 from zerobench.config.flat import name_cells
 from zerobench.config.resolve import _resolve_strategy
@@ -30,15 +30,9 @@ VARIANTS: list[training.Optimizer] = [
 ]
 
 
-def resolved(optimizer: training.Optimizer) -> training.Optimizer:
-    one = cell("zero2", 2, optimizer=optimizer)
-    assert not one.problems
-    return one.config.optimizer
-
-
 @pytest.mark.parametrize("optimizer", VARIANTS, ids=lambda o: f"{o.name}-{o.implementation}")
 def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: training.Optimizer) -> None:
-    chosen = resolved(optimizer)
+    chosen = sound("zero2", 2, optimizer=optimizer).config.optimizer
     section = chosen.values()
     parameters = [nn.Parameter(torch.randn(7, 111)), nn.Parameter(torch.randn(13))]
     built = chosen.build(parameters)
