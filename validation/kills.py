@@ -255,7 +255,7 @@ class Campaign:
             **os.environ, MARK: self.state.mark, "TMPDIR": str(self.work / "tmp"), "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.work / "torch"),
         }  # fmt: skip
-        line = [sys.executable, "-m", "validation.failing_models", "-m", *COMMANDS[name], f"results_dir={where}"]
+        line = [sys.executable, "-m", "tests.failing_models", "-m", *COMMANDS[name], f"results_dir={where}"]
         heed_ctrl_c = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
         with (self.work / f"{where.name}.txt").open("ab") as log:
             return subprocess.Popen(

@@ -26,6 +26,7 @@ from tools.docs.render import render
 from validation.kills import KillsRow
 from validation.predicted_maps import BreakEvenRow, OptionRow
 from validation.store import read
+from validation.update_traffic import TrafficRow
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,7 @@ PREDICTED = (
 ROWS: dict[str, tuple[str, type]] = {
     "kills": ("kills/kills.csv", KillsRow), "map_options": ("predicted_maps/options.csv", OptionRow),
     "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
+    "update_traffic": ("update_traffic.csv", TrafficRow),
 }  # fmt: skip
 """Block whose rows are those of a file as they are -> the file and its kind of row."""
 

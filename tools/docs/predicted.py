@@ -239,9 +239,6 @@ def held_out_error(rows: pd.DataFrame, least_flops: float = 1e9, seed: int = 0) 
 GPU = RESULTS / "h100"
 """The committed suite of one GPU."""
 
-WORST = 8
-"""Cells that are listed, those whose reserved bytes are estimated worst."""
-
 
 def gpu_summary() -> str:
     """What one GPU has confirmed, in a paragraph (`make gpu-runs`)."""
@@ -278,8 +275,8 @@ def gpu_memory() -> list[Any]:
 
 
 def gpu_reserved() -> list[GpuRunRow]:
-    """The cells whose reserved bytes are estimated worst."""
-    return sorted(rows_of(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:WORST]
+    """The eight cells whose reserved bytes are estimated worst."""
+    return sorted(rows_of(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:8]
 
 
 def gpu_steps() -> list[Any]:

@@ -1,0 +1,120 @@
+"""Kernels and memory traffic of an update, counted on fake tensors: reads and writes through a modeled cache.
+
+The cache has whole lines, and forgets the line that was used least recently. A line that it lacks is read from memory;
+a line that a kernel changes in it is written to memory once, unless it was to be written already.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from zerobench.probes.operator_stream import ATEN, MAKES_ONLY, OperatorStream
+
+CACHE_BYTES, LINE_BYTES = 50 * 10**6, 4096
+"""L2 cache of an H100, and the bytes that the model looks up at a time."""
+
+FILLS = {ATEN.copy_, ATEN._foreach_copy_, ATEN.fill_, ATEN.zero_, ATEN._foreach_zero_}
+"""Operators that write to their first argument without reading it."""
+
+WAITS = {ATEN._local_scalar_dense, ATEN.equal, ATEN.nonzero, ATEN.masked_select}
+"""Operators whose result the host waits for."""
+
+MOST_TENSORS, MOST_BLOCKS, BLOCK = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}, 320, 2**16
+"""Limits of one multi-tensor kernel: tensors by the number of its lists, blocks, and elements of a block."""
+
+
+class CachedMemory:
+    """Counts one update: its `kernels`, `waits` of the host, bytes that they `touched`, and of these the bytes that
+    `moved` to or from memory.
+    """
+
+    def __init__(self) -> None:
+        self.kernels = self.waits = self.touched = self.moved = 0
+        self._lines: OrderedDict[tuple[int, int], bool] = OrderedDict()  # -> whether memory lacks the line's values
+        self._places: dict[int, int] = {}
+        self._watches: dict[int, Any] = {}
+        self._free: dict[int, list[int]] = {}  # size -> places of freed storages, which the allocator hands out again
+        self._used = 0
+
+    def run(self, func: Any, args: Sequence[Any], named: dict[str, Any], out: Any) -> None:
+        """Counts the kernels of one operator."""
+        packet, places = func.overloadpacket, func._schema.arguments
+        self.waits += packet in WAITS
+        if packet in MAKES_ONLY or func.is_view:
+            return
+        values = {one.name: named.get(one.name, *args[number : number + 1]) for number, one in enumerate(places)}
+        changed = [one.name for one in places if one.alias_info is not None and one.alias_info.is_write]
+        changed = [name for name in changed if name != "grads"]  # a fused optimizer's, which it only reads
+        skipped = changed[:1] if packet in FILLS or "out" in changed else []
+        read = _tensors([value for name, value in values.items() if name not in skipped])
+        written = _tensors([values[name] for name in changed] or out)
+        lists = [_tensors(one) for one in values.values() if isinstance(one, list | tuple)]
+        self.kernels += _launches([one for one in lists if one])
+        self._stream([(one, False) for one in read] + [(one, True) for one in written])
+
+    def _stream(self, ways: list[tuple[torch.Tensor, bool]]) -> None:
+        """Goes through all tensors of a kernel side by side."""
+        self.touched += sum(one.nbytes for one, _ in ways)
+        parts = -(-max((one.nbytes for one, _ in ways), default=0) // (64 * LINE_BYTES))
+        for part in range(parts):
+            for tensor, writes in ways:
+                first = tensor.storage_offset() * tensor.element_size()
+                start, stop = (first + tensor.nbytes * edge // parts for edge in (part, part + 1))
+                for number in range(-(-start // LINE_BYTES) if part else start // LINE_BYTES, -(-stop // LINE_BYTES)):
+                    ends = max(first, number * LINE_BYTES), min(first + tensor.nbytes, (number + 1) * LINE_BYTES)
+                    self._touch((self._place(tensor.untyped_storage()), number), ends[1] - ends[0], writes)
+
+    def _touch(self, line: tuple[int, int], size: int, writes: bool) -> None:
+        newer = self._lines.pop(line, None)
+        self.moved += size * ((newer is None and not writes) + (writes and not newer))
+        self._lines[line] = writes or bool(newer)
+        if len(self._lines) > CACHE_BYTES // LINE_BYTES:
+            self._lines.popitem(last=False)
+
+    def _place(self, storage: torch.UntypedStorage) -> int:
+        key, free = storage._cdata, self._free.setdefault(storage.nbytes(), [])
+        if key not in self._places:
+            self._used += 1
+            self._places[key] = free.pop() if free else self._used
+            self._watches[key] = weakref.ref(storage, lambda _: free.append(self._places.pop(key)))
+        return self._places[key]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def _launches(lists: list[list[torch.Tensor]]) -> int:
+    """Returns the kernels of an operator over these lists of tensors; 1 if it has none."""
+    kernels, tensors, blocks = 1, 0, 0
+    for tensor in lists[0] if lists else []:
+        due = -(-tensor.numel() // BLOCK)
+        while tensors == MOST_TENSORS[min(5, len(lists))] or blocks + due > MOST_BLOCKS:
+            due -= MOST_BLOCKS - blocks if blocks + due > MOST_BLOCKS else 0
+            kernels, tensors, blocks = kernels + 1, 0, 0
+        tensors, blocks = tensors + 1, blocks + due
+    return kernels
+
+
+@contextmanager
+def counted() -> Iterator[list[CachedMemory]]:
+    """Yields the updates that are simulated inside, in order; each starts with an empty cache."""
+    updates: list[CachedMemory] = []
+    inside = [False]
+
+    def note(stream: OperatorStream, *operator: Any) -> None:
+        was, inside[0] = inside[0], stream._log.ledger.phase == "update"
+        if inside[0]:
+            updates.extend([] if was else [CachedMemory()])
+            updates[-1].run(*operator)
+
+    with mock.patch.object(OperatorStream, "_note", note):
+        yield updates
