@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
+from zerobench.fake.caching_allocator import CachingAllocator, MemoryBlock
 from zerobench.probes.operator_stream import ATEN, MAKES_ONLY, OperatorStream
 
 CACHE_BYTES, LINE_BYTES = 50 * 10**6, 4096
@@ -38,11 +39,11 @@ class CachedMemory:
 
     def __init__(self) -> None:
         self.kernels = self.waits = self.touched = self.moved = 0
-        self._lines: OrderedDict[tuple[int, int], bool] = OrderedDict()  # -> whether memory lacks the line's values
-        self._places: dict[int, int] = {}
+        self._lines: OrderedDict[int, bool] = OrderedDict()  # -> whether memory lacks the line's values
+        self._allocator = CachingAllocator()  # the memory of a freed storage is another's soon
+        self._addresses: dict[int, int] = {}
+        self._lowest = 0
         self._watches: dict[int, Any] = {}
-        self._free: dict[int, list[int]] = {}  # size -> places of freed storages, which the allocator hands out again
-        self._used = 0
 
     def run(self, func: Any, args: Sequence[Any], named: dict[str, Any], out: Any) -> None:
         """Counts the kernels of one operator."""
@@ -56,6 +57,8 @@ class CachedMemory:
         skipped = changed[:1] if packet in FILLS or "out" in changed else []
         read = _tensors([value for name, value in values.items() if name not in skipped])
         written = _tensors([values[name] for name in changed] or out)
+        for place, tensor in enumerate(read + written):
+            self._place(tensor.untyped_storage(), made_here=place >= len(read) and not changed)
         lists = [_tensors(one) for one in values.values() if isinstance(one, list | tuple)]
         self.kernels += _launches([one for one in lists if one])
         self._stream([(one, False) for one in read] + [(one, True) for one in written])
@@ -66,26 +69,36 @@ class CachedMemory:
         parts = -(-max((one.nbytes for one, _ in ways), default=0) // (64 * LINE_BYTES))
         for part in range(parts):
             for tensor, writes in ways:
-                first = tensor.storage_offset() * tensor.element_size()
+                first = (
+                    self._addresses[tensor.untyped_storage()._cdata] + tensor.storage_offset() * tensor.element_size()
+                )
                 start, stop = (first + tensor.nbytes * edge // parts for edge in (part, part + 1))
-                for number in range(-(-start // LINE_BYTES) if part else start // LINE_BYTES, -(-stop // LINE_BYTES)):
-                    ends = max(first, number * LINE_BYTES), min(first + tensor.nbytes, (number + 1) * LINE_BYTES)
-                    self._touch((self._place(tensor.untyped_storage()), number), ends[1] - ends[0], writes)
+                for line in range(-(-start // LINE_BYTES) if part else start // LINE_BYTES, -(-stop // LINE_BYTES)):
+                    low, high = line * LINE_BYTES, (line + 1) * LINE_BYTES
+                    self._touch(line, min(first + tensor.nbytes, high) - max(first, low), writes)
 
-    def _touch(self, line: tuple[int, int], size: int, writes: bool) -> None:
+    def _touch(self, line: int, size: int, writes: bool) -> None:
         newer = self._lines.pop(line, None)
         self.moved += size * ((newer is None and not writes) + (writes and not newer))
         self._lines[line] = writes or bool(newer)
         if len(self._lines) > CACHE_BYTES // LINE_BYTES:
             self._lines.popitem(last=False)
 
-    def _place(self, storage: torch.UntypedStorage) -> int:
-        key, free = storage._cdata, self._free.setdefault(storage.nbytes(), [])
-        if key not in self._places:
-            self._used += 1
-            self._places[key] = free.pop() if free else self._used
-            self._watches[key] = weakref.ref(storage, lambda _: free.append(self._places.pop(key)))
-        return self._places[key]
+    def _place(self, storage: torch.UntypedStorage, made_here: bool) -> None:
+        """Gives a storage its address, until it is freed: below 0 one from before, whose memory no other gets."""
+        if (key := storage._cdata) in self._addresses:
+            return
+        if not made_here:
+            self._lowest -= LINE_BYTES * (storage.nbytes() // LINE_BYTES + 1)
+            self._addresses[key] = self._lowest
+            return
+        block = self._allocator.allocate(storage.nbytes())
+        self._addresses[key] = block.address
+        self._watches[key] = weakref.ref(storage, lambda _: self._free(key, block))
+
+    def _free(self, key: int, block: MemoryBlock) -> None:
+        del self._addresses[key]
+        self._allocator.free(block)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -94,14 +107,9 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _launches(lists: list[list[torch.Tensor]]) -> int:
     """Returns the kernels of an operator over these lists of tensors; 1 if it has none."""
-    kernels, tensors, blocks = 1, 0, 0
-    for tensor in lists[0] if lists else []:
-        due = -(-tensor.numel() // BLOCK)
-        while tensors == MOST_TENSORS[min(5, len(lists))] or blocks + due > MOST_BLOCKS:
-            due -= MOST_BLOCKS - blocks if blocks + due > MOST_BLOCKS else 0
-            kernels, tensors, blocks = kernels + 1, 0, 0
-        tensors, blocks = tensors + 1, blocks + due
-    return kernels
+    first = lists[0] if lists else []
+    blocks = sum(-(-tensor.numel() // BLOCK) for tensor in first)
+    return max(1, -(-len(first) // MOST_TENSORS[min(5, max(1, len(lists)))]), -(-blocks // MOST_BLOCKS))
 
 
 @contextmanager

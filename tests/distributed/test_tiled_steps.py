@@ -305,7 +305,13 @@ def on_ranks(rank: int, n: int) -> list[int]:
     for step in range(STEPS):
         masters.backward(masters(batch(step, rank).bfloat16()).float().square().mean())
         masters.step()
-    return [*counts, count_of(masters.optimizer)]
+    counts.append(count_of(masters.optimizer))
+    held = masters.optimizer.param_groups[0]["params"]
+    masters.optimizer.register_step_post_hook(lambda *_: [p.data.fill_(0.5) for p in held])
+    masters.backward(masters(batch(0, rank).bfloat16()).float().square().mean())
+    masters.step()
+    assert all(bool((p == 0.5).all()) for p in model.parameters())  # what a hook writes to masters is rounded, too
+    return counts
 
 
 def test_all_ranks_count_alike() -> None:

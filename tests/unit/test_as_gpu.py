@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from zerobench.fake.observers import Growth, IntervalMark
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 from zerobench.predict.estimate import estimate
 from zerobench.zero.offload import placement
+from zerobench.zero.parameters.unseen import UnseenWrites
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
@@ -99,18 +101,16 @@ def test_whole_gradients_that_fsdp2_accumulates_in_fp32_are_gradients(ranks: int
     assert most(found, "gradients") == 4 * psi + 2 * (block + head_and_norm)
 
 
-def test_the_host_compares_no_masters_on_a_gpu_also_if_the_rank_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    follow, asked = placement.ShardRange.follow_parameters, []
-
-    def seen(one: Any, loaded: Any = (), asks: bool = False) -> None:
-        asked.append(asks)
-        follow(one, loaded, asks)
-
-    monkeypatch.setattr(placement.ShardRange, "follow_parameters", seen)
-    for target, answer in ((CPU, True), (CUDA, False)):
-        asked.clear()
-        executed(target, "zero1", 1, precision=schema_training.Bf16())
-        assert set(asked) == {answer}
+def test_the_host_compares_no_masters_on_a_gpu_also_if_the_rank_is_alone() -> None:
+    """The update does, and its answers are read later."""
+    by_host, by_update = placement.ShardRange.follow_parameters, UnseenWrites.compare
+    for target, answer in ((CPU, (True, False)), (CUDA, (False, True))):
+        with (
+            mock.patch.object(placement.ShardRange, "follow_parameters", autospec=True, side_effect=by_host) as host,
+            mock.patch.object(UnseenWrites, "compare", autospec=True, side_effect=by_update) as update,
+        ):
+            executed(target, "zero1", 1, precision=schema_training.Bf16())
+        assert (host.called, update.called) == answer
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ parameter with gaps there has its own master in any dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from ..zero.optim.owned import owners_of
 from ..zero.optim.segments import swap_parameters
 from ..zero.optim.step_by_tiles import update_tiles
 from ..zero.options import TILE_BYTES
-from ..zero.precision import HALF, GradientScaling, LossScaling, Share, norm_of, sum_of_powers, tiles_of
+from ..zero.precision import HALF, GradientScaling, LossScaling, Share, flat_of, norm_of, sum_of_powers, tiles_of
 from ..zero.units.unit import align_numel
 from .ddp import DdpEngine
 
@@ -41,9 +42,12 @@ class ParameterShare(Share):
         self.order = order
         self.segment = segment
 
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns these elements, (numel,), of a tensor of the parameter's shape; a view if it is dense."""
+        return self.order.flatten(whole)[self.segment.start : self.segment.stop]
+
     def gradient(self) -> torch.Tensor | None:
-        whole = self.parameter.grad
-        return None if whole is None else self.order.flatten(whole)[self.segment.start : self.segment.stop]
+        return None if self.parameter.grad is None else self.part_of(self.parameter.grad)
 
 
 class MasterDdpEngine(DdpEngine):
@@ -97,12 +101,22 @@ class MasterDdpEngine(DdpEngine):
         """
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
-                update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
+                hooks_wrote = update_tiles(self.optimizer, self._tiles, self._scaling.coefficient, self._rounded)
                 with torch.no_grad():
-                    for parameter, master in zip(self._parameters, self._masters, strict=True):
-                        if _has_master(parameter, self._orders[parameter]):
-                            parameter.copy_(self._orders[parameter].view(master))
+                    for (parameter, order), master in zip(self._orders.items(), self._masters, strict=True):
+                        late = hooks_wrote or parameter.stride() != order.strides  # or one with gaps, which has no view
+                        if late and _has_master(parameter, order):
+                            parameter.copy_(order.view(master))
         self.zero_grad()
+
+    @contextmanager
+    def _rounded(self, tile: Sequence[ParameterShare]) -> Iterator[None]:
+        """Rounds the masters of a tile to its parameters at the end, while a GPU's cache still has them."""
+        yield
+        halves = [share for share in tile if share.parameter.dtype in HALF]
+        parts = [share.part_of(share.parameter.detach()) for share in halves]
+        if parts:
+            torch._foreach_copy_(parts, [flat_of(share.tensor) for share in halves])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""

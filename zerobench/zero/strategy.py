@@ -151,24 +151,23 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             )
         self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow()
-        self.writes.follow_unseen()
+        self.writes.follow_unseen(updates=True)
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
-            # 1 update the masters, if no gradient overflowed
+            # 1 update the masters, and round them to the parameters, tile by tile, if no gradient overflowed
             updated = self.schedule.run()
             if updated:
-                # 2 the parameters become the rounded masters
-                self.placement.finish_update()
+                self.placement.settle()
             with as_they_are():
                 self.writes.note_values()  # before gathers are in flight, which read the same memory
             if updated:
-                # 3 send the new parameters to all ranks that hold them whole
+                # 2 send the new parameters to all ranks that hold them whole
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
             torch.autograd.graph.increment_version(parameter)
         with as_they_are():
             self.writes.note()
-        # 4 consume
+        # 3 consume
         self.zero_grad()
         self.steps += 1
         return loss

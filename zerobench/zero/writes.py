@@ -3,7 +3,7 @@
     p.mul_(), nn.init, load_state_dict     found by the parameter's version: masters are updated
     p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step
     p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
-                                           updated
+                                           updated; on a GPU found in the update: an error at the next step
     anything inside full_parameters()      values are compared at its end: shards and masters are updated
     p.data = ..., module.double()          found by the parameter's address: an error at the next forward or step, but
                                            copied back at the end of full_parameters()
@@ -14,7 +14,8 @@
 A rank updates only its own part, without a collective: every rank must write equal values, as under DDP.
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
-compared if masters and parameters are separate: each rank its own part.
+compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
+update compares them (parameters/unseen.py).
 
 torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
 
@@ -42,6 +43,7 @@ from torch import nn
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
 from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
+from .parameters.unseen import UnseenWrites
 from .parameters.versions import Versions
 from .units.unit import Unit
 
@@ -50,6 +52,14 @@ HOW = (
     " engine.load_weights()"
 )
 
+OVERWRITTEN = (
+    "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU the"
+    " update finds that, and has replaced the values: they are lost; write in place under torch.no_grad()"
+    " (`p.clamp_()`), or inside `with engine.full_parameters()`"
+)
+
+ASKS = {"cpu": True}
+"""Device type -> True if the host may ask for the result of a comparison, since it need not wait for the device."""
 
 UNSENT = (
     "optimizer: a tensor of its param_groups was written to outside of a step; it is this rank's part alone, and the"
@@ -75,10 +85,12 @@ class Writes:
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
-        self._asks = not engine.comm.on_streams and all(p.device.type == "cpu" for p in engine.trainable)
+        self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
         self._segments = Versions([segment.tensor for segment in engine.segments])
+        if not self._asks and not engine.placement.is_tiered:
+            engine.placement.unseen = UnseenWrites(self._segments)
         self.note_values()
 
     # -- the check ----------------------------------------------------------------------------------------
@@ -102,12 +114,19 @@ class Writes:
                 self._follow(unit, written[0])
         self._loaded.clear()
 
-    def follow_unseen(self) -> None:
-        """Updates masters after writes that versions do not show, by comparing values."""
+    def follow_unseen(self, updates: bool = False) -> None:
+        """Updates masters after writes that versions do not show, by comparing values. `updates`: an update follows,
+        which may compare them itself (parameters/unseen.py). Raises RuntimeError for writes that one has replaced.
+        """
+        unseen = self._engine.placement.unseen
+        if unseen is not None and (lost := unseen.take(waits=not updates)):
+            names = [self._engine.names[number] for number in lost[:8]] + ["others"] * (len(lost) > 8)
+            raise RuntimeError(f"one of {', '.join(names)}: it was {OVERWRITTEN}")
+        later = unseen is not None and updates and not unseen.hooks_write
         for unit in self._units:
             unit.keep_written()
             unit.check_kept()
-            if unit.placement.may_be_written(unit):
+            if not later and unit.placement.may_be_written(unit):
                 self._engine.schedule.check_writable(unit.name)
                 unit.placement.follow(unit, (), self._asks)
         self._segments.note()

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from ...zero import options, precision
+from ...zero import options, precision, writes
 from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import quantize, simulated
 from ...zero.comm.streams import CommStream
@@ -69,22 +69,14 @@ ROWS: dict[str, dict[Any, Any]] = {
     "copies to host memory": {"table": host_memory.STREAMS, "cpu": NullCuda},
     "blocks of quantization": {"table": quantize.CHUNKS, "cpu": 2**62},
     "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
+    "results of comparisons": {"table": writes.ASKS, "cpu": False},
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
     "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
 }
 """Tables by device whose CPU entry is replaced."""
 
-FOLLOW = placement.Placement.follow
-
-
-def follow_unasked(kept: placement.Placement, unit: Any, loaded: Any, asks: bool = False) -> None:
-    """Placement.follow as on a device: the host does not wait for a comparison, also on a rank that is alone."""
-    FOLLOW(kept, unit, loaded)
-
-
 NAMES: dict[str, tuple[Any, str, Any]] = {
     "norms": (precision, "_norms_by_chunk", precision._norms_at_once),
-    "writes to masters": (placement.Placement, "follow", follow_unasked),
     "copies of activations": (offloaded_activations, "Threads", partial(CommStream, NullCuda)),
     "dropout": (F, "dropout", kernels.dropout),
     "layer norm": (F, "layer_norm", kernels.layer_norm),

@@ -200,7 +200,6 @@ class HostRange(ShardRange):
     """A range whose master and states are in host memory."""
 
     tier = labels.HOST
-    rounds_late = False
 
     def __init__(
         self, placement: Placement, unit: UnitTensors, start: int, stop: int, device: torch.device,

@@ -48,7 +48,6 @@ class FileRange(ShardRange):
     """
 
     tier = labels.HOST
-    rounds_late = False
 
     def __init__(
         self,

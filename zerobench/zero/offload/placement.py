@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -25,6 +26,7 @@ from torch import nn, optim
 
 from .. import labels
 from ..layout import Segment
+from ..parameters.unseen import UnseenWrites
 from ..parameters.versions import fingerprint
 from ..unit_tensors import UnitTensors
 
@@ -57,8 +59,6 @@ class ShardRange:
     """Elements [start, stop) of `unit`'s shard, updated on the device. `master`: (stop - start,)."""
 
     tier = labels.DEVICE
-    rounds_late = True
-    """True if all parameters become the rounded masters after the update; False if each tile's do when it is done."""
     master: torch.Tensor
     _left: torch.Tensor | None = None  # the fingerprint of the parameters as the engine left them
 
@@ -99,6 +99,15 @@ class ShardRange:
         """Sets the parameters to the rounded master."""
         if not self.is_parameters:
             self._placement.put(self.unit, self.start, self.master)
+
+    def find_writes(self, start: int, stop: int, numbers: Sequence[int]) -> None:
+        """Compares elements [start, stop) of the unit's shard with their masters. `numbers`: of their parameters."""
+        if (unseen := self._placement.unseen) is None:
+            return
+        for first in range(start, stop, COMPARED["cuda"]):
+            last = min(first + COMPARED["cuda"], stop)
+            rounded = self.segment(first, last - first).to(self.unit.dtypes.parameters)
+            unseen.compare(self.unit.parameter_shard[first:last], rounded, numbers)
 
     def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
         """Updates the master from the parameters: all elements in `loaded`, ranges [start, stop) of the shard; others
@@ -153,8 +162,15 @@ class ShardRange:
 
     @contextmanager
     def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
-        """Makes masters, states and gradients of a tile of this range available for an update inside."""
+        """Makes masters, states and gradients of a tile of this range available for an update inside; then its
+        parameters are set to the rounded masters, while a GPU's cache still has them.
+        """
+        parts = [*_parts_of(tile)]
+        for one, start, stop, numbers in parts:
+            one.find_writes(start, stop, numbers)
         yield
+        for one, start, stop, _ in parts:
+            one._placement.put(one.unit, start, one.segment(start, stop - start))
 
     @contextmanager
     def gradients(self, edits: bool = False) -> Iterator[None]:
@@ -176,6 +192,17 @@ class PlacedSegment(Protocol):
     used: bool
 
 
+def _parts_of(tile: Sequence[PlacedSegment]) -> Iterator[tuple[ShardRange, int, int, list[int]]]:
+    """Yields a tile's parts with masters: range, elements [start, stop) of its shard, whole 64-bit words with the gaps
+    between segments, and numbers of parameters.
+    """
+    for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):
+        if not shard_range.is_parameters:
+            inside = [one.segment for one in segments]
+            stop = min(-(-(inside[-1].offset + inside[-1].numel) // 4) * 4, shard_range.stop)
+            yield shard_range, inside[0].offset, stop, [one.parameter for one in inside]
+
+
 class Placement:
     """Everything on the device. `ranges`: unit -> its ranges, in the order of its shard."""
 
@@ -185,6 +212,8 @@ class Placement:
     """True if the shards of parameters are on the device."""
     is_tiered = False
     """True if masters may be in another tier, so that comparing them with the parameters would cost a transfer."""
+    unseen: UnseenWrites | None = None
+    """Finds writes while an update runs; None: they are found before."""
 
     def __init__(self) -> None:
         self.ranges: dict[UnitTensors, list[ShardRange]] = {}
@@ -224,13 +253,6 @@ class Placement:
     def visit(self, tile: Sequence[PlacedSegment]) -> AbstractContextManager[None]:
         """Makes masters, states and gradients of a tile available for an update inside."""
         return tile[0].shard_range.visit(tile) if tile else nullcontext()
-
-    def finish_update(self) -> None:
-        """Sets the parameters to the rounded masters, unless this was done tile by tile."""
-        for one in self.all_ranges():
-            if one.rounds_late:
-                one.round_master()
-        self.settle()
 
     def round_masters(self) -> None:
         """Sets the parameters to the rounded masters."""

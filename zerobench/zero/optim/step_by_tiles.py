@@ -20,22 +20,25 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from .. import labels
+from ..parameters.versions import Versions
 from ..precision import Share, shaped_as
 from .segments import FactsOfParts
 
 Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
-"""Given a tile: makes its masters, states and gradients available inside."""
+"""Given a tile: makes its masters, states and gradients available inside, and rounds the masters to parameters."""
 
 
 def update_tiles(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
     visit: Visit = lambda _: nullcontext(),
-) -> None:  # fmt: skip
-    """Makes one `optimizer.step()`, a tile at a time; torch's optimizers skip parameters without a gradient.
+) -> bool:  # fmt: skip
+    """Makes one `optimizer.step()`, a tile at a time; torch's optimizers skip parameters without a gradient. Returns
+    True if a hook after the step has written to tiles that were done: then all masters must be rounded again.
 
     `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError if an optimizer's facts end
     differently after different tiles.
     """
+    done = Versions([share.tensor for tile in tiles[:-1] for share in tile])
     with closing(_each_ready(tiles, coefficient, visit)) as parts:
         if len(tiles) < 2:
             next(parts, None)  # before the step, whose hooks so find the gradients
@@ -53,10 +56,12 @@ def update_tiles(
                         raw_step(optimizer)
                     facts.end_part()
                 next(parts)
+                done.note()
 
             step_with(optimizer, all_but_the_last)
             facts.end()
         next(parts, None)  # the last tile's visit ends
+    return done.have_moved
 
 
 def update_silently(
@@ -142,9 +147,7 @@ def _each_ready(
     buffers = TileBuffers(max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0))
     for tile in tiles:
         with visit(tile):
-            buffers.begin()
-            for share in tile:
-                gradient = buffers.ready(share)
+            for share, gradient in zip(tile, buffers.ready(tile), strict=True):
                 if gradient is not None and coefficient is not None:
                     gradient.mul_(_beside(coefficient, gradient))
                 share.tensor.grad = None if gradient is None else shaped_as(share.tensor, gradient)
@@ -189,20 +192,23 @@ class TileBuffers:
         self._made: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._offsets: dict[tuple[str, torch.dtype], int] = {}
 
-    def begin(self) -> None:
-        """Starts a tile, whose gradients reuse the last tile's memory."""
+    def ready(self, tile: Sequence[Share]) -> list[torch.Tensor | None]:
+        """Returns gradients of a tile's shares, in their masters' tier and dtype, in the memory of the last tile's."""
         self._offsets.clear()
-
-    def ready(self, share: Share) -> torch.Tensor | None:
-        """Returns the share's gradient in its master's tier and dtype: copied there in its own dtype, then cast."""
-        gradient = share.gradient()
-        # 1 to the other tier, in its own dtype: a half gradient is sent as 2 bytes, not as 4
-        if gradient is not None and share.crosses:
-            gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
-        # 2 a cast, in the one buffer that all tiles share in turn
-        if gradient is not None and gradient.dtype != share.tensor.dtype:
-            gradient = self._place(share, share.tensor.dtype).copy_(gradient)
-        return gradient
+        found = [share.gradient() for share in tile]
+        casts, sources = list[torch.Tensor](), list[torch.Tensor]()
+        for number, (share, gradient) in enumerate(zip(tile, found, strict=True)):
+            # 1 to the other tier, in its own dtype: a half gradient is sent as 2 bytes, not as 4
+            if gradient is not None and share.crosses:
+                gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
+            # 2 a cast, in the one buffer that all tiles share in turn
+            if gradient is not None and gradient.dtype != share.tensor.dtype:
+                sources.append(gradient)
+                casts.append(gradient := self._place(share, share.tensor.dtype))
+            found[number] = gradient
+        if casts:
+            torch._foreach_copy_(casts, sources)  # one kernel on a GPU
+        return found
 
     def _place(self, share: Share, dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
         key, numel = (share.tier, dtype), share.tensor.numel()

@@ -86,8 +86,8 @@ class Update:
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
         """Returns the elements per tile, or None if one step over everything needs no memory besides the states."""
-        casts = any(unit.dtypes.gradients != unit.dtypes.master for unit in units)
-        needed = casts or self._placement.tiles_always
+        dtypes = [unit.dtypes for unit in units]  # a tile that is cast or rounded is still in a GPU's cache then
+        needed = any({one.gradients, one.parameters} != {one.master} for one in dtypes) or self._placement.tiles_always
         if tile_bytes is None or (is_fused(self.optimizer) and not needed):
             return None
         align = align_numel(self.optimizer, 4)
@@ -138,7 +138,10 @@ class Update:
             if not skips:
                 # 3 tile by tile, which bounds the memory of casts and of an unfused optimizer
                 with self.running():
-                    update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, self._placement.visit)
+                    if update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, self._placement.visit):
+                        self._placement.round_masters()
+                if self._placement.unseen is not None:
+                    self._placement.unseen.send()
         return not skips
 
     def prepare(self) -> None:

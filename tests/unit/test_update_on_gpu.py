@@ -1,0 +1,164 @@
+"""An update on a GPU: its memory traffic, counted; writes that it finds; hooks that write to masters around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import zerobench
+from tests import cached_memory, zoo
+from tests.cells import cell
+from zerobench.config import schema_training
+from zerobench.fake_execution import CUDA, execute
+from zerobench.zero import STAGES, writes
+from zerobench.zero.options import TILE_BYTES
+
+SMALLER = 16
+"""Model, cache and tiles are smaller by this factor than on a GPU."""
+
+
+@pytest.fixture
+def on_gpu() -> Iterator[None]:
+    """The host does not ask for the results of comparisons."""
+    with mock.patch.dict(writes.ASKS, {"cpu": False}):
+        yield
+
+
+def traffic(strategy: str, tile_bytes: int, n: int = 1) -> tuple[float, int, int]:
+    """Bytes per parameter to and from memory, kernels and waits of the host in one update."""
+    precision = schema_training.Bf16(tile_bytes=tile_bytes)
+    config = cell(strategy, n, "million", precision=precision, bucket_bytes=2**20).config
+    smaller = mock.patch.object(cached_memory, "CACHE_BYTES", cached_memory.CACHE_BYTES // SMALLER)
+    with smaller, cached_memory.counted() as updates:
+        shapes = execute(config, target=CUDA, operators=True).known.schedule.shapes
+    last = updates[-1]
+    return n * last.moved / sum(shape.numel for shape in shapes), last.kernels, last.waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+def test_an_update_moves_at_most_32_bytes_a_parameter(strategy: str) -> None:
+    moved, kernels, waits = traffic(strategy, TILE_BYTES["cuda"] // SMALLER)
+    assert 28 <= moved <= 32
+    assert waits == 0
+    at_once, fewer, _ = traffic(strategy, 2**30)  # what tiles are for
+    assert at_once > 36
+    assert fewer < kernels <= 160
+
+
+def engine_of(stage: str, **options: Any) -> Any:
+    model = zoo.build("tied").bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return zerobench.initialize(model, optimizer, stage, **{"tile_bytes": 1024} | options)
+
+
+def step(engine: Any, number: int = 0, clips: bool = False) -> None:
+    for micro in range(2):
+        with engine.no_sync() if not micro else mock.MagicMock():
+            engine.backward(engine(*zoo.tokens(0, 1, 2 * number + micro)))
+    if clips:
+        engine.clip_grad_norm_(0.5)
+    engine.step()
+
+
+def weight_of(engine: Any) -> nn.Parameter:
+    return engine.module.embedding.weight
+
+
+def masters(engine: Any) -> list[torch.Tensor]:
+    return [segment.tensor.detach().clone() for segment in engine.segments]
+
+
+def rounded(engine: Any) -> bool:
+    """Whether parameters are the rounded masters, bit by bit."""
+    pairs = [(one.parameters, one.master.bfloat16()) for one in engine.placement.all_ranges()]
+    return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_bits_are_those_of_a_cpu(stage: str) -> None:
+    """A loop with clipping and accumulation, in tiles and at once; nothing was written, and no error is raised."""
+    found = []
+    for asks in (True, False):
+        for tile_bytes in (1024, 2**30):
+            with mock.patch.dict(writes.ASKS, {"cpu": asks}):
+                engine = engine_of(stage, tile_bytes=tile_bytes)
+                for number in range(4):
+                    step(engine, number, clips=True)
+                assert (engine.placement.unseen is None) == asks
+                assert rounded(engine)
+                found.append(torch.cat([one.flatten() for one in masters(engine)]))
+                engine.full_state_dict()
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_write_that_an_update_has_replaced_is_an_error_at_the_next_step(stage: str) -> None:
+    engine = engine_of(stage)
+    step(engine)
+    weight_of(engine).data[0, 0] += 1
+    step(engine)
+    before = masters(engine)
+    with pytest.raises(
+        RuntimeError, match=r"one of .*embedding\.weight.*: it was written to between steps .* they are lost; wr"
+    ):
+        step(engine)
+    assert all(torch.equal(a, b) for a, b in zip(before, masters(engine), strict=True))
+    engine.zero_grad()
+    for number in range(3):
+        step(engine, number)
+    weight_of(engine).data.mul_(2)
+    step(engine)
+    with pytest.raises(RuntimeError, match=r"embedding\.weight"):
+        engine.full_state_dict()
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_writes_that_are_found_in_time_are_followed() -> None:
+    """Before a checkpoint, or if versions show them; and NaN in training is no write."""
+    engine = engine_of("zero2")
+    step(engine)
+    weight_of(engine).data.fill_(0.25)
+    assert bool((engine.full_state_dict()["embedding.weight"] == 0.25).all())
+    with torch.no_grad():
+        weight_of(engine).fill_(0.5)
+    step(engine)
+    step(engine)
+    engine.backward(engine(*zoo.tokens(0, 1, 0)) * float("nan"))
+    engine.step()
+    step(engine)
+    step(engine)
+    assert weight_of(engine).isnan().all()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("tile_bytes", [1024, 2**30])
+def test_parameters_are_the_masters_that_hooks_have_written(asks: bool, tile_bytes: int) -> None:
+    """Before a step or after it; then writes between steps are followed on a GPU, too."""
+    with mock.patch.dict(writes.ASKS, {"cpu": asks}):
+        engine = engine_of("zero2", tile_bytes=tile_bytes)
+        step(engine)
+
+        @torch.no_grad()
+        def halve(*_: Any) -> None:
+            for one in engine.segments:
+                one.tensor.mul_(0.5)
+
+        for register in (engine.optimizer.register_step_post_hook, engine.optimizer.register_step_pre_hook):
+            hook = register(halve)
+            step(engine)
+            assert rounded(engine)
+            step(engine)
+            hook.remove()
+        if asks or len(engine.update.tiles) > 1:  # a single tile is compared before the hooks
+            weight_of(engine).data.fill_(8.0)
+            step(engine)
+            step(engine)
+            assert rounded(engine)
+            assert bool((weight_of(engine) > 7).all())
