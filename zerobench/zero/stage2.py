@@ -29,14 +29,15 @@ class ShardedBucket(GradientBucket):
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
         super().__init__(unit, comm, reduce_with, sink)
         self.shard = torch.zeros(self.kept_numel, dtype=unit.dtypes.gradients, device=unit.device)
-        if self.is_alone:
-            self.full = self.shard
-        else:
-            unit.heap.release(self.shard)  # one tensor for life; its memory comes with the first reduction
+        unit.heap.release(self.shard)  # one tensor for life; its memory comes with the first gradient or reduction
         self._lands_in_shard = sink is None and unit.dtypes.wire == unit.dtypes.gradients and not self.all_reduces
 
     def open(self, sends: bool) -> None:
-        if self.full is not None:  # at N = 1, or a sum that no_sync has kept
+        if self.full is not None:  # a sum that no_sync has kept
+            return
+        if self.is_alone:
+            self.unit.heap.restore(self.shard)
+            self.full = self.shard
             return
         # a gradient that is sent next is made in the wire's dtype, which saves a copy; a sum keeps its own until sent
         dtypes = self.unit.dtypes
@@ -66,9 +67,10 @@ class ShardedBucket(GradientBucket):
 
     def release(self) -> None:
         super().release()
-        if not self.is_alone:
-            self.release_full()
-            self.unit.heap.release(self.shard)
+        if self.is_alone:
+            self.full = None
+        self.release_full()
+        self.unit.heap.release(self.shard)
 
 
 class Stage2(Stage1):

@@ -95,7 +95,7 @@ def replay_buckets(
     """Plays a step with buckets on the rank that uses most memory."""
     n = groups.shard_ranks
     shapes, keeps_whole = schedule.shapes, not strategy.theory.gradients and not tiers.gradients
-    for_good = strategy.theory.persistent_gradients or (n == 1 and not keeps_whole and not tiers.gradients)
+    for_good = strategy.theory.persistent_gradients
     buffers = buckets_of(shapes, n, strategy.bucket_limit)
     replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
     replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))

@@ -73,6 +73,8 @@ class Reductions:
         """Adds a gradient to the unit. Sums kept under no_sync are in the gradients' dtype, and are cast when sent."""
         if self.keeps_whole and not self.for_good:
             self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
+        if self.is_alone and not self.keeps_whole:
+            self._hold_shard(unit)
         if self.is_alone or unit.name in self._opened:
             return
         self._opened[unit.name] = self.synchronizing and not self.keeps_whole

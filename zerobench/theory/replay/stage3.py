@@ -17,7 +17,7 @@ from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Sched
 from ..strategy import StrategyShape, frees_root, reads
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
-from .reductions import Reductions, UnitGradients, whole_bytes
+from .reductions import Reductions, UnitGradients
 from .shards import Shards
 
 
@@ -56,8 +56,6 @@ def replay_units(
     if tiers.parameters and replay.host is not None:
         replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
         replay.files += own if tiers.place == "nvme" else 0
-    whole = sum(whole_bytes(b, shapes, precision) for b in trained)
-    replay.hold("gradients", "kept", whole if n == 1 and not tiers.gradients else 0)
     shards = Shards(trained, n, optimizer, precision, tiers, replay.owner)
     shards.hold(replay, schedule)
     returns = schedule.returns or (True,) * len(schedule.uses)

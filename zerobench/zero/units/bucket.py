@@ -17,7 +17,7 @@ reduced.
     wire     (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
     shard    (shard_numel,)    the mean over the ranks, whose segments the optimizer sees, without the sink's part
 
-At N = 1, without a sink, `full` and `shard` are one tensor in which gradients stay until the update.
+At N = 1, without a sink, `full` and `shard` are one tensor, which has memory from the first gradient to the update.
 """
 
 from __future__ import annotations
