@@ -80,7 +80,8 @@ class Stage3(Stage2):
             units = self._adopt_group(name or "(root)", mine)
             self._all_units += units
             if module is self.module:
-                self._root = Root(module, units, bool(modules), self.options.keep_root == AUTO)
+                goes = self.options.keep_root == AUTO
+                self._root = Root(module, units, bool(modules), goes, lambda: self._ahead.launch())
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
@@ -239,13 +240,15 @@ class Stage3(Stage2):
             unit.unshard()
         preceding = self._order.behind(use - len(units) + 1, self.options.prefetch)
         preceding = [unit for unit in preceding if not self._root.comes_for_itself(unit)]
-        self._ahead.enter(units, preceding, must_wait=self.gradients.reducing)
+        learns = any(unit.trainable for unit in units)
+        self._ahead.enter(units, preceding, must_wait=self.gradients.reducing and learns)
 
     def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)
         self._root.bring()
-        for last in self._order.behind(self._order.end, self.options.prefetch):
-            last.launch_unshard()  # travels while the head's backward runs
+        # the last unit travels while the head's backward runs, not before: the loss's temporaries are the peak
+        last = self._order.behind(self._order.end, self.options.prefetch)
+        self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
         if not self._order.come_to(forward):

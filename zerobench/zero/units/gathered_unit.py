@@ -249,7 +249,7 @@ class GathersAhead:
     def enter(self, units: Sequence[GatheredUnit], following: Sequence[GatheredUnit], must_wait: bool) -> None:
         """Enters `units` in backward, with `following` next; gathers the following units now unless it must wait."""
         self._entered, self._waiting = units, following
-        if not (must_wait and any(unit.trainable for unit in units)):
+        if not must_wait:
             self.launch()
 
     def written(self, unit: Unit) -> None:

@@ -50,8 +50,12 @@ def is_read_in_backward(owner: nn.Module) -> bool:
 class Root:
     """The root's units, and the reads observed in the current forward. `goes`: the units are freed in backward."""
 
-    def __init__(self, root: nn.Module, units: list[GatheredUnit], has_others: bool, goes: bool) -> None:
+    def __init__(
+        self, root: nn.Module, units: list[GatheredUnit], has_others: bool, goes: bool, come_to: Callable[[], None]
+    ) -> None:
         self.units = units
+        self._come_to = come_to  # called when backward comes to one of the root's own modules
+        self._come_at = 0  # the uses of other units before the last of these modules
         self._parameters = {p for unit in units for p in unit.parameters}
         held = owners(root, self._parameters)
         self.goes = goes and has_others and not any(is_read_anywhere(root, owner) for owner, _ in held)
@@ -64,7 +68,7 @@ class Root:
             module.register_forward_pre_hook(Hook(partial(self._before, module)), prepend=True)
             module.register_forward_hook(Hook(partial(self._after, module)), always_call=True)
 
-    def bring(self, _gradient: torch.Tensor | None = None) -> None:
+    def bring(self) -> None:
         """Gathers the units, if they are not whole."""
         for unit in self.units:
             unit.unshard()
@@ -77,6 +81,11 @@ class Root:
     def comes_for_itself(self, unit: Unit) -> bool:
         """Returns True if `unit` is gathered when a module's backward reads it, and not ahead."""
         return self.goes and unit in self.units
+
+    @property
+    def is_last(self) -> bool:
+        """True if backward comes to a module of the root, such as a head, before any other unit."""
+        return self.goes and self._come_at == self._uses()
 
     def begin_forward(self, uses: Callable[[], int]) -> None:
         """Starts a training forward; `uses`: returns the number of uses of other units so far. In the first forwards
@@ -110,4 +119,9 @@ class Root:
         self._reading.subtract(p for p in module._parameters.values() if p in self._parameters)
         tensors = list(tensors_that_require_grad(output)) if is_read_in_backward(module) else []
         if tensors:
-            register_multi_grad_hook(tensors, self.bring, mode="any")
+            self._come_at = self._uses()
+            register_multi_grad_hook(tensors, self._come, mode="any")
+
+    def _come(self, _gradient: torch.Tensor) -> None:
+        self.bring()
+        self._come_to()
