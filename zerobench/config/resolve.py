@@ -16,7 +16,7 @@ from ..models import huggingface, huggingface_config, lora
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
-from ..zero.options import AUTO, MODES, REDUCE_WITH, Options
+from ..zero.options import AUTO, MODES, REDUCE_WITH, SHARDS, Options
 from . import combinations, keys, world
 from .cell import Cell, CellConfig, data_ranks
 from .launcher import LauncherChoice
@@ -236,6 +236,8 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
     keep_root, reduce_with = getattr(strategy, "keep_root", None), getattr(strategy, "reduce_with", None)
     if keep_root not in (None, True, False, AUTO):
         problems.append(f"strategy.keep_root={keep_root}: use true, false or {AUTO}")
+    if getattr(strategy, "shards", None) not in (None, *SHARDS):
+        problems.append(f"strategy.shards={strategy.shards}: use {' or '.join(SHARDS)}")
     if reduce_with not in (None, *REDUCE_WITH):
         problems.append(f"strategy.reduce_with={reduce_with}: use {' or '.join(REDUCE_WITH)}")
 

@@ -154,6 +154,7 @@ class Zero3(StrategyOptions):
     `construct`: plain, or meta: no rank ever holds the whole model, whose values are the same nevertheless.
     `persistence_numel`: parameters of up to this many elements stay whole. From forward to backward the root unit stays
     (`keep_root`; auto: it is freed while backward is at others), or every unit (`reshard_after_forward=false`).
+    `shards`: masters, or parameters (beside the masters).
     """
 
     name: str = "zero3"
@@ -170,6 +171,10 @@ class Zero3(StrategyOptions):
         "units are freed after forward and gathered again for backward",
         deepspeed="`stage3_max_reuse_distance`, nearly", torch="`fully_shard(reshard_after_forward=)`",
         transformers="`fsdp_config`: reshard_after_forward",
+    )(None)  # fmt: skip
+    shards: str | None = Key(
+        "in half precision without offload: a rank's part of the masters alone, rounded for each gather, or also of the"
+        " parameters", words=("masters", "parameters"), torch="masters, as `fully_shard` keeps fp32 parameters",
     )(None)  # fmt: skip
     construct: str = CONSTRUCT("plain")
 

@@ -7,6 +7,7 @@ frozen ones; N: ranks that share a state, called k if they are a group::
     zero1     (2 + 2)ψ + 2φ + Kψ/N           P_os, section 5.1, figure 1
     zero2     2ψ + 2φ + (2 + K)ψ/N           P_os+g, section 5.2
     zero3     (2 + 2 + K)ψ/N + 2φ/N          P_os+g+p, section 5.3
+              (2 + K)ψ/N + 2φ/N              the same with masters as the only shards
     megatron  (2 + 2)ψ + 2φ + (4 + K)ψ/N     Megatron-core, dist_optimizer.md: fp16 gradients, all cast at once
               (2 + 4)ψ + 2φ + Kψ/N           the same with fp32 gradients
 
@@ -133,7 +134,8 @@ def states_of(
     """Returns the model states under a strategy; a category may have two."""
     theory, n = strategy.theory, groups.shard_ranks
     trained = [s for s in shapes if s.trainable]
-    parameters, frozen = (sum(map(bytes_of, some)) for some in (shapes, [s for s in shapes if not s.trainable]))
+    held = [s for s in shapes if not strategy.keeps_masters(s, tiers)]
+    parameters, frozen = (sum(map(bytes_of, some)) for some in (held, [s for s in held if not s.trainable]))
     gradients = sum(s.numel * gradient_bytes(s, precision) for s in trained)
     masters = sum(master_bytes(s) for s in trained if is_half(s))
     cast = sum(master_bytes(s) for s in trained if gradient_bytes(s, precision) < 4)

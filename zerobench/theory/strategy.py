@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .layout import FlatBuffer, buckets_of, by_kind, by_unit, lay_out
-from .shapes import ROOT, ParameterShape, Schedule, bytes_of
+from .shapes import ROOT, ParameterShape, Schedule, bytes_of, is_half
+from .tiers import NOWHERE, TierShape
 
 AUTO = "auto"
 
@@ -44,6 +45,8 @@ class StrategyShape:
     prefetch: int = 0
     keep_root: bool | str = True
     reshard_after_forward: bool = True
+    shards: str = "parameters"
+    """Or "masters": a rank keeps no half parameters beside its masters."""
     find_unused_parameters: bool = False
 
     @staticmethod
@@ -51,6 +54,11 @@ class StrategyShape:
         """Returns the shape of a resolved section, ignoring keys that theory does not need."""
         names = {field.name for field in fields(StrategyShape)} - {"theory"}
         return replace(StrategyShape(theory), **{key: section[key] for key in names & section.keys()})
+
+    def keeps_masters(self, shape: ParameterShape, tiers: TierShape = NOWHERE) -> bool:
+        """Whether a rank's part of a parameter is its master alone."""
+        alone = self.theory.parameters and self.shards == "masters" and tiers.place is None
+        return alone and shape.trainable and is_half(shape)
 
     @property
     def has_buckets(self) -> bool:

@@ -87,7 +87,8 @@ def sizes_of(engine: ShardedEngine) -> dict[str, int]:
     states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
     parts: dict[str, list[Any]] = {
         "parameters": [
-            *(t for u in units for t in (u.full_parameters, u.parameter_shard)),
+            *(u.full_parameters for u in units),
+            *(u.parameter_shard for u in units if not u.dtypes.keeps_masters),
             *engine.module.parameters(),
         ],
         "gradients": [t for u in engine.units for t in (u.gradients.shard, u.gradients.full)],

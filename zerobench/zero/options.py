@@ -29,15 +29,18 @@ and large enough to use the link's bandwidth.
 REDUCE_WITH = ("reduce_scatter", "all_reduce")
 """Values of `Options.reduce_with`: they send one times a bucket's size, or two."""
 
+SHARDS = MASTERS, PARAMETERS = ("masters", "parameters")
+"""Values of `Options.shards`."""
+
 BUCKETED = ("bucket_bytes", "reduce_with")
 """Options of the strategies with buckets; strategies whose units are modules do not have them."""
 
 MODES: dict[str, dict[str, Any]] = {
     "own": {},
-    "paper": {"bucket_bytes": 25 * 2**20, "keep_root": False},
+    "paper": {"bucket_bytes": 25 * 2**20, "keep_root": False, "shards": PARAMETERS},
     "vendor": {
         "bucket_bytes": 25 * 2**20, "reduce_with": "all_reduce", "keep_root": True, "reshard_after_forward": False,
-        "persistence_numel": 100_000,
+        "persistence_numel": 100_000, "shards": PARAMETERS,
     },
 }  # fmt: skip
 """Sets of defaults that reproduce other systems, so that a difference can be attributed to a single choice.
@@ -75,6 +78,8 @@ class Options:
     `keep_root`          stage 3: the root unit stays from forward to backward; "auto": it is also freed while backward
                          is at other units (units/root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, sending 2ψ instead of 3ψ
+    `shards`             stage 3, half precision without offload: a rank keeps its part of the masters alone, and
+                         rounds it for each gather, or keeps its part of the parameters beside them ("parameters")
     `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs; False: the step
                          waits for them
     `reduce_with`        reduce_scatter, or all_reduce at twice the volume, as other systems do
@@ -102,6 +107,7 @@ class Options:
     persistence_numel: int = 0
     keep_root: bool | str = AUTO
     reshard_after_forward: bool = True
+    shards: str = MASTERS
     overlap_gather: bool = True
     reduce_with: str = "reduce_scatter"
     gradient_dtype: torch.dtype | None = None
@@ -158,6 +164,8 @@ class Options:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCE_WITH)}")
+        if self.shards not in SHARDS:
+            raise ValueError(f"shards: {self.shards!r} is unknown; use one of {', '.join(SHARDS)}")
         if self.gradient_dtype not in (None, *DTYPES.values()):
             raise ValueError(
                 f"gradient_dtype: {self.gradient_dtype} cannot hold gradients; use torch.float32 or a half"

@@ -6,6 +6,8 @@
     gradients    dtype of accumulation                             default: the parameter's
     wire         dtype that a reduction sends                      default: the gradients'
     master       dtype of the optimizer's copy                     fp32 if the parameter is half
+    shard        dtype of a rank's part of the parameters          the parameter's; the master's if a unit of stage 3
+                                                                   keeps masters alone, which a gather rounds
 
 Half precision with Adam: 2ψ parameters + 2ψ gradients + Kψ, K = 12: fp32 master, momentum, variance
 (ZeRO, arXiv 1910.02054, section 3.1; Micikevicius et al., arXiv 1710.03740).
@@ -57,6 +59,12 @@ class Dtypes:
     gradients: torch.dtype
     wire: torch.dtype
     master: torch.dtype
+    shard: torch.dtype
+
+    @property
+    def keeps_masters(self) -> bool:
+        """True if a rank's part of the parameters is the master alone."""
+        return self.shard != self.parameters
 
     @staticmethod
     def of(parameter: torch.dtype, gradient: torch.dtype | None = None, wire: torch.dtype | None = None) -> Dtypes:
@@ -64,7 +72,7 @@ class Dtypes:
         half = parameter in HALF
         gradients = gradient if half and gradient else parameter
         sent = gradients if wire is None or parameter == torch.float64 else wire
-        return Dtypes(parameter, gradients, sent, torch.float32 if half else parameter)
+        return Dtypes(parameter, gradients, sent, torch.float32 if half else parameter, parameter)
 
 
 @dataclass(frozen=True)

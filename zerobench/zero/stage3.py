@@ -10,13 +10,16 @@ keeps 1/N of every unit; the full parameters exist only while they are read::
     update             the optimizer sees the shards; nothing to gather
 
 The root unit is in use at both ends of forward and backward, and stays between them: 3ψ minus its size.
-16ψ/N for Adam, in fp32 and in half precision, and in flight two adjacent units, the root, a unit's gradients.
+16ψ/N for Adam in fp32. In half precision, with masters as the only shards, 14ψ/N: 12ψ/N at the start of backward, and
+a gather reads 4 bytes per element of a shard and writes 2; with parameters beside the masters 16ψ/N, as in the paper.
+In flight: two adjacent units, the root, a unit's gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +42,7 @@ from .modules.wrapping import (
     unit_of_parameters,
     warn_of_modules_not_called,
 )
-from .options import AUTO
+from .options import AUTO, MASTERS
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
@@ -106,6 +109,8 @@ class Stage3(Stage2):
         align = align_numel(self.optimizer, parameters[0].element_size())
         layout = one_unit(numels, self.comm.size, align, TAIL_NUMEL, owners)
         dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
+        if self.options.shards == MASTERS and index.keys() & {*parameters} and not (stays or self.placement.is_tiered):
+            dtypes = replace(dtypes, shard=dtypes.master)
         orders = {p: self.orders[p] for p in parameters}
         unit = GatheredUnit(name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.hiding)
         if unit.trainable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from . import labels
 from .arena import Heap
 from .comm.base import Comm
 from .layout import Layout
@@ -30,6 +31,11 @@ class UnitTensors:
     def device(self) -> torch.device:
         """The device of the full parameters, wherever the shards are."""
         return self.full_parameters.device
+
+    @property
+    def shard_category(self) -> str:
+        """The label of the parameter shard."""
+        return labels.MASTER if self.dtypes.keeps_masters else labels.PARAMETERS
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """Returns this rank's (shard_numel,) view of a (padded_numel,) tensor."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out
-from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, micro_batches
+from ..shapes import ROOT, OptimizerShape, PrecisionShape, Schedule, micro_batches
 from ..strategy import StrategyShape, frees_root, reads
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
@@ -28,6 +28,10 @@ class UnitPart:
     buffer: FlatBuffer
     gradients: UnitGradients | None
     """None: frozen."""
+    keeps_masters: bool
+    """Whether its shard is that of the masters."""
+    moves: bool
+    """Whether it is whole only while its module runs."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,27 @@ def replay_units(
     """Plays a step with module units on the rank that uses most memory."""
     shapes, n = schedule.shapes, groups.shard_ranks
     kept, by_name = by_unit(shapes, strategy.persistence_numel)
-    small = _parts(shapes, kept, n, precision, replay.owner)
-    units = {name: _parts(shapes, mine, n, precision, replay.owner) for name, mine in by_name.items()}
+    moves = n > 1 or tiers.parameters
+
+    def parts_of(indices: list[int], stays: bool = False) -> tuple[UnitPart, ...]:
+        parts = []
+        for kind in by_kind(shapes, indices):
+            buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
+            alone = not stays and strategy.keeps_masters(shape, tiers)
+            gradients = None
+            if shape.trainable:
+                own = buffer.shard_numel(replay.owner)
+                gradients = UnitGradients.of(kind[0], buffer.padded_numel, shape, precision, own)
+            parts.append(UnitPart(buffer, gradients, alone, alone or (moves and not stays)))
+        return tuple(parts)
+
+    small = parts_of(kept, stays=True)
+    units = {name: parts_of(mine) for name, mine in by_name.items()}
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
     replay.hold("parameters", "small", sum(part.buffer.padded_bytes for part in small))
-    own = sum(part.buffer.shard_numel(replay.owner) * part.buffer.element_bytes for part in large)
+    beside = [part.buffer for part in large if not part.keeps_masters]
+    own = sum(buffer.shard_numel(replay.owner) * buffer.element_bytes for buffer in beside)
     replay.hold("parameters", "shards", 0 if tiers.parameters else own)
     if tiers.parameters and replay.host is not None:
         replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
@@ -63,26 +82,11 @@ def replay_units(
     uses += [Use(units[name], back, False) for name, back in zip(schedule.uses, returns, strict=True) if name in units]
     reductions = Reductions(replay, groups, False, strategy.reduce_with, tiers)
     steps = _Units(replay, schedule, groups, strategy, [use for use in uses if use.parts], small, reductions)
-    steps.comes_and_goes = n > 1 or tiers.parameters
     for last in micro_batches(schedule):
         reductions.synchronizing = strategy.synchronizes(last)
         steps.forward()
         steps.backward()
     shards.update(replay, schedule)
-
-
-def _parts(
-    shapes: tuple[ParameterShape, ...], indices: list[int], n: int, precision: PrecisionShape, owner: int
-) -> tuple[UnitPart, ...]:
-    parts = []
-    for kind in by_kind(shapes, indices):
-        buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
-        gradients = None
-        if shape.trainable:
-            own = buffer.shard_numel(owner)
-            gradients = UnitGradients.of(kind[0], buffer.padded_numel, shape, precision, own)
-        parts.append(UnitPart(buffer, gradients))
-    return tuple(parts)
 
 
 @dataclass
@@ -99,8 +103,6 @@ class _Units:
     small: tuple[UnitPart, ...]
     reductions: Reductions
     done: set[UnitPart] = field(default_factory=set)
-    comes_and_goes: bool = True
-    """True if units are whole only while their module runs."""
 
     def __post_init__(self) -> None:
         self.row = [part for use in self.uses for part in use.parts]
@@ -112,8 +114,7 @@ class _Units:
         self.entered: tuple[UnitPart, ...] = ()
         self.waiting: list[UnitPart] = []
         self.first = int(bool(self.uses) and self.uses[0].is_root)
-        goes = frees_root(self.strategy, self.schedule.shapes) and self.comes_and_goes
-        parts = self.row[: self.starts[self.first]] if goes else []
+        parts = self.row[: self.starts[self.first]] if frees_root(self.strategy, self.schedule.shapes) else []
         self.of_root = {span.parameter for part in parts for span in part.buffer.spans}
         for part in self.row if self.groups.shard_ranks > 1 else ():
             if part.gradients is None or self._sends_differences(part):  # never stale: since the first step
@@ -212,7 +213,7 @@ class _Units:
 
     def _unshard(self, parts: Sequence[UnitPart], ahead: bool = False) -> None:
         """Gathers parts. `ahead`: they are prefetched and not awaited."""
-        for part in parts if self.comes_and_goes else ():
+        for part in (part for part in parts if part.moves):
             buffer, codes = part.buffer, ("communication", ("codes", part))
             if ("parameters", ("unit", part)) not in self.replay.live:
                 self.replay.hold("parameters", ("unit", part), buffer.padded_bytes)

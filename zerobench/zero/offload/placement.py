@@ -35,6 +35,9 @@ COMPARED = {"cpu": 2**16, "cuda": 2**24}
 kernel is slow to launch.
 """
 
+KEPT = {"cpu": 2**16, "cuda": 2**21}
+"""The same when a unit of stage 3 that keeps masters alone is freed, so often that a GPU's cache must hold a part."""
+
 
 class GradientSink(Protocol):
     """The destination, off the device, of the reduced gradients of a shard's first `numel` elements."""
@@ -53,6 +56,11 @@ class GradientSink(Protocol):
 
     def settle(self) -> None:
         """Waits until all gradients that were taken can be read."""
+
+
+def follow_written(master: torch.Tensor, written: torch.Tensor) -> None:
+    """master := `written`, except elements that are rounded to `written`, which keep bits that it cannot represent."""
+    torch.where(master.to(written.dtype) == written, master, written, out=master)
 
 
 class ShardRange:
@@ -89,7 +97,7 @@ class ShardRange:
     def is_parameters(self) -> bool:
         """True if master and parameters are one tensor."""
         dtypes, is_here = self.unit.dtypes, self.tier == labels.DEVICE and self._placement.keeps_parameters
-        return is_here and dtypes.master == dtypes.parameters
+        return is_here and dtypes.master == dtypes.shard
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
         """Returns the master of elements [offset, offset + numel) of the unit's shard."""
@@ -123,9 +131,9 @@ class ShardRange:
         most = COMPARED.get(master.device.type, COMPARED["cuda"])
         for start in range(0, master.numel(), most):
             part = master[start : start + most]
-            written, rounded = self._written(start, part), part.to(self.unit.dtypes.parameters)
-            if not (asks and torch.equal(written, rounded)):
-                part.copy_(torch.where(rounded == written, part, written.to(part.dtype)))
+            written = self._written(start, part)
+            if not (asks and torch.equal(written, part.to(written.dtype))):
+                follow_written(part, written)
             for first, last in loaded:
                 here = slice(max(0, first - self.start - start), max(0, last - self.start - start))
                 part[here].copy_(written[here])
@@ -287,7 +295,7 @@ class Placement:
 
     def keep_parameters(self, unit: UnitTensors, shard: torch.Tensor) -> torch.Tensor:
         """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""
-        return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
+        return labels.label(shard.to(unit.dtypes.shard, copy=True), unit.shard_category, unit.name)
 
     def has_parameters(self, unit: UnitTensors) -> bool:
         """Returns True if the unit's shard of parameters is on the device."""
@@ -304,6 +312,20 @@ class Placement:
     def put(self, unit: UnitTensors, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on of the unit's shard := values."""
         unit.parameter_shard.narrow(0, start, values.numel()).copy_(values)
+
+    def keep(self, unit: UnitTensors, values: torch.Tensor, loaded: Collection[int] = ()) -> None:
+        """The first elements of the unit's shard := `values`, which were gathered and maybe written to since. Masters
+        change only if they are not rounded to `values`, except those of the parameters `loaded`, which change anyway.
+        """
+        if not unit.dtypes.keeps_masters:
+            self.put(unit, 0, values)
+            return
+        most = KEPT.get(values.device.type, KEPT["cuda"])
+        for part, written in zip(unit.parameter_shard[: values.numel()].split(most), values.split(most), strict=True):
+            follow_written(part, written)
+        for one in unit.layout.segments(unit.rank) if loaded else ():
+            if one.parameter in loaded:
+                self.put(unit, one.offset, values.narrow(0, one.offset, one.numel))
 
     # -- order in time ----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
+A shard of half parameters that are trained is, by default, that of their masters: a gather starts by rounding them.
 A unit that *stays* is always unsharded, as in stages 1 and 2: its small parameters are not worth a gather.
 A unit that is *held* stays unsharded until its reader releases it.
 
@@ -82,7 +83,7 @@ class GatheredUnit(Unit):
         self.parameters = parameters = list(orders)
         self._orders = list(orders.values())
         self.trainable = parameters[0].requires_grad
-        self.stays = stays or (comm.size == 1 and placement.keeps_parameters)
+        self.stays = stays or (comm.size == 1 and placement.keeps_parameters and not dtypes.keeps_masters)
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
@@ -114,7 +115,7 @@ class GatheredUnit(Unit):
         first = self.start
         start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.shard_numel)
         if start < stop:
-            part = flat[start - piece.offset : stop - piece.offset]
+            part = flat[start - piece.offset : stop - piece.offset].to(self.dtypes.parameters)  # not finer than those
             self.placement.put(self, start - first, part)
 
     def launch_unshard(self) -> None:
@@ -196,8 +197,7 @@ class GatheredUnit(Unit):
         if self.versions.written():
             self.keep_parameters(())
         elif self._gathered is None:
-            numel = self.layout.filled_numel(self.rank)  # without the padding
-            self.parameter_shard.narrow(0, 0, numel).copy_(own.narrow(0, 0, numel))
+            self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
         else:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
@@ -218,7 +218,7 @@ class GatheredUnit(Unit):
             )
         if not self.stays:
             self.placement.wait()
-            self.placement.put(self, 0, self.own_slice(self.full_parameters))
+            self.placement.keep(self, self.own_slice(self.full_parameters), loaded)
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:

@@ -4,7 +4,7 @@
 For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (layout.py)::
 
     full_parameters   (padded_numel,)   read by forward and backward; the parameters are views of it
-    parameter_shard   (shard_numel,)    this rank's part of them
+    parameter_shard   (shard_numel,)    this rank's part of them; in stage 3 the masters, which a gather rounds
     masters           (shard_numel,)    updated by the optimizer: the parameter shard itself, or fp32 copies of a half
                                         one; in ranges, each in its tier, owned by a placement (offload/placement.py)
     gradients                           from autograd to the optimizer (units/bucket.py)
@@ -16,7 +16,7 @@ The stages differ in which of these tensors are views, and in when their memory 
     2       stays                  view of it             while in flight      from reduction to update
     3       while in use           own tensor             while in flight      from reduction to update
 
-With one rank the full tensors are the shards.
+With one rank the full tensors are the shards, but for masters that are rounded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Unit(UnitTensors):
         labels.label(self.full_parameters, labels.PARAMETERS, self.name)
         if isinstance(self.parameter_shard, torch.Tensor):
             tier = labels.DEVICE if self.placement.keeps_parameters else labels.HOST
-            labels.label(self.parameter_shard, labels.PARAMETERS, self.name, tier=tier)
+            labels.label(self.parameter_shard, self.shard_category, self.name, tier=tier)
         gradients = getattr(self, "gradients", None)  # a frozen unit has none
         if gradients is not None:
             labels.label(gradients.shard, labels.GRADIENTS, self.name)
