@@ -233,11 +233,11 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
     defaults = {one.name: one.default for one in fields(Options)} | MODES.get(mode, {})
     for key in [key for key, value in chosen.items() if value is None]:
         setattr(strategy, key, defaults[key])
-    keep_root, reduce_with = getattr(strategy, "keep_root", None), getattr(strategy, "reduce_with", None)
+    keep_root, reduce_with, shards = (getattr(strategy, key, None) for key in ("keep_root", "reduce_with", "shards"))
     if keep_root not in (None, True, False, AUTO):
         problems.append(f"strategy.keep_root={keep_root}: use true, false or {AUTO}")
-    if getattr(strategy, "shards", None) not in (None, *SHARDS):
-        problems.append(f"strategy.shards={strategy.shards}: use {' or '.join(SHARDS)}")
+    if shards not in (None, *SHARDS):
+        problems.append(f"strategy.shards={shards}: use {' or '.join(SHARDS)}")
     if reduce_with not in (None, *REDUCE_WITH):
         problems.append(f"strategy.reduce_with={reduce_with}: use {' or '.join(REDUCE_WITH)}")
 

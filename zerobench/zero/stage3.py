@@ -225,7 +225,7 @@ class Stage3(Stage2):
                     [u.name for u in self._all_units if not u.stays and u not in self._order.uses]
                 )
             self._root.end_forward()
-            if not self.options.keep_root:
+            if not self.options.keep_root or (self._root.goes and self.comm.size == 1):  # then a gather sends nothing
                 for unit in self._root.units:
                     unit.reshard()
             tensors = list(tensors_that_require_grad(output))
@@ -250,7 +250,8 @@ class Stage3(Stage2):
 
     def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)
-        self._root.bring()
+        if not self._root.is_last:
+            self._root.bring()
         # the last unit travels while the head's backward runs, not before: the loss's temporaries are the peak
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)

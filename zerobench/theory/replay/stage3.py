@@ -129,7 +129,7 @@ class _Units:
             for over in (self.uses[other] for other in self.ends if self.last[other] == place):
                 if not over.is_root and self.strategy.reshard_after_forward:
                     self._reshard(over.parts)
-        if not self.strategy.keep_root:
+        if not self.strategy.keep_root or (self.of_root and self.groups.shard_ranks == 1):
             self._reshard(self.row[: self.starts[self.first]])
 
     def backward(self) -> None:

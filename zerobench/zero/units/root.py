@@ -6,7 +6,7 @@ They are whole from the beginning of the forward. Backward starts with the head,
     keep_root=True    whole until the backward is over
     keep_root="auto"  freed when backward reaches the first other unit, when gradients and activations peak;
                       gathered again for a submodule whose backward reads parameters. An embedding's does not: then
-                      no more bytes are sent than if they were kept
+                      no more bytes are sent than if they were kept. A single rank frees them after forward
 
 "auto" requires parameters that are read only in their own modules' forward. If one belongs to the root module itself,
 or is read elsewhere before the last unit has run, the root is kept.
