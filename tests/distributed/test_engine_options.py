@@ -116,6 +116,8 @@ def half(rank: int, n: int, dtypes: tuple[torch.dtype, ...]) -> dict[str, list[s
             for options in ({}, {"tile_bytes": 1024}):
                 mine = ours(rank, n, strategy, dtype, **options)
                 found[f"{strategy} {dtype} {options}"] = same(mine, oracle, n <= 2, 0.02)
+        beside = ours(rank, n, "zero3", dtype, shards="parameters")
+        found[f"zero3 {dtype}, parameters beside the masters"] = same(ours(rank, n, "zero3", dtype), beside, True)
         clipped = ddp(rank, n, dtype, 0.5)
         for strategy in STAGES:
             for options in ({"gradient_dtype": torch.float32}, {"gradient_dtype": torch.float32, "wire_dtype": dtype}):

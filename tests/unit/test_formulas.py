@@ -71,6 +71,16 @@ def test_equations_read_as_the_paper_prints_them(theory: StrategyTheory, equatio
     assert found.numbers == {"ψ": 1000, "K": 12} | ({"N": 4} if theory.optimizer else {})
 
 
+def test_masters_as_the_only_shards_are_two_bytes_less() -> None:
+    shape = StrategyShape(ZERO3, shards="masters")
+    found = state_formulas(shape, model(1000, frozen=300), GroupShape(4), ADAM, HALF)["states"]
+    assert (found.equation, found.value) == ("2φ/N + (2 + K)ψ/N", 150 + 14 * 250)
+    for other, tiers in ((4, TierShape()), (2, TierShape("host", optimizer=True))):  # fp32, and an offload
+        both = [state_formulas(one, model(1000, other), GroupShape(4), ADAM, HALF, tiers)
+                for one in (shape, StrategyShape(ZERO3))]  # fmt: skip
+        assert both[0] == both[1]
+
+
 @pytest.mark.parametrize(
     ("precision", "size", "each"), [(AT_ONCE, 2, (4, 16)), (WIDE, 2, (6, 12)), (PrecisionShape(), 4, (8, 8))]
 )

@@ -122,6 +122,8 @@ def test_a_mode_fills_in_what_is_left_open_and_nothing_else() -> None:
     assert (vendor["reshard_after_forward"], vendor["persistence_numel"]) == (False, 7)
     assert strategy_of(options.Zero3(mode="vendor"))[0]["keep_root"] is True
     assert strategy_of(options.Zero3(keep_root="yes"))[1] == ["strategy.keep_root=yes: use true, false or auto"]
+    assert (own["shards"], paper["shards"], vendor["shards"]) == ("masters", "parameters", "parameters")
+    assert strategy_of(options.Zero3(shards="all"))[1] == ["strategy.shards=all: use masters or parameters"]
     assert strategy_of(options.Zero1())[0]["reduce_with"] == "reduce_scatter"
     assert strategy_of(options.Zero2())[0]["bucket_bytes"] == "auto"
     assert {strategy_of(options.Zero2(mode=one))[0]["bucket_bytes"] for one in ("paper", "vendor")} == {25 * 2**20}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -124,7 +125,11 @@ def test_parametrizations_and_frozen_additions_are_no_misuse(stage: str) -> None
     assert not torch.equal(train(engine)["0.parametrizations.weight.original"], before)
 
 
-KINDS = [(stage, dtype, options) for stage in STAGES for dtype in (torch.float32, torch.bfloat16) for options in ({},)]
+WHOLE = {"shards": "parameters"}
+"""With masters alone, a single rank's half parameters are hidden outside of the forward, as with more ranks."""
+
+KINDS: list[tuple[str, torch.dtype, dict[str, Any]]] = [(stage, torch.float32, {}) for stage in STAGES]
+KINDS += [(stage, torch.bfloat16, WHOLE if stage == "zero3" else {}) for stage in STAGES]
 KINDS += [("zero2", torch.float32, {"offload": Offload()}), ("zero3", torch.bfloat16, {"offload": Offload()})]
 
 

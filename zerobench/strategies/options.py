@@ -175,6 +175,7 @@ class Zero3(StrategyOptions):
     shards: str | None = Key(
         "in half precision without offload: a rank's part of the masters alone, rounded for each gather, or also of the"
         " parameters", words=("masters", "parameters"), torch="masters, as `fully_shard` keeps fp32 parameters",
+        omitted=True,
     )(None)  # fmt: skip
     construct: str = CONSTRUCT("plain")
 
