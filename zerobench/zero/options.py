@@ -30,7 +30,7 @@ REDUCE_WITH = ("reduce_scatter", "all_reduce")
 """Values of `Options.reduce_with`: they send one times a bucket's size, or two."""
 
 SHARDS = MASTERS, PARAMETERS = ("masters", "parameters")
-"""Values of `Options.shards`."""
+"""Values of `Options.shards`; None, of cells that were recorded before there was a choice, is "parameters"."""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
 """Options of the strategies with buckets; strategies whose units are modules do not have them."""
@@ -107,7 +107,7 @@ class Options:
     persistence_numel: int = 0
     keep_root: bool | str = AUTO
     reshard_after_forward: bool = True
-    shards: str = MASTERS
+    shards: str | None = MASTERS
     overlap_gather: bool = True
     reduce_with: str = "reduce_scatter"
     gradient_dtype: torch.dtype | None = None
@@ -164,7 +164,7 @@ class Options:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCE_WITH)}")
-        if self.shards not in SHARDS:
+        if self.shards not in (None, *SHARDS):
             raise ValueError(f"shards: {self.shards!r} is unknown; use one of {', '.join(SHARDS)}")
         if self.gradient_dtype not in (None, *DTYPES.values()):
             raise ValueError(
