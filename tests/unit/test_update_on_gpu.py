@@ -16,7 +16,9 @@ from tests.cells import cell
 from zerobench.config import schema_training
 from zerobench.fake_execution import CUDA, execute
 from zerobench.zero import STAGES, writes
+from zerobench.zero.optim.step_by_tiles import fused_update
 from zerobench.zero.options import TILE_BYTES
+from zerobench.zero.precision import Share
 
 SMALLER = 16
 """Model, cache and tiles are smaller by this factor than on a GPU."""
@@ -33,7 +35,7 @@ def traffic(strategy: str, tile_bytes: int, n: int = 1) -> tuple[float, int, int
     """Bytes per parameter to and from memory, kernels and waits of the host in one update."""
     precision = schema_training.Bf16(tile_bytes=tile_bytes)
     config = cell(strategy, n, "million", precision=precision, bucket_bytes=2**20).config
-    smaller = mock.patch.object(cached_memory, "CACHE_BYTES", cached_memory.CACHE_BYTES // SMALLER)
+    smaller = mock.patch.multiple(cached_memory, CACHE_BYTES=cached_memory.CACHE_BYTES // SMALLER, LINE_BYTES=1024)
     with smaller, cached_memory.counted() as updates:
         shapes = execute(config, target=CUDA, operators=True).known.schedule.shapes
     last = updates[-1]
@@ -44,17 +46,18 @@ def traffic(strategy: str, tile_bytes: int, n: int = 1) -> tuple[float, int, int
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_an_update_moves_at_most_32_bytes_a_parameter(strategy: str) -> None:
     moved, kernels, waits = traffic(strategy, TILE_BYTES["cuda"] // SMALLER)
-    assert 28 <= moved <= 32
+    assert 26 <= moved <= 32  # masters alone have no parameters to round
     assert waits == 0
     at_once, fewer, _ = traffic(strategy, 2**30)  # what tiles are for
-    assert at_once > 36
-    assert fewer < kernels <= 160
+    assert at_once > moved + 3.9
+    assert fewer < kernels <= 60
 
 
 def engine_of(stage: str, **options: Any) -> Any:
     model = zoo.build("tied").bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return zerobench.initialize(model, optimizer, stage, **{"tile_bytes": 1024} | options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    shards = {"shards": "parameters"} if stage == "zero3" else {}  # beside masters, so that there is a comparison
+    return zerobench.initialize(model, optimizer, stage, **{"tile_bytes": 1024} | shards | options)
 
 
 def step(engine: Any, number: int = 0, clips: bool = False) -> None:
@@ -95,6 +98,36 @@ def test_bits_are_those_of_a_cpu(stage: str) -> None:
                 found.append(torch.cat([one.flatten() for one in masters(engine)]))
                 engine.full_state_dict()
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+class Given(Share):
+    def gradient(self) -> torch.Tensor | None:
+        return self.tensor.grad
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(torch.optim.Adam, {"maximize": True}), (torch.optim.AdamW, {"amsgrad": True})]
+)
+def test_a_fused_tile_is_torchs_step(kind: type[torch.optim.Optimizer], options: dict[str, bool]) -> None:
+    """A tile at a time by the kernel, of parameters in two groups; with and without an overflow that is found."""
+    for overflow in (None, 0.0, 1.0):
+        found = []
+        for by_tiles in (False, True):
+            torch.manual_seed(0)
+            shares = [Given(torch.randn(64)) for _ in range(3)]
+            groups = [{"params": [shares[0].tensor]}, {"params": [one.tensor for one in shares[1:]], "lr": 0.1}]
+            optimizer: Any = kind(groups, lr=0.01, fused=True, **options)  # type: ignore[call-arg]
+            for number in range(3):
+                for share in shares:
+                    share.tensor.grad = torch.randn(64)
+                optimizer.found_inf = None if overflow is None or not number else torch.tensor(overflow)
+                with torch.no_grad():
+                    update = fused_update(optimizer, shares) if by_tiles else None
+                    [update(tile) for tile in (shares[:2], shares[2:])] if update else optimizer.step()
+                assert (update is not None) == (by_tiles and number > 0)  # the first step makes states
+            states = [value for state in optimizer.state.values() for value in state.values()]
+            found.append([*states, *(share.tensor.detach() for share in shares)])
+        assert all(map(torch.equal, *found))
 
 
 @pytest.mark.usefixtures("on_gpu")

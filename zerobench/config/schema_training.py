@@ -439,7 +439,7 @@ class Precision(Axis):
 
     `gradient_dtype`: in which gradients are accumulated; null: the model's. `wire_dtype`: in which they are reduced;
     null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
-    half-precision ones take at once, 4 MiB where null (6 MiB on a GPU); our stages update in tiles of that size where
+    half-precision ones take at once, 4 MiB where null (10 MiB on a GPU); our stages update in tiles of that size where
     an optimizer is not fused, too. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
     it gathers them; with `masters` false there are none, and its shards and the optimizer's states are in `name` too.
     """
@@ -455,7 +455,7 @@ class Precision(Axis):
         deepspeed="`communication_data_type`", torch="`MixedPrecisionPolicy(reduce_dtype)`",
     )(None)  # fmt: skip
     tile_bytes: int | None = Key(
-        "limit of the fp32 gradients that an update makes at a time; null: 4 MiB, 6 MiB on a GPU", unit="bytes",
+        "limit of the fp32 gradients that an update makes at a time; null: 4 MiB, 10 MiB on a GPU", unit="bytes",
         limits=(2**10, 2**40), deepspeed="`sub_group_size` (elements)",
     )(None)  # fmt: skip
     masters: bool = Key(

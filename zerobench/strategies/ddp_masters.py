@@ -23,7 +23,7 @@ from ..zero import labels
 from ..zero.layout import MemoryOrder, Segment
 from ..zero.optim.owned import owners_of
 from ..zero.optim.segments import swap_parameters
-from ..zero.optim.step_by_tiles import update_tiles
+from ..zero.optim.step_by_tiles import TileBuffers, update_tiles
 from ..zero.options import TILE_BYTES
 from ..zero.precision import HALF, GradientScaling, LossScaling, Share, flat_of, norm_of, sum_of_powers, tiles_of
 from ..zero.units.unit import align_numel
@@ -74,6 +74,7 @@ class MasterDdpEngine(DdpEngine):
         segments: Any = shares  # of one rank
         swap_parameters(optimizer.param_groups, optimizer.state, index, segments, self._orders)
         self._tiles = tiles_of(shares, most)
+        self._buffers = TileBuffers(self._tiles)
 
     def _shares_of(self, i: int, most: int | None) -> Iterator[ParameterShare]:
         """Yields a parameter's shares; with `most` None one share, whole, in the parameter's shape."""
@@ -101,8 +102,9 @@ class MasterDdpEngine(DdpEngine):
         """
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
-                hooks_wrote = update_tiles(self.optimizer, self._tiles, self._scaling.coefficient, self._rounded)
+                coefficient = self._scaling.coefficient
                 with torch.no_grad():
+                    hooks_wrote = update_tiles(self.optimizer, self._tiles, coefficient, self._buffers, self._rounded)
                     for (parameter, order), master in zip(self._orders.items(), self._masters, strict=True):
                         late = hooks_wrote or parameter.stride() != order.strides  # or one with gaps, which has no view
                         if late and _has_master(parameter, order):

@@ -51,9 +51,9 @@ vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 kee
          backward (models below 0.5 G parameters, its max_reuse_distance) and parameters of up to 1e5 elements for good
 """
 
-TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 6 * 2**20}
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 10 * 2**20}
 """Default of `Options.tile_bytes` by device type. On a GPU a tile is compared, cast, updated and rounded in the cache,
-50 MB on an H100, of which it needs 28 bytes per element; smaller tiles launch more kernels.
+50 MB on an H100, of which it needs 20 bytes per element; smaller tiles launch more kernels.
 """
 
 

@@ -264,7 +264,7 @@ class Share:
 
 def shaped_as(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """Returns the view of `flat`, (numel,), that has the shape of a dense `tensor`, and its order of elements."""
-    return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+    return flat if tensor.dim() == 1 else flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:

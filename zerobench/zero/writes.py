@@ -89,8 +89,10 @@ class Writes:
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
         self._segments = Versions([segment.tensor for segment in engine.segments])
-        if not self._asks and not engine.placement.is_tiered:
-            engine.placement.unseen = UnseenWrites(self._segments)
+        placement = engine.placement
+        compares = not placement.is_tiered and not all(one.is_parameters for one in placement.all_ranges())
+        if compares and not self._asks and engine.update.most is not None:
+            placement.unseen = UnseenWrites(self._segments, engine.update.buffers.scratch())
         self.note_values()
 
     # -- the check ----------------------------------------------------------------------------------------

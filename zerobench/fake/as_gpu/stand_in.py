@@ -71,7 +71,6 @@ ROWS: dict[str, dict[Any, Any]] = {
     "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
     "results of comparisons": {"table": writes.ASKS, "cpu": False},
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
-    "masters of a unit that is freed": {"table": placement.KEPT, "cpu": placement.KEPT["cuda"]},
     "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
 }
 """Tables by device whose CPU entry is replaced."""

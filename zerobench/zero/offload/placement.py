@@ -26,17 +26,12 @@ from torch import nn, optim
 
 from .. import labels
 from ..layout import Segment
-from ..parameters.unseen import UnseenWrites
+from ..parameters.unseen import MasterPart, UnseenWrites
 from ..parameters.versions import fingerprint
 from ..unit_tensors import UnitTensors
 
-COMPARED = {"cpu": 2**16, "cuda": 2**24}
-"""Elements of a master that are compared with its parameters at a time: few, for a CPU's cache, or many, since a GPU
-kernel is slow to launch.
-"""
-
-KEPT = {"cpu": 2**16, "cuda": 2**21}
-"""The same when a unit of stage 3 that keeps masters alone is freed, so often that a GPU's cache must hold a part."""
+COMPARED = {"cpu": 2**16, "cuda": 2**21}
+"""Elements of a master that are compared with its parameters at a time: as many as a cache can hold."""
 
 
 class GradientSink(Protocol):
@@ -73,6 +68,7 @@ class ShardRange:
     def __init__(self, placement: Placement, unit: UnitTensors, start: int, stop: int) -> None:
         self.unit, self.start, self.stop = unit, start, stop
         self._placement = placement
+        self._parts: dict[int, list[MasterPart]] = {}  # of each tile that begins with this range
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -107,15 +103,6 @@ class ShardRange:
         """Sets the parameters to the rounded master."""
         if not self.is_parameters:
             self._placement.put(self.unit, self.start, self.master)
-
-    def find_writes(self, start: int, stop: int, numbers: Sequence[int]) -> None:
-        """Compares elements [start, stop) of the unit's shard with their masters. `numbers`: of their parameters."""
-        if (unseen := self._placement.unseen) is None:
-            return
-        for first in range(start, stop, COMPARED["cuda"]):
-            last = min(first + COMPARED["cuda"], stop)
-            rounded = self.segment(first, last - first).to(self.unit.dtypes.parameters)
-            unseen.compare(self.unit.parameter_shard[first:last], rounded, numbers)
 
     def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
         """Updates the master from the parameters: all elements in `loaded`, ranges [start, stop) of the shard; others
@@ -173,12 +160,13 @@ class ShardRange:
         """Makes masters, states and gradients of a tile of this range available for an update inside; then its
         parameters are set to the rounded masters, while a GPU's cache still has them.
         """
-        parts = [*_parts_of(tile)]
-        for one, start, stop, numbers in parts:
-            one.find_writes(start, stop, numbers)
+        if (parts := self._parts.get(id(tile))) is None:
+            parts = self._parts[id(tile)] = [*_parts_of(tile)]
+        if self._placement.unseen is not None:
+            self._placement.unseen.compare(parts)
         yield
-        for one, start, stop, _ in parts:
-            one._placement.put(one.unit, start, one.segment(start, stop - start))
+        for unit, start, master, _ in parts:
+            self._placement.put(unit, start, master)
 
     @contextmanager
     def gradients(self, edits: bool = False) -> Iterator[None]:
@@ -200,15 +188,15 @@ class PlacedSegment(Protocol):
     used: bool
 
 
-def _parts_of(tile: Sequence[PlacedSegment]) -> Iterator[tuple[ShardRange, int, int, list[int]]]:
-    """Yields a tile's parts with masters: range, elements [start, stop) of its shard, whole 64-bit words with the gaps
-    between segments, and numbers of parameters.
-    """
+def _parts_of(tile: Sequence[PlacedSegment]) -> Iterator[MasterPart]:
+    """Yields a tile's parts that have masters."""
     for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):
         if not shard_range.is_parameters:
             inside = [one.segment for one in segments]
+            start = inside[0].offset
             stop = min(-(-(inside[-1].offset + inside[-1].numel) // 4) * 4, shard_range.stop)
-            yield shard_range, inside[0].offset, stop, [one.parameter for one in inside]
+            master = shard_range.segment(start, stop - start)
+            yield shard_range.unit, start, master, [one.parameter for one in inside]
 
 
 class Placement:
@@ -320,7 +308,7 @@ class Placement:
         if not unit.dtypes.keeps_masters:
             self.put(unit, 0, values)
             return
-        most = KEPT.get(values.device.type, KEPT["cuda"])
+        most = COMPARED.get(values.device.type, COMPARED["cuda"])
         for part, written in zip(unit.parameter_shard[: values.numel()].split(most), values.split(most), strict=True):
             follow_written(part, written)
         for one in unit.layout.segments(unit.rank) if loaded else ():

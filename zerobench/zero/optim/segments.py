@@ -68,9 +68,12 @@ class OptimizerSegment(Share):
         self.segment = segment
         self.tier = shard_range.tier
         self.used = False
+        self._gradient: torch.Tensor | None = None  # a view of the bucket's shard, a permanent tensor without a sink
 
     def gradient(self) -> torch.Tensor | None:
-        return self.bucket.segment(self.segment.offset, self.segment.numel) if self.used else None
+        if self.used and (self._gradient is None or self.bucket.sink is not None):
+            self._gradient = self.bucket.segment(self.segment.offset, self.segment.numel)
+        return self._gradient if self.used else None
 
     @property
     def gradient_tier(self) -> str:

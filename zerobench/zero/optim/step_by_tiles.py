@@ -20,8 +20,9 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from .. import labels
+from ..arena import Heap
 from ..parameters.versions import Versions
-from ..precision import Share, shaped_as
+from ..precision import LOOKS_ITSELF, Share, is_fused, shaped_as
 from .segments import FactsOfParts
 
 Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
@@ -30,7 +31,7 @@ Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
 
 def update_tiles(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
-    visit: Visit = lambda _: nullcontext(),
+    buffers: TileBuffers, visit: Visit,
 ) -> bool:  # fmt: skip
     """Makes one `optimizer.step()`, a tile at a time; torch's optimizers skip parameters without a gradient. Returns
     True if a hook after the step has written to tiles that were done: then all masters must be rounded again.
@@ -39,7 +40,7 @@ def update_tiles(
     differently after different tiles.
     """
     done = Versions([share.tensor for tile in tiles[:-1] for share in tile])
-    with closing(_each_ready(tiles, coefficient, visit)) as parts:
+    with closing(_each_ready(tiles, coefficient, buffers, visit)) as parts:
         if len(tiles) < 2:
             next(parts, None)  # before the step, whose hooks so find the gradients
             optimizer.step()
@@ -50,10 +51,10 @@ def update_tiles(
             # tiles; the others run right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
+                fused = fused_update(optimizer, [share for tile in tiles[:-1] for share in tile])
                 for tile in tiles[:-1]:
                     next(parts)
-                    with groups.of(tile):
-                        raw_step(optimizer)
+                    (fused or groups.update)(tile)
                     facts.end_part()
                 next(parts)
                 done.note()
@@ -70,9 +71,9 @@ def update_silently(
     """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
     facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
     facts.begin()
-    for tile, _ in zip(tiles, _each_ready(tiles, coefficient, lambda _: nullcontext()), strict=True):
-        with groups.of(tile):
-            raw_step(optimizer)
+    ready = _each_ready(tiles, coefficient, TileBuffers(tiles), lambda _: nullcontext())
+    for tile, _ in zip(tiles, ready, strict=True):
+        groups.update(tile)
         facts.end_part()
     facts.end()
 
@@ -141,20 +142,20 @@ def stand_in(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.
 
 
 def _each_ready(
-    tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None, visit: Visit
+    tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None, buffers: TileBuffers, visit: Visit
 ) -> Generator[None, None, None]:
     """Yields at each tile, once its gradients are where the optimizer looks."""
-    buffers = TileBuffers(max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0))
-    for tile in tiles:
-        with visit(tile):
-            for share, gradient in zip(tile, buffers.ready(tile), strict=True):
-                if gradient is not None and coefficient is not None:
-                    gradient.mul_(_beside(coefficient, gradient))
-                share.tensor.grad = None if gradient is None else shaped_as(share.tensor, gradient)
-            labels.updates(tile)
-            yield
-            for share in tile:
-                share.tensor.grad = None
+    with buffers.present():
+        for tile in tiles:
+            with visit(tile):
+                for share, gradient in zip(tile, buffers.ready(tile), strict=True):
+                    if gradient is not None and coefficient is not None:
+                        gradient.mul_(_beside(coefficient, gradient))
+                    share.tensor.grad = None if gradient is None else shaped_as(share.tensor, gradient)
+                labels.updates(tile)
+                yield
+                for share in tile:
+                    share.tensor.grad = None
 
 
 class TileGroups:
@@ -164,13 +165,13 @@ class TileGroups:
     """
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
+        self._optimizer = optimizer
         own = type(optimizer).__module__.startswith(("torch.optim.", f"{__package__}.muon"))
         self._groups: list[dict[str, Any]] = optimizer.param_groups if own else []
         self._number = {id(one): number for number, group in enumerate(self._groups) for one in group["params"]}
 
-    @contextmanager
-    def of(self, tile: Sequence[Share]) -> Iterator[None]:
-        """Narrows the groups to a tile inside."""
+    def update(self, tile: Sequence[Share]) -> None:
+        """Runs the optimizer's step, without hooks, over a tile alone."""
         whole = [group["params"] for group in self._groups]
         for group in self._groups:
             group["params"] = []
@@ -178,19 +179,41 @@ class TileGroups:
             if (number := self._number.get(id(share.tensor))) is not None:
                 self._groups[number]["params"].append(share.tensor)
         try:
-            yield
+            raw_step(self._optimizer)
         finally:
             for group, parameters in zip(self._groups, whole, strict=True):
                 group["params"] = parameters
 
 
 class TileBuffers:
-    """Gradients on their way to the optimizer: one buffer of `most` elements per tier and dtype."""
+    """Gradients on their way to the optimizer: one buffer of the largest tile's size per tier and dtype.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    A buffer is a permanent tensor with permanent views, and has memory during an update alone.
+    """
+
+    def __init__(self, tiles: Sequence[Sequence[Share]]) -> None:
+        self._most = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
+        self._device = next((share.tensor.device for tile in tiles for share in tile), torch.device("cpu"))
         self._made: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._offsets: dict[tuple[str, torch.dtype], int] = {}
+        self._views: dict[tuple[Share, torch.dtype, int], torch.Tensor] = {}
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Frees the buffers' memory at the end; those that exist have memory inside."""
+        for (tier, _), buffer in self._made.items():
+            Heap().restore(labels.label(buffer, labels.GRADIENTS, "tile", tier=tier))
+        try:
+            yield
+        finally:
+            for buffer in self._made.values():
+                Heap().release(buffer)
+
+    def scratch(self) -> torch.Tensor:
+        """Returns the buffer of fp32 gradients on the device, before an update."""
+        buffer = self._buffer(labels.DEVICE, torch.float32, self._device)
+        Heap().release(buffer)
+        return buffer
 
     def ready(self, tile: Sequence[Share]) -> list[torch.Tensor | None]:
         """Returns gradients of a tile's shares, in their masters' tier and dtype, in the memory of the last tile's."""
@@ -212,12 +235,53 @@ class TileBuffers:
 
     def _place(self, share: Share, dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
         key, numel = (share.tier, dtype), share.tensor.numel()
-        if key not in self._made:
-            made = torch.empty(self._most, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
-            self._made[key] = labels.label(made, labels.GRADIENTS, "tile", tier=share.tier)
         start = self._offsets.get(key, 0)
         self._offsets[key] = start + numel
-        return self._made[key].narrow(0, start, numel)
+        if (view := self._views.get((share, dtype, start))) is None:
+            view = self._buffer(*key, share.tensor.device, pinned).narrow(0, start, numel)
+            self._views[share, dtype, start] = view
+        return view
+
+    def _buffer(self, tier: str, dtype: torch.dtype, device: torch.device, pinned: bool = False) -> torch.Tensor:
+        if (tier, dtype) not in self._made:
+            made = torch.empty(self._most, dtype=dtype, device=device, pin_memory=pinned)
+            self._made[tier, dtype] = labels.label(made, labels.GRADIENTS, "tile", tier=tier)
+        return self._made[tier, dtype]
+
+
+STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+"""Adam's states of a parameter, in the order of its fused kernel; the third exists with amsgrad."""
+
+
+def fused_update(optimizer: optim.Optimizer, shares: Sequence[Share]) -> Callable[[Sequence[Share]], None] | None:
+    """Counts a step of fused Adam(W) over `shares`, and returns its update of a tile of them, which calls the kernel at
+    once: torch's own step needs more of the host's time. None: this step needs torch's, as one that makes states does.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    is_plain = type(optimizer) in LOOKS_ITSELF and is_fused(optimizer) and not hasattr(optimizer, "grad_scale")
+    if not is_plain or not all(
+        one.tier == labels.DEVICE and one.gradient() is not None and state.get(one.tensor) for one in shares
+    ):
+        return None
+    found_inf = getattr(optimizer, "found_inf", None)
+    torch._foreach_add_([state[one.tensor]["step"] for one in shares], 1 if found_inf is None else 1 - found_inf)
+    group_of = {id(p): group for group in groups for p in group["params"]}
+
+    def update(tile: Sequence[Share]) -> None:
+        calls: dict[tuple[int, torch.dtype], tuple[dict[str, Any], list[list[torch.Tensor]]]] = {}
+        for share in tile:
+            group, p = group_of[id(share.tensor)], share.tensor
+            _, lists = calls.setdefault((id(group), p.dtype), (group, [[] for _ in range(6)]))
+            for one, value in zip(lists, (p, p.grad, *map(state[p].get, STATES)), strict=True):
+                if value is not None:
+                    one.append(value)
+        for group, lists in calls.values():
+            kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+            options = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+            beta1, beta2 = group["betas"]
+            kernel(*lists, **options, beta1=beta1, beta2=beta2, grad_scale=None, found_inf=found_inf)
+
+    return update
 
 
 def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.Tensor | float:

@@ -30,13 +30,14 @@ from ..offload.placement import Placement, ShardRange
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
 from ..units.unit import Unit, align_numel
 from .segments import STEP, OptimizerSegment, dimensions, guard, swap_parameters
-from .step_by_tiles import update_tiles
+from .step_by_tiles import TileBuffers, update_tiles
 
 
 class Update:
     """The optimizer over this rank's segments.
 
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
+    `most`        elements of a tile at most; None: there is one tile
     `is_running`  True while the optimizer runs, in any thread
     """
 
@@ -61,7 +62,7 @@ class Update:
         self._device = device
         # One permanent tensor: a gloo thread may release what it sent at any time, and memory would vary between runs.
         self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
-        most = self._tile_numel(units, tile_bytes)
+        self.most = most = self._tile_numel(units, tile_bytes)
         self.segments = [
             self._segment(one, segment, unit)
             for unit in units
@@ -69,6 +70,7 @@ class Update:
             for segment in _segments_of(one, comm.rank, most)
         ]
         self.tiles = _tiles(self.segments, most)
+        self.buffers = TileBuffers(self.tiles)
         self._index = {p: i for i, p in enumerate(trainable)}
         held = {p for group in optimizer.param_groups for p in group["params"]}
         self._unheld = {i for p, i in self._index.items() if p not in held}
@@ -137,8 +139,9 @@ class Update:
         with self.scaling.judging(self.optimizer) as skips:
             if not skips:
                 # 3 tile by tile, which bounds the memory of casts and of an unfused optimizer
+                factor, visit = self.scaling.coefficient, self._placement.visit
                 with self.running():
-                    if update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, self._placement.visit):
+                    if update_tiles(self.optimizer, self.tiles, factor, self.buffers, visit):
                         self._placement.round_masters()
                 if self._placement.unseen is not None:
                     self._placement.unseen.send()

@@ -4,9 +4,11 @@ The host must not wait for a comparison there. A tile's parameters are compared 
 in the GPU's cache, right before its update, which then replaces what was written. So such a write is lost, and an error
 at a later step says so: at the next one, or the one after if the answer has not arrived yet.
 
-    answers    0-dim, one for each comparison of this update: True if any bit differs
-    found      (comparisons,) on the device: the answers of all updates since the last error
-    seen       (comparisons,) the same in host memory, as far as it has arrived; read without waiting
+    answers    (segments,) at most one for each comparison of this update: True if any bit differs
+    found      (segments,) on the device: the answers of all updates since the last error
+    seen       (segments,) the same in host memory, as far as it has arrived; read without waiting
+
+A comparison is three kernels, and makes no tensor after the first update.
 """
 
 from __future__ import annotations
@@ -15,52 +17,64 @@ from collections.abc import Sequence
 
 import torch
 
+from ..unit_tensors import UnitTensors
 from .versions import Versions
+
+MasterPart = tuple[UnitTensors, int, torch.Tensor, list[int]]
+"""A tile's part of a unit: its first element in the shard, its masters, and the numbers of their parameters. With the
+gaps between segments it is whole 64-bit words.
+"""
 
 
 class UnseenWrites:
-    """The comparisons of all tiles. `masters`: noted before the hooks of a step, which may write to them.
+    """The comparisons of all tiles. `masters`: noted before the hooks of a step, which may write to them. `scratch`:
+    memory of a tile's gradients, which come after its comparison.
 
     `hooks_write`  True once a hook has done so: then parameters must be compared before the hooks
     """
 
-    def __init__(self, masters: Versions) -> None:
-        self._masters = masters
-        self.hooks_write = False
-        self._asked: list[tuple[Sequence[int], torch.Tensor]] = []  # numbers of parameters, and the answer
+    def __init__(self, masters: Versions, scratch: torch.Tensor) -> None:
+        self._masters, self._scratch = masters, scratch
+        self.hooks_write = self._is_asked = False
         self._about: list[Sequence[int]] = []  # the parameters of each answer
-        self._found: torch.Tensor | None = None
+        self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of each tile
+        self._answers, self._found = torch.zeros(2, len(masters.parameters), dtype=torch.bool, device=scratch.device)
+        self._host = torch.zeros(self._found.shape, dtype=torch.bool, pin_memory=self._found.is_cuda)
+        self._seen = self._host.numpy()  # reads of it are no operators, which might wait
 
-    def compare(self, written: torch.Tensor, rounded: torch.Tensor, numbers: Sequence[int]) -> None:
-        """Compares (numel,) parameters with their rounded masters, whole 64-bit words, bit by bit."""
-        self.hooks_write = self.hooks_write or (not self._asked and self._masters.have_moved)
+    def compare(self, parts: Sequence[MasterPart]) -> None:
+        """Compares the parameters of a tile's parts with their rounded masters, bit by bit."""
+        self.hooks_write = self.hooks_write or (not self._is_asked and self._masters.have_moved)
         if not self.hooks_write:
-            self._asked.append((numbers, torch.any(written.view(torch.int64) != rounded.view(torch.int64))))
+            self._is_asked = True
+            views = self._views.get(id(parts)) or self._views.setdefault(id(parts), [*map(self._views_of, parts)])
+            for master, rounded, bits, written, answer in views:
+                rounded.copy_(master)
+                torch.any(bits.bitwise_xor_(written), out=answer)
+
+    def _views_of(self, part: MasterPart) -> tuple[torch.Tensor, ...]:
+        unit, start, master, numbers = part
+        self._about.append(numbers)
+        rounded = self._scratch.view(unit.dtypes.parameters)[: master.numel()]
+        written = unit.parameter_shard[start : start + master.numel()].view(torch.int64)
+        return master, rounded, rounded.view(torch.int64), written, self._answers[len(self._about) - 1]
 
     def send(self) -> None:
         """Sends the answers to the host when the update has been launched."""
-        if not self._asked:
-            return
-        answers = torch.stack([answer for _, answer in self._asked])
-        self._about = [numbers for numbers, _ in self._asked]
-        self._asked.clear()
-        if self._found is None:
-            self._found = torch.zeros_like(answers)
-            self._host = torch.zeros(answers.shape, dtype=torch.bool, pin_memory=answers.is_cuda)
-            self._seen = self._host.numpy()  # reads of it are no operators, which might wait
-        self._found.logical_or_(answers)
-        self._host.copy_(self._found, non_blocking=True)
+        if self._is_asked:
+            self._is_asked = False
+            self._found.logical_or_(self._answers)
+            self._host.copy_(self._found, non_blocking=True)
 
     def take(self, waits: bool) -> list[int]:
         """Returns the numbers of parameters of which some were written to, and forgets them. `waits`: for all answers;
         otherwise those that have arrived.
         """
-        self._asked.clear()  # of an update that has failed
-        if self._found is None:
-            return []
+        self._is_asked = False  # by an update that has failed
         if waits:
             self._host.copy_(self._found)
         found = {number for place in self._seen.nonzero()[0] for number in self._about[place]}
         if found:
+            self._answers.zero_()
             self._host.copy_(self._found.zero_())  # waits, so that no earlier copy arrives later
         return sorted(found)
