@@ -344,3 +344,42 @@ def test_ranks_that_wait_in_a_circle_are_told_from_slow_ones() -> None:
     assert "ranks 0 and 1 are here, of b rank 0 had 0, rank 1 had 3; every rank" in out_of_step.out_of_step(
         [one, other]
     )
+
+
+class CountedStore(dist.Store):
+    """A store that counts the requests to it."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.requests = 0
+        for name in ("get", "set", "add", "check", "wait", "compare_set"):
+            setattr(self, name, self._counted(getattr(store, name)))
+
+    def _counted(self, request: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any) -> Any:
+            self.requests += 1
+            return request(*arguments)
+
+        return count
+
+
+def requests_in_steps(rank: int, n: int, folder: str) -> list[int]:
+    dist.barrier()
+    dist.destroy_process_group()
+    store = CountedStore(dist.FileStore(f"{folder}/counted", n))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
+    counts = []
+    for strategy in ("zero1", "zero2", "zero3"):
+        model = Odd()
+        engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+        before = store.requests
+        train(engine, rank, steps=5)
+        counts.append(store.requests - before)
+    before = store.requests
+    out_of_step.watch_of(dist.group.WORLD)._message()
+    return [*counts, store.requests - before]
+
+
+def test_steps_ask_the_store_for_nothing(tmp_path: Path) -> None:
+    """Neither the watch nor gloo; a question that the watch would ask is seen."""
+    assert run_ranks(2, requests_in_steps, str(tmp_path)) == [[0, 0, 0, 1]] * 2
