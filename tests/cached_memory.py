@@ -6,7 +6,6 @@ a line that a kernel changes in it is written to memory once, unless it was to b
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from zerobench.fake.caching_allocator import CachingAllocator, MemoryBlock
 from zerobench.probes.operator_stream import ATEN, MAKES_ONLY, OperatorStream
 
 CACHE_BYTES, LINE_BYTES = 50 * 10**6, 4096
@@ -40,10 +38,8 @@ class CachedMemory:
     def __init__(self) -> None:
         self.kernels = self.waits = self.touched = self.moved = 0
         self._lines: OrderedDict[int, bool] = OrderedDict()  # -> whether memory lacks the line's values
-        self._allocator = CachingAllocator()  # the memory of a freed storage is another's soon
-        self._addresses: dict[int, int] = {}
-        self._lowest = 0
-        self._watches: dict[int, Any] = {}
+        self._places: dict[int, tuple[int, torch.UntypedStorage]] = {}  # address of each storage, kept alive
+        self._end = 0
 
     def run(self, func: Any, args: Sequence[Any], named: dict[str, Any], out: Any) -> None:
         """Counts the kernels of one operator."""
@@ -57,8 +53,6 @@ class CachedMemory:
         skipped = changed[:1] if packet in FILLS or "out" in changed else []
         read = _tensors([value for name, value in values.items() if name not in skipped])
         written = _tensors([values[name] for name in changed] or out)
-        for place, tensor in enumerate(read + written):
-            self._place(tensor.untyped_storage(), made_here=place >= len(read) and not changed)
         lists = [_tensors(one) for one in values.values() if isinstance(one, list | tuple)]
         self.kernels += _launches([one for one in lists if one])
         self._stream([(one, False) for one in read] + [(one, True) for one in written])
@@ -69,9 +63,7 @@ class CachedMemory:
         parts = -(-max((one.nbytes for one, _ in ways), default=0) // (64 * LINE_BYTES))
         for part in range(parts):
             for tensor, writes in ways:
-                first = (
-                    self._addresses[tensor.untyped_storage()._cdata] + tensor.storage_offset() * tensor.element_size()
-                )
+                first = self._address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.element_size()
                 start, stop = (first + tensor.nbytes * edge // parts for edge in (part, part + 1))
                 for line in range(-(-start // LINE_BYTES) if part else start // LINE_BYTES, -(-stop // LINE_BYTES)):
                     low, high = line * LINE_BYTES, (line + 1) * LINE_BYTES
@@ -84,21 +76,11 @@ class CachedMemory:
         if len(self._lines) > CACHE_BYTES // LINE_BYTES:
             self._lines.popitem(last=False)
 
-    def _place(self, storage: torch.UntypedStorage, made_here: bool) -> None:
-        """Gives a storage its address, until it is freed: below 0 one from before, whose memory no other gets."""
-        if (key := storage._cdata) in self._addresses:
-            return
-        if not made_here:
-            self._lowest -= LINE_BYTES * (storage.nbytes() // LINE_BYTES + 1)
-            self._addresses[key] = self._lowest
-            return
-        block = self._allocator.allocate(storage.nbytes())
-        self._addresses[key] = block.address
-        self._watches[key] = weakref.ref(storage, lambda _: self._free(key, block))
-
-    def _free(self, key: int, block: MemoryBlock) -> None:
-        del self._addresses[key]
-        self._allocator.free(block)
+    def _address(self, storage: torch.UntypedStorage) -> int:
+        if storage._cdata not in self._places:
+            self._places[storage._cdata] = (self._end, storage)
+            self._end += LINE_BYTES * (storage.nbytes() // LINE_BYTES + 1)
+        return self._places[storage._cdata][0]
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

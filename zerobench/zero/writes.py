@@ -92,7 +92,7 @@ class Writes:
         placement = engine.placement
         compares = not placement.is_tiered and not all(one.is_parameters for one in placement.all_ranges())
         if compares and not self._asks and engine.update.most is not None:
-            placement.unseen = UnseenWrites(self._segments, engine.update.buffers.scratch())
+            placement.unseen = UnseenWrites(self._segments, engine.update.buffers.scratch(engine.trainable[0].device))
         self.note_values()
 
     # -- the check ----------------------------------------------------------------------------------------

@@ -193,7 +193,6 @@ class TileBuffers:
 
     def __init__(self, tiles: Sequence[Sequence[Share]]) -> None:
         self._most = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
-        self._device = next((share.tensor.device for tile in tiles for share in tile), torch.device("cpu"))
         self._made: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._offsets: dict[tuple[str, torch.dtype], int] = {}
         self._views: dict[tuple[Share, torch.dtype, int], torch.Tensor] = {}
@@ -209,9 +208,9 @@ class TileBuffers:
             for buffer in self._made.values():
                 Heap().release(buffer)
 
-    def scratch(self) -> torch.Tensor:
+    def scratch(self, device: torch.device) -> torch.Tensor:
         """Returns the buffer of fp32 gradients on the device, before an update."""
-        buffer = self._buffer(labels.DEVICE, torch.float32, self._device)
+        buffer = self._buffer(labels.DEVICE, torch.float32, device)
         Heap().release(buffer)
         return buffer
 
@@ -249,10 +248,6 @@ class TileBuffers:
         return self._made[tier, dtype]
 
 
-STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-"""Adam's states of a parameter, in the order of its fused kernel; the third exists with amsgrad."""
-
-
 def fused_update(optimizer: optim.Optimizer, shares: Sequence[Share]) -> Callable[[Sequence[Share]], None] | None:
     """Counts a step of fused Adam(W) over `shares`, and returns its update of a tile of them, which calls the kernel at
     once: torch's own step needs more of the host's time. None: this step needs torch's, as one that makes states does.
@@ -266,13 +261,14 @@ def fused_update(optimizer: optim.Optimizer, shares: Sequence[Share]) -> Callabl
     found_inf = getattr(optimizer, "found_inf", None)
     torch._foreach_add_([state[one.tensor]["step"] for one in shares], 1 if found_inf is None else 1 - found_inf)
     group_of = {id(p): group for group in groups for p in group["params"]}
+    names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")  # in the kernel's order; the third with amsgrad alone
 
     def update(tile: Sequence[Share]) -> None:
         calls: dict[tuple[int, torch.dtype], tuple[dict[str, Any], list[list[torch.Tensor]]]] = {}
         for share in tile:
             group, p = group_of[id(share.tensor)], share.tensor
             _, lists = calls.setdefault((id(group), p.dtype), (group, [[] for _ in range(6)]))
-            for one, value in zip(lists, (p, p.grad, *map(state[p].get, STATES)), strict=True):
+            for one, value in zip(lists, (p, p.grad, *map(state[p].get, names)), strict=True):
                 if value is not None:
                     one.append(value)
         for group, lists in calls.values():
