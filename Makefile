@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: questions compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
-.PHONY: answer-times gpu-runs update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: answer-times gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -43,6 +43,7 @@ help:
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
+	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
 	@echo "make update-traffic  memory traffic and kernels of an update on a GPU, counted (results/update_traffic.csv)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
@@ -257,6 +258,10 @@ gpu-runs: setup
 # UPDATE_TRAFFIC="--code NAME" adds rows of other code.
 update-traffic: setup
 	$(VALIDATE) update-traffic $(UPDATE_TRAFFIC)
+	$(RUN) tools/docs/pages.py
+
+one-gpu: setup
+	$(VALIDATE) one-gpu results/h100
 	$(RUN) tools/docs/pages.py
 
 published-runs: setup

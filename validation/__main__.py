@@ -29,6 +29,10 @@ NAMES = {
     "answer-times": ("answer_times", "how long the first commands take, before and after a change"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 9 minutes"),
     "update-traffic": ("update_traffic", "memory traffic and kernels of an update on a GPU, counted without one"),
+    "one-gpu": (
+        "one_gpu",
+        "rates of one GPU, fitted to the steps of a suite; predictions for machines not yet measured",
+    ),
     "gpu-runs": ("gpu_runs", "a GPU's peaks and steps beside estimates and predictions made without one"),
 }
 """Name -> its module, which has `add_arguments` and `run`, and a line for the help."""

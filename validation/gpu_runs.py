@@ -90,23 +90,31 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def steps(folder: Path) -> list[GpuStep]:
-    """The steps that were predicted before they were measured, by the geometric means of their launches."""
-    measured: dict[tuple[Any, ...], list[float]] = {}
+Shape = tuple[Any, ...]
+"""Strategy, model, world size, micro-batch and sequence of a step."""
+
+
+def timed(folder: Path) -> dict[Shape, list[dict[str, Any]]]:
+    """Returns the launches of each step that a prediction is for: in bf16, all states and activations on the device."""
+    found: dict[Shape, list[dict[str, Any]]] = {}
     for row in _records(load(folder).runs):
         config = CellConfig.from_json(row["config"])
         saves = config.activation.label or config.offload.label or config.recomputes  # which no prediction here does
         if row["status"] == "ok" and pd.notna(row["step_s"]) and config.precision.name == "bf16" and not saves:
             shape = (config.strategy.name, config.model_name, config.world_size, config.micro_batch, config.sequence)
-            measured.setdefault(shape, []).append(row["step_s"])
-    found = []
+            found.setdefault(shape, []).append(row)
+    return found
+
+
+def steps(folder: Path) -> list[GpuStep]:
+    """The steps that were predicted before they were measured, by the geometric means of their launches."""
+    found, measured = [], timed(folder)
     for one in _records(pd.read_csv(folder / PREDICTED)):
         model = one["name"].partition("model=")[2].partition(" ")[0]
         shape = (one["strategy"], model, one["world_size"], one["micro_batch"], one["sequence"])
         if shape in measured:
-            found.append(
-                GpuStep(one["name"], one["step_s"], one["low_s"], one["high_s"], geometric_mean(measured[shape]))
-            )
+            seconds = geometric_mean(row["step_s"] for row in measured[shape])
+            found.append(GpuStep(one["name"], one["step_s"], one["low_s"], one["high_s"], seconds))
     return found
 
 

@@ -223,11 +223,12 @@ VALIDATED = Path("zerobench/hardware/validated.yaml")
 COVERED = 0.9
 """Part of the errors that an interval holds."""
 
-HEADER = "# Written by `make predicted-runs` and `make predicted-here`: validation/predicted_runs.py says how.\n"
+HEADER = "# Written by `make predicted-runs`, `make predicted-here` and `make one-gpu`: validation/ says how.\n"
 
 
 def write_validated(found: dict[str, Any]) -> None:
-    """Writes scales and intervals."""
+    """Writes scales, intervals or rates in place of those of the same name."""
+    found = yaml.safe_load(VALIDATED.read_text()) | found
     replace_text(VALIDATED, HEADER + yaml.safe_dump(found, sort_keys=False))
 
 

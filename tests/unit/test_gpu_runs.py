@@ -5,12 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from validation import gpu_runs
 from validation.__main__ import main
 from validation.gpu_runs import rows_of, steps
+from validation.one_gpu import NEXT, PARTS, costs_of, fitted, refitted
+from zerobench.config.compose import compose_cells
+from zerobench.fake_execution import CUDA
 from zerobench.results import tables
+from zerobench.timing import hardware
+from zerobench.timing.prediction import execute_schedules, reduced, step_time
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "results" / "h100"
@@ -43,3 +49,28 @@ def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> No
     lines = (HERE / gpu_runs.PREDICTED).read_text().splitlines()
     (tmp_path / gpu_runs.PREDICTED).write_text("\n".join([lines[0], lines[1].replace(",8,1,1024,", ",16,1,1024,")]))
     assert steps(tmp_path) == []
+
+
+def test_six_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
+    assert fitted(pd.read_csv(HERE / PARTS)) == pytest.approx(hardware.validated()["one_gpu"], rel=1e-3)
+    found = refitted(HERE)
+    assert found["measured"].between(found["low"], found["high"]).tolist() == [True] * 10
+    for column in ("predicted", "left_out"):
+        assert (found[column] / found["measured"] - 1).abs().median() < 0.05
+    alone = refitted(HERE, lambda one, other: one.split()[1] == other.split()[1])
+    assert (alone["left_out"] / alone["measured"] - 1).abs().median() > 0.1, "one model cannot tell products apart"
+
+
+@pytest.mark.slow
+def test_a_prediction_is_that_of_the_parts() -> None:
+    """FSDP2 at 124M: its host is slower than its GPU, and its copies run on other streams."""
+    words = "model=gpt2_124m strategy=fsdp2 world_size=1 micro_batch=8 sequence=1024 precision=bf16 data=synthetic"
+    (cell,) = compose_cells([*words.split(), "device=cuda"])
+    (schedule,) = execute_schedules("one step", [reduced(cell.config)], CUDA)
+    step, known = (
+        step_time(schedule, costs_of("h100-3200")),
+        refitted(HERE).set_index("cell").loc["fsdp2 gpt2_124m b=8"],
+    )
+    assert step.step_s == pytest.approx(known["predicted"], rel=0.01)
+    assert step.host_s == pytest.approx(known["host"] - known["device"], rel=0.02)
+    assert len(pd.read_csv(HERE / NEXT)) == 20

@@ -37,6 +37,8 @@ from zerobench.timing.timeline import Declared, lay_out
 class Units:
     """A device on which an operator takes `flops` seconds and a collective `bytes`."""
 
+    one_stream, order_s, loop_s = False, 0.0, 0.0
+
     def __init__(
         self, blocking: bool = False, host_s: float = 0.0, contention: float = 1.0, apart: float = 0.0
     ) -> None:
@@ -381,6 +383,18 @@ def test_every_operator_of_a_common_step_has_a_formula(strategy: str) -> None:
     for target in (CPU, CUDA):
         config = reduced(cell(strategy, 2, "tiny", **more).config)
         assert schedule_of(config, [execute(config.configs[0], target=target, operators=True)]).without_formula == []
+
+
+def test_on_one_gpu_streams_share_the_memory_and_unaligned_products_are_slow() -> None:
+    here = costs_of("h100-3200", None)
+    alone = here.alone()
+    copies = [row("compute", bytes=10**9, stream=stream) for stream in (0, 1)]
+    both, first = (lay_out(events, alone).step_s for events in (copies, copies[:1]))
+    assert both == pytest.approx(2 * first)
+    assert lay_out(copies, alone).issued_s == 2 * alone.host_s
+    sizes = [row("compute", flops=1, dtype="bfloat16", sizes=f"1x8192x{words}x768") for words in (50257, 50304)]
+    assert alone.compute(sizes[0]) > 5 * alone.compute(sizes[1])
+    assert here.compute(sizes[0]) == pytest.approx(here.compute(sizes[1]), rel=0.01), "not known of clusters"
 
 
 def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None:

@@ -63,6 +63,7 @@ PREDICTED = (
     "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
     "predicted_here", "map_fastest", "map_scaling",
     "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
+    "gpu_rates", "gpu_refitted", "gpu_next",
 )  # fmt: skip
 """Functions of predicted.py that are named as their blocks."""
 

@@ -25,6 +25,7 @@ from tools.docs.render import render, table
 from validation import predicted_here as here
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
+from validation.one_gpu import NEXT, refitted
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
 from zerobench.strategies import spec_of
@@ -282,6 +283,36 @@ def gpu_reserved() -> list[GpuRunRow]:
 def gpu_steps() -> list[Any]:
     """Steps that were predicted and committed before they were measured."""
     return sorted(steps(GPU), key=lambda step: step.measured)
+
+
+def gpu_rates() -> str:
+    """What was fitted to the steps of one GPU, and the errors without a cell, its strategies or its model."""
+    rates, same = fitted()["one_gpu"], refitted(GPU)
+    ours = refitted(GPU, lambda one, other: (one[:4], other[:4]) == ("zero", "zero") or one == other)
+    model = refitted(GPU, lambda one, other: one.split()[1] == other.split()[1])
+    inside = sum(same["measured"].between(same["low"], same["high"]))
+    errors = [median(abs(found[key] / found["measured"] - 1)) for found, key in
+              ((same, "predicted"), (same, "left_out"), (ours, "left_out"), (model, "left_out"))]  # fmt: skip
+    words = (
+        f"Six rates: kernels that compute little reach {rates['memory_efficiency']:.0%} of the memory's peak, other"
+        f" streams' included; matrix products take {rates['products']:.2f} times the table's time, and"
+        f" {rates['unaligned']:.1f} times if a side is no multiple of 8; the host takes {rates['operator_us']:.0f} µs"
+        f" for an operator, {rates['order_us']:.0f} µs for an event or a wait between streams, and"
+        f" {rates['loop_us'] / 1000:.1f} ms for the rest of a step. With them {inside} of {len(same)} steps are inside"
+        f" their intervals; the median error is {errors[0]:.1%}. Fitted without the cell itself it is {errors[1]:.1%},"
+        f" without all of ours {errors[2]:.1%}, without the model {errors[3]:.0%}."
+    )
+    return textwrap.fill(words, 130)
+
+
+def gpu_refitted() -> Iterator[Any]:
+    """The same steps by the fitted rates."""
+    return refitted(GPU).sort_values("measured").itertuples()
+
+
+def gpu_next() -> Iterator[Any]:
+    """Steps on machines that had not run the code when they were predicted."""
+    return pd.read_csv(GPU / NEXT).itertuples()
 
 
 def gpu_section(name: str, *columns: str) -> str:

@@ -9,13 +9,15 @@ collectives       inside a node a table by size and ranks; between nodes the byt
                   from the distance between them: each hop of a two-hop collective is priced by its own group
 
 A collective that spans nodes gathers inside them as well, so the slower of the two sets its pace.
+
+A step on one GPU has no collectives to hide behind, so its memory and its host count (GpuCosts.alone).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,7 @@ import numpy as np
 from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
 from ..records.event_row import COMPUTE, LAUNCH, MOVE
-from .hardware import GB_S, GBIT_S, TABLES, US, Cluster, Device, Scales, scales_of
+from .hardware import GB_S, GBIT_S, TABLES, US, Cluster, Device, Scales, scales_of, validated
 
 if TYPE_CHECKING:  # pandas and scipy take most of a second, which a plan without times does not spend
     import pandas as pd
@@ -37,6 +39,8 @@ NEIGHBORS = 16
 BACKWARD = "backward"
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HALVES = ("bf16", "fp16")
+ALIGNED = 8
+"""Elements of two bytes in 16 bytes: a row that is no multiple of them keeps a product from a GPU's fast kernels."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,8 @@ class GpuCosts:
     1e9 bytes per second as nccl-tests counts them; it replaces the network's.
     """
 
-    blocking = False
+    blocking, one_stream = False, False
+    order_s = loop_s = 0.0
 
     def __init__(
         self, device: Device, cluster: Cluster, bus_gb_s: dict[str, float] | None = None, scales: Scales | None = None
@@ -146,6 +151,21 @@ class GpuCosts:
     def scaled(self, scales: Scales) -> GpuCosts:
         """Returns these costs with other scales."""
         return GpuCosts(self.device, self.cluster, self._bus, scales)
+
+    def alone(self, rates: Mapping[str, float] | None = None) -> GpuCosts:
+        """Returns these costs for a rank without others, with `rates` in place of those fitted to one GPU's steps.
+
+        memory_efficiency           of the bandwidth, which copies on other streams take from the model's
+        products, unaligned         as in Scales
+        operator_us, order_us       of the host, for an operator, and for an event or a wait between streams
+        loop_us                     of the host, for the rest of a step
+        """
+        fitted = rates or validated()["one_gpu"]
+        device = replace(self.device, memory_efficiency=fitted["memory_efficiency"], host_us=fitted["operator_us"])
+        scales = Scales(1.0, self.scales.attention, fitted["products"], fitted["unaligned"])
+        found = GpuCosts(device, self.cluster, self._bus, scales)
+        found.order_s, found.loop_s, found.one_stream = fitted["order_us"] * US, fitted["loop_us"] * US, True
+        return found
 
     def peak_flops(self, dtype: str) -> float:
         """Returns the peak of matrix products in a precision, FLOPs per second."""
@@ -169,7 +189,8 @@ class GpuCosts:
             return max(memory, event.flops / (peak * fraction) * self.scales.attention)
         if len(sizes) == 4 and device.matmul_table and dtype in HALVES:
             batch, m, n, k = sizes
-            return max(memory, batch * matmul_table(device.matmul_table).seconds(m, n, k))
+            slower = self.scales.unaligned if any(size % ALIGNED for size in sizes[1:]) else self.scales.products
+            return max(memory, batch * matmul_table(device.matmul_table).seconds(m, n, k) * slower)
         return max(memory, event.flops / (peak * device.matmul_efficiency))
 
     def transfer(self, event: EventRow) -> Transfer:
@@ -233,7 +254,8 @@ class CpuCosts:
     they do not.
     """
 
-    blocking, contention, host_s = True, 1.0, 0.0
+    blocking, one_stream, contention = True, False, 1.0
+    host_s = order_s = loop_s = 0.0
 
     def __init__(
         self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None
@@ -301,7 +323,9 @@ class CpuCosts:
 
 
 Costs = GpuCosts | CpuCosts
-"""A device's costs, for a timeline. `blocking`: the host itself computes."""
+"""A device's costs, for a timeline. `blocking`: the host itself computes. `one_stream`: all streams take turns.
+`host_s`, `order_s`, `loop_s`: of the host, for an operator, an order between streams, and the rest of a step.
+"""
 
 COLD_BYTES = 2**20
 

@@ -56,11 +56,14 @@ class Device:
 class Scales:
     """Measured over predicted time, fitted to published runs (validated.yaml): for all kernels one number per device
     type, for clocks under load and kernels slower than the tables'; for attention another factor for all types, whose
-    kernels are those at the time of the runs. A type without runs gets the mean of the others.
+    kernels are those at the time of the runs. A type without runs gets the mean of the others. `products`, `unaligned`:
+    of matrix products alone, the second if a side is no multiple of ALIGNED elements; fitted on one GPU only (one_gpu).
     """
 
     compute: float = 1.0
     attention: float = 1.0
+    products: float = 1.0
+    unaligned: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ def names(group: str) -> list[str]:
 
 @cache
 def validated() -> dict[str, Any]:
-    """Returns the figures validated by published runs: `compute` and `attention` scales, `intervals` by kind of run."""
+    """Returns the figures fitted to runs: `compute` and `attention` scales, `intervals` by kind of run, and `one_gpu`,
+    the rates of a rank without others.
+    """
     path = FOLDER / "validated.yaml"
     found = read_yaml(path) if path.is_file() else {}
     return dict(found) if isinstance(found, Mapping) else {}

@@ -27,7 +27,7 @@ from ..records import EventRow
 from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
-from .costs import Costs
+from .costs import Costs, GpuCosts
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -172,10 +172,12 @@ class StepTime:
 
 
 def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
-    """Lays out a schedule. Raises ValueError with its problem if it has one."""
+    """Lays out a schedule, on one GPU with the rates of one. Raises ValueError with its problem if it has one."""
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
+    if isinstance(costs, GpuCosts) and cell.configs[-1].world_size == 1 and not costs.one_stream:
+        costs = costs.alone()
     laid = [lay_out(events, costs, declared) for events in schedule.events]
     found = [_repeated(one, cell) for one in laid]
     if len(found) == 1:
@@ -186,9 +188,10 @@ def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) 
         whole = {key: max(0.0, many[key] + more * (many[key] - few[key])) for key in many}
     phases = {name: PhaseTime(*(whole[name, part] for part in PARTS)) for name in PHASES if (name, PARTS[0]) in whole}
     totals = {part: sum(one for (name, what), one in whole.items() if what == part and name) for part in PARTS}
+    late = max(0.0, whole["", "issued_s"] + costs.loop_s - whole["", "step_s"]) if costs.one_stream else 0.0
     return StepTime(
-        whole["", "step_s"], whole["", "compute_s"], whole["", "communication_s"], totals["exposed_s"],
-        totals["host_s"], phases, laid[-1],
+        whole["", "step_s"] + late, whole["", "compute_s"], whole["", "communication_s"], totals["exposed_s"],
+        totals["host_s"] + late, phases, laid[-1],
     )  # fmt: skip
 
 

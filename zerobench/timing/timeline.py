@@ -10,6 +10,9 @@ the last rank has arrived (`apart`): on CPUs, ranks drift apart until one waits 
 computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream would.
 A host that waits for a collective right after issuing it does its own work for it (`within_s`) during the transfer.
 
+On one GPU the host delays no kernel here, and kernels of all streams run one after the other. A step then takes as long
+as the slower of device and host (prediction.py).
+
 All ranks do the same at the same time: one is laid out. Waits for collectives are exposed communication, and a stream's
 waits for the host are the host's share.
 """
@@ -61,7 +64,7 @@ class PhaseTime:
 @dataclass
 class Timeline:
     """A step in time. `at`: when each event starts. `marks`: the totals at the start of each micro-batch's forward.
-    `compute_s`: on the model's stream; with exposed and host time it adds up to the step.
+    `compute_s`: on the model's stream; with exposed and host time it adds up to the step. `issued_s`: of the host.
     """
 
     step_s: float = 0.0
@@ -70,10 +73,12 @@ class Timeline:
     marks: list[dict[tuple[str, str], float]] = field(default_factory=list)
     compute_s: float = 0.0
     communication_s: float = 0.0
+    issued_s: float = 0.0
 
     def totals(self) -> dict[tuple[str, str], float]:
         """Returns (phase, part of a PhaseTime) -> seconds so far; for the whole step the phase is empty."""
-        whole = {("", name): getattr(self, name) for name in ("step_s", "compute_s", "communication_s")}
+        names = ("step_s", "compute_s", "communication_s", "issued_s")
+        whole = {("", name): getattr(self, name) for name in names}
         return whole | {(name, part): value for name, one in self.phases.items() for part, value in vars(one).items()}
 
     @property
@@ -157,8 +162,8 @@ class _Layout:
     # -- events that the host issues -------------------------------------------------------------------
 
     def _compute(self, event: EventRow) -> None:
-        seconds, stream = self._costs.compute(event), event.stream
-        self._host += self._costs.host_s
+        seconds, stream = self._costs.compute(event), 0 if self._costs.one_stream else event.stream
+        self._issue(self._costs.host_s)
         begin = max(self._host, self._streams[stream])
         if stream == 0:
             self._here.host_s += max(0.0, self._host - self._streams[0]) * (not self._costs.blocking)
@@ -170,6 +175,11 @@ class _Layout:
             self._made.compute_s += end - begin
         self._begun = begin
 
+    def _issue(self, seconds: float) -> None:
+        self._made.issued_s += seconds
+        if not self._costs.one_stream:
+            self._host += seconds
+
     def _launch(self, event: EventRow) -> None:
         if self._declared.reduces_after_backward and event.collective in REDUCTIONS and self._phase == "backward":
             self._late.append(event)
@@ -179,7 +189,7 @@ class _Layout:
     def _start(self, event: EventRow) -> None:
         cost = self._costs.transfer(event)
         stretch = self._declared.gradient_factor if event.collective in REDUCTIONS else 1.0
-        self._host += cost.host_s
+        self._issue(cost.host_s)
         if self._costs.blocking:
             self._streams[0] = max(self._streams[0], self._host)
         lane = event.group or event.tier
@@ -212,6 +222,7 @@ class _Layout:
                 self._unwaited.discard(event.operation)
 
     def _order(self, event: EventRow) -> None:
+        self._issue(self._costs.order_s)
         if event.operator == LATE:
             self._waits_late.add(event.unit)
             if event.unit in self._left:
