@@ -35,7 +35,7 @@ help:
 	@echo "make replay     the recorded step as a page (docs/assets/), with screenshots; needs make setup-browser"
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make answer-times  how long the first commands take, as ratios to import torch (results/answer_times.csv)"
-	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
+	@echo "make gpu-suite  what this machine's GPU can do, in 8 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make kills      200 cells under random kills, compared with an undisturbed sweep (results/kills/; KILLS=--help)"

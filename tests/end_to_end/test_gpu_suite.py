@@ -83,7 +83,7 @@ def test_without_being_installed_it_says_so(checkout: dict[str, str], tmp_path: 
     assert done.stdout.startswith("zerobench not installed, torch 2."), done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     out, printed = whole
     sections = told(out)
@@ -98,7 +98,7 @@ def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     assert [line[3:] for line in summary.splitlines() if line.startswith("## ")] == [s.title for s in SECTIONS.values()]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
     out, _ = whole
@@ -108,16 +108,18 @@ def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     assert equal["fsdp2 bf16"].startswith("within ")
     runs = package.load(out).runs
     memory = runs[runs.backend == "simulated"]
-    assert set(memory.world_size) == {8, 64}, "64 ranks: the largest"
+    assert set(memory.world_size) == {8, 64}
+    memory = memory[memory.strategy == "zero3"]
     assert ((memory.states_bytes / memory.predicted_states_bytes - 1).abs() < 0.01).all()
     assert memory.step_s.isna().all()
     speed = [cell["run_id"] for cell in told(out)["speed"]["cells"]]
     timed = runs[runs.run_id.isin(speed)]
     assert list(timed.sort_values("started").strategy) == ["ddp", "zero3"] * 2, "two launches each, in turns"
-    largest = [int(row[2].replace(",", "")) for row in tables["largest"]]
-    assert largest[0] < largest[1]
-    assert all("fits" in row[6] for row in tables["largest"])
+    assert len(tables["peaks"]) == 2
+    assert all(row[1] == row[2] != NONE for row in tables["peaks"]), "peaks are estimated to the byte"
+    assert {row[0] for row in tables["profile"]} == {"257", "320"}
+    assert [row[1] for row in tables["profile"] if row[3] != NONE].count("busy") == 2
     kept = {row[0]: (float(row[1]), int(row[2])) for row in tables["tiers"] if row[2] != NONE}
     assert [paper for _, paper in kept.values()] == [16, 2]
     assert all(paper <= mine < paper + 1 for mine, paper in kept.values()), kept
-    assert sum(row[3] != NONE for row in tables["tiers"]) == 3, "steps: an arena, files, activations"
+    assert sum(row[3] != NONE for row in tables["tiers"]) == 2, "steps: files, activations"

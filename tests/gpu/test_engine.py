@@ -23,7 +23,7 @@ from torch import nn
 from tests import zoo
 from tests.distributed.test_no_waiting import VARIANTS
 from tests.distributed.test_races import RUNS
-from validation.gpu_suite.probe import check_comm
+from validation.gpu_suite.engine import check_comm
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
 from zerobench.zero.comm import streams

@@ -1,4 +1,4 @@
-"""The parts of the GPU suite that no GPU is needed for: comparisons, the card, the search for a size, the clock."""
+"""The parts of the GPU suite that no GPU is needed for: comparisons, causes of reserved memory, the clock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-import validation.gpu_suite.largest as largest_module
 from tests.cells import MODELS, cell
 from validation.__main__ import main
 from validation.activation_formula import activation_bytes, shape_of
-from validation.gpu_suite import SECTIONS, bus, command, probe
+from validation.gpu_suite import SECTIONS, command, engine, peaks
 from validation.gpu_suite.command import MINUTES, RESERVE_S
 from validation.gpu_suite.suite import (
     NOT_RUN,
@@ -30,7 +29,6 @@ from validation.gpu_suite.suite import (
 )  # fmt: skip
 from zerobench.config import schema as schemas
 from zerobench.config import world
-from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
@@ -42,22 +40,21 @@ from zerobench.zero.comm.base import Comm
 
 def test_a_collective_with_a_wrong_value_is_not_working() -> None:
     with pytest.raises(ValueError, match="all_reduce: 1 of 3 values are wrong"):
-        probe.check_equal("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
+        engine.check_equal("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
     with pytest.raises(ValueError, match="reduce_scatter into another place: 4095 of 4096 values are wrong"):
-        probe.check_comm(Comm(), torch.device("cpu"))  # which sends nothing
+        engine.check_comm(Comm(), torch.device("cpu"))  # which sends nothing
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(5, 1), (1000, 10), (1001, 10), (1330, 10), (1331, 11), (10**7, 215)])
-def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) -> None:
-    def need(config: CellConfig) -> largest_module.PredictedNeed:
-        tried.append(config.model.layers)
-        return largest_module.PredictedNeed(0, config.model.layers**3, 0)
+def test_memory_that_was_reserved_beside_free_memory_has_a_cause() -> None:
+    def entry(action: str, size: int, category: str = "") -> dict[str, Any]:
+        return {"action": action, "size": size, "category": category}
 
-    tried: list[int] = []
-    monkeypatch.setattr(largest_module, "need_of", need)
-    found = largest_module.largest(cell("zero2", 2), limit, 4).config.model
-    assert (found.layers, found.heads, found.hidden) == (expected, expected, 4 * expected)
-    assert len(tried) < 12
+    trace = [
+        entry("segment_alloc", 20), entry("alloc", 20, "optimizer"), entry("free_completed", 20),
+        entry("segment_alloc", 20), entry("alloc", 15, "activations"), entry("segment_alloc", 30),
+        entry("alloc", 30, "temporary"), entry("segment_free", 20),
+    ]  # fmt: skip
+    assert peaks.fragmentation(trace) == {"activations": 20}, "30 more than were free is no fragmentation"
 
 
 SHAPES = {
@@ -109,8 +106,12 @@ def crash(job: Any, tell: Any) -> None:
     raise ValueError(f"job {job} broke")
 
 
+def answer(job: Any, tell: Any) -> int:
+    return int(job)
+
+
 def suite_of(tmp_path: Path, seconds: float) -> GpuSuite:
-    setup = SuiteSetup(tmp_path, "cpu", True, 0)
+    setup = SuiteSetup(tmp_path, "cpu", True)
     return GpuSuite(setup, SuiteRecord(setup, SECTIONS), Deadline(time.monotonic() + seconds))
 
 
@@ -121,18 +122,18 @@ def table_of(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
 @pytest.mark.slow
 def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Path) -> None:
     tasks = [SuiteTask("broken", crash, lambda rendezvous: [1], 30.0)]
-    section = SuiteSection("probe", "T", "A?", 1, table_of, tasks=lambda _: tasks)
+    section = SuiteSection("engine", "T", "A?", (), table_of, tasks=lambda _: tasks)
     suite = suite_of(tmp_path, 60)
     suite.run(section)
-    (one,) = suite.done["probe"]
+    (one,) = suite.done["engine"]
     assert (one.status, one.reason) == ("crash", "rank 0 raised ValueError: job 1 broke")
     assert "| broken | crash: rank 0 raised" in (tmp_path / "summary.md").read_text()
     late = suite_of(tmp_path, 1)
     late.run(section)
-    assert late.done["probe"][0].status == NOT_RUN
-    kept = json.loads((tmp_path / "suite.json").read_text())["sections"]["probe"]["cells"]
+    assert late.done["engine"][0].status == NOT_RUN
+    kept = json.loads((tmp_path / "suite.json").read_text())["sections"]["engine"]["cells"]
     assert [cell["status"] for cell in kept] == ["crash"], "what an earlier suite knew stays"
-    late.run(SuiteSection("bus", "B", "A?", 1, table_of, tasks=lambda _: tasks))
+    late.run(SuiteSection("speed", "B", "A?", (), table_of, tasks=lambda _: tasks))
     assert "not run: the time was over" in (tmp_path / "summary.md").read_text()
 
 
@@ -141,10 +142,11 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     def differs(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         return SuiteTable(["cell"], [["one"]], differs=["zero2: losses differ"])
 
-    monkeypatch.setitem(SECTIONS, "bus", SuiteSection("bus", "B", "A?", 1, differs, tasks=bus._tasks))
-    monkeypatch.setattr(command, "age_s", lambda: 0.0)  # pytest may be older than nine minutes
-    assert main(["gpu-suite", "--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "bus"]) == 1
-    assert "bus: zero2: losses differ" in capsys.readouterr().out
+    tasks = [SuiteTask("one", answer, lambda rendezvous: [1], 30.0)]
+    monkeypatch.setitem(SECTIONS, "engine", SuiteSection("engine", "B", "A?", (), differs, tasks=lambda _: tasks))
+    monkeypatch.setattr(command, "age_s", lambda: 0.0)  # pytest may be older than eight minutes
+    assert main(["gpu-suite", "--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "engine"]) == 1
+    assert "engine: zero2: losses differ" in capsys.readouterr().out
     assert main(["gpu-suite", "--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
     told = capsys.readouterr().out
     assert "parity: all of it: not run: the time was over" in told
@@ -179,18 +181,18 @@ def on_an_h200(monkeypatch) -> None:
 def test_the_plan_in_the_documents_is_the_plan_and_fits() -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/gpu-suite.md").read_text()
     for section in SECTIONS.values():
-        assert re.search(rf"^\| {section.name} \|.*\| {section.seconds} s \|$", page, re.MULTILINE), section.name
-    assert sum(section.seconds for section in SECTIONS.values()) <= 60 * MINUTES - RESERVE_S
+        assert re.search(rf"^\| {section.name} \|.*\| {section.expected_s} s \|$", page, re.MULTILINE), section.name
+    assert sum(section.expected_s for section in SECTIONS.values()) <= 60 * MINUTES - RESERVE_S
 
 
 @pytest.mark.thorough
 def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
     """What can be known of cells that this machine cannot run: none is refused."""
-    setup = SuiteSetup(tmp_path, "cuda", False, 140 * 2**30)
+    setup = SuiteSetup(tmp_path, "cuda", False)
     counts = {}
-    for name in ("parity", "speed", "memory", "tiers"):
+    for name in ("speed", "peaks", "memory", "tiers", "parity", "profile"):
         cells = SECTIONS[name].cells(setup)
         assert not [cell.problems for cell in cells if cell.problems]
         assert {cell.config.device for cell in cells} == {"cuda"}
         counts[name] = sum(cell.config.measure.repeats for cell in cells)
-    assert counts == {"parity": 22, "speed": 15, "memory": 22, "tiers": 10}
+    assert counts == {"speed": 30, "peaks": 10, "memory": 10, "tiers": 10, "parity": 22, "profile": 2}

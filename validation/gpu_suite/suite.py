@@ -14,11 +14,14 @@ runs/SECTION/     the runs' own folders
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +47,11 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class SuiteSetup:
-    """`device`: cuda or cpu. `small`: tiny models and few steps. `device_bytes`: the device's memory."""
+    """`device`: cuda or cpu. `small`: tiny models and few steps."""
 
     out: Path
     device: str
     small: bool
-    device_bytes: int
 
     def cells(self, section: str, *overrides: str) -> list[Cell]:
         """The cells of a sweep, as a user would type it, that write to this section's folder."""
@@ -113,21 +115,40 @@ class SuiteTable:
 
 @dataclass(frozen=True)
 class SuiteSection:
-    """`asks`: the question in a sentence. `seconds`: of its launches on an H100. `answers`: how a launch may end so
-    that the question is answered. `may_fail`: whether nothing is wrong if this one does not run. `limit_s`: most that a
-    pass of a cell may take.
+    """`asks`: the question in a sentence. `like`: launches of RECORDED that take as long: section, pattern of names,
+    how many times. `answers`: how a launch may end so that the question is answered. `may_fail`: whether nothing is
+    wrong if this one does not run. `limit_s`: most that a pass of a cell may take.
     """
 
     name: str
     title: str
     asks: str
-    seconds: int
+    like: tuple[tuple[str, str, float], ...]
     table: Callable[[SuiteSetup, list[SuiteLaunch]], SuiteTable]
     cells: Callable[[SuiteSetup], list[Cell]] = lambda _: []
     tasks: Callable[[SuiteSetup], list[SuiteTask]] = lambda _: []
     answers: tuple[str, ...] = ("ok",)
     may_fail: Callable[[SuiteLaunch], bool] = lambda _: False
     limit_s: float = 60.0
+
+    @property
+    def expected_s(self) -> int:
+        """Seconds of its launches on an H100, rounded up."""
+        total = 0.0
+        for section, pattern, times in self.like:
+            found = [cell["seconds"] for cell in recorded()[section]["cells"] if re.search(pattern, cell["name"])]
+            total += times * sum(found)
+        return math.ceil(total)
+
+
+RECORDED = Path(__file__).parents[2] / "results/h100/suite.json"
+"""The suite of an H100, whose launches say how long a launch takes."""
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """Returns the sections of the recorded suite."""
+    return dict(json.loads(read_text(RECORDED))["sections"])
 
 
 def shorter(done: Sequence[SuiteLaunch]) -> tuple[dict[str, str], list[str]]:

@@ -1,8 +1,7 @@
-"""Sections 2, 3 and 4: cells of the harness alone. Parity with DDP, the speed of a step, the memory of a rank."""
+"""Sections 2, 4 and 6: cells of the harness alone. The speed of a step, the memory of a rank, parity with DDP."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -67,7 +66,6 @@ def _parity_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     return SuiteTable(header, rows, notes, differs)
 
 
-@cache
 def _world(one: SuiteLaunch) -> tuple[Any, ...]:
     return one.cell.world_size, one.cell.precision.name
 
@@ -84,7 +82,7 @@ PARITY = SuiteSection(
     name="parity",
     title="Parity with DDP",
     asks="Do ours and FSDP2 train what DDP trains, in fp32 and bf16, at N = 1 and with two ranks?",
-    seconds=42,
+    like=(("parity", "", 1.0),),
     cells=_parity_cells,
     table=_parity_table,
     # FSDP2 was not made for ranks that share a GPU: its failure is a result
@@ -97,25 +95,25 @@ PARITY = SuiteSection(
 # -- speed ---------------------------------------------------------------------------------------------------
 
 SPEED_WORKLOADS = (
-    ("model=gpt2_124m", "sequence=1024", "micro_batch=8", "measure.steps=20", "measure.warmup=5", "measure.repeats=2"),
-    ("model=gpt2_1_5b", "sequence=1024", "micro_batch=8", "measure.steps=10", "measure.warmup=2"),
+    ("model=gpt2_124m", "sequence=1024", "micro_batch=8", "measure.steps=20", "measure.warmup=5", "measure.repeats=3"),
+    ("model=gpt2_1_5b", "sequence=1024", "micro_batch=8", "measure.steps=10", "measure.warmup=2", "measure.repeats=3"),
 )
-"""Launches are interleaved (measure.repeats), so that a drift of the clocks affects all alike. The large model has one
-of each, because time is short; its interval is that of its steps.
-"""
+"""Three launches of each, by turns (measure.repeats), so that a drift of the clocks affects all alike."""
 SMALL_SPEED_WORKLOADS = (
     (*SMALL_GPT, "measure.steps=6", "measure.warmup=2", "measure.repeats=2", "launch.threads=1"),
 )  # fmt: skip
 
 
-def _speed_cells(setup: SuiteSetup) -> list[Cell]:
+def speed_cells(setup: SuiteSetup, section: str = "speed", *how: str) -> list[Cell]:
+    """The cells at N = 1 of a section; `how` they are measured, if not by time."""
     same = ("precision=bf16", "data=synthetic", "world_size=1", "measure.passes=timed", "draw_on=device")
     names, workloads = ("ddp,zero3", SMALL_SPEED_WORKLOADS) if setup.small else (BELOW_FP32, SPEED_WORKLOADS)
-    return [cell for what in workloads for cell in setup.cells("speed", f"strategy={names}", *same, *what)]
+    return [cell for what in workloads for cell in setup.cells(section, f"strategy={names}", *same, *what, *how)]
 
 
 SPEED_HEADER = [
-    "cell", "launches", "step ms", "95 %", "tokens/s", "MFU", "over DDP", "allocated", "reserved", "last loss",
+    "cell", "launches", "step ms", "95 %", "forward", "backward", "update", "tokens/s", "MFU", "over DDP",
+    "allocated", "reserved", "last loss",
 ]  # fmt: skip
 
 
@@ -155,42 +153,37 @@ def _show_speed(cell: dict[str, Any], ddp: dict[str, Any] | None) -> list[str]:
     mfu = NONE if pd.isna(cell["mfu"]) else f"{100 * cell['mfu']:.1f} %"
     memory = [show_bytes(cell[key]) for key in ("allocated_bytes", "reserved_bytes")]
     step, tokens, loss = f"{1000 * cell['step_s']:.1f}", f"{cell['tokens_per_s']:.0f}", f"{cell['loss_last']:.4f}"
-    return [str(cell["launches"]), step, interval, tokens, mfu, over, *memory, loss]
+    phases = [f"{1000 * cell[f'{name}_s']:.1f}" for name in ("forward", "backward", "update")]
+    return [str(cell["launches"]), step, interval, *phases, tokens, mfu, over, *memory, loss]
 
 
 SPEED = SuiteSection(
     name="speed",
     title="Speed at N = 1",
     asks="Step time, tokens/s and MFU of DDP, ZeRO-1, 2, 3 and FSDP2 on GPT-2 124M and 1.5B in bf16.",
-    seconds=57,
-    cells=_speed_cells,
+    like=(("speed", "124m", 1.5), ("speed", "1_5b", 3.0)),
+    cells=speed_cells,
     table=_speed_table,
 )
 
 # -- memory --------------------------------------------------------------------------------------------------
 
 MEMORY_SHAPE = ("sequence=1024", "micro_batch=4")
-MEMORY_WORKLOADS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
-    (("model=gpt2_124m", *MEMORY_SHAPE), "8", ()),
-    (("model=gpt2_1_5b", *MEMORY_SHAPE), "8", ()),
-    (("model=gpt2_1_5b", *MEMORY_SHAPE, "model.checkpointing=true"), "8,64", ()),
-    (("model=gpt_7b", *MEMORY_SHAPE, "model.checkpointing=true"), "8,64", ("strategy.construct=meta",)),
+MEMORY_WORKLOADS: tuple[tuple[str, ...], ...] = (
+    (f"strategy={OURS}", "world_size=8,64", "model=gpt_7b", "model.checkpointing=true", "strategy.construct=meta"),
+    (f"strategy=ddp,{OURS}", "world_size=8", "model=gpt2_1_5b"),
 )
-"""A model and its batch, the worlds, and options of our strategies. A 7B is built by no rank as a whole: its 28 GB in
-fp32 may be more than a card has, and more than zero3 needs.
-"""
-SMALL_MEMORY_WORKLOADS = (((*SMALL_GPT, "model.checkpointing=true", "launch.threads=1"), "8", ()),)
+"""A 7B is built by none of our ranks as a whole: its 28 GB in fp32 are more than zero3 needs."""
+SMALL_MEMORY_SHAPE = (*SMALL_GPT, "model.checkpointing=true", "launch.threads=1")
 
 
 def _memory_cells(setup: SuiteSetup) -> list[Cell]:
     # bytes are counted from the third step on, and are then the same in every step
     same = ("backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", "measure.warmup=2")
-    cells = []
-    for model, worlds, ours in SMALL_MEMORY_WORKLOADS if setup.small else MEMORY_WORKLOADS:
-        what = (*same, "measure.steps=1", *model)
-        cells += setup.cells("memory", "strategy=ddp", "world_size=8", *what)  # the same in any world
-        cells += setup.cells("memory", f"strategy={OURS}", f"world_size={worlds}", *what, *ours)
-    return cells
+    if setup.small:
+        return setup.cells("memory", "strategy=zero3", "world_size=8,64", *same, "measure.steps=1", *SMALL_MEMORY_SHAPE)
+    how = (*same, "measure.steps=1", *MEMORY_SHAPE)
+    return [cell for what in MEMORY_WORKLOADS for cell in setup.cells("memory", *how, *what)]
 
 
 MEMORY_HEADER = [
@@ -217,28 +210,25 @@ def _memory_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
 
 def _show_memory(row: Any) -> list[str]:
     psi, floor = row["psi"], row["floor_states_bytes"]
-    return [
-        show_bytes(row["peak_bytes"]), show_bytes(row["states_bytes"]), show_bytes(row["predicted_states_bytes"]),
-        show_bytes(floor), f"{row['states_bytes'] / psi:.3f}", f"{floor / psi:.3f}",
-        show_bytes(row["peak_activations_bytes"]), show_bytes(row["allocated_bytes"]),
-        show_bytes(row["outside_ledger_bytes"]),
-    ]  # fmt: skip
+    names = ("peak", "states", "predicted_states", "floor_states", "peak_activations", "allocated", "outside_ledger")
+    sizes = [show_bytes(row[f"{name}_bytes"]) for name in names]
+    per_parameter = [f"{size / psi:.3f}" for size in (row["states_bytes"], floor)]
+    return [*sizes[:4], *per_parameter, *sizes[4:]]
 
 
 def _published(config: CellConfig, row: Any) -> list[str]:
-    """ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens: 60 GB, and 8 GB with checkpoints."""
+    """ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens."""
     if config.model_name != "gpt2_1_5b" or not _is_ddp(config):
         return []
-    how, paper = ("recomputed", 8) if config.model.checkpoints else ("kept", 60)
-    words = f"{row['max_activations_bytes'] * 32 / config.micro_batch / 1e9:.0f} GB by these runs"
-    return [f"GPT-2 1.5B's activations {how}, at 32 sequences: {words}, about {paper} GB in the paper"]
+    words = f"{row['max_activations_bytes'] * 32 / config.micro_batch / 1e9:.0f} GB by this run"
+    return [f"GPT-2 1.5B's activations, at 32 sequences: {words}, about 60 GB in the paper"]
 
 
 MEMORY = SuiteSection(
     name="memory",
     title="Memory of one rank of N",
-    asks="What do DDP and ZeRO-1, 2, 3 need on one rank of 8 and of 64, beside our prediction and the paper's formula?",
-    seconds=122,
+    asks="What do ZeRO-1, 2, 3 need on one rank of 8 and of 64, beside our prediction and the paper's formula?",
+    like=(("memory", "zero.* gpt_7b|1_5b N=8 b=32 simulated", 1.0),),
     cells=_memory_cells,
     table=_memory_table,
     answers=("ok", "oom"),
