@@ -12,7 +12,7 @@ next.csv         steps of the present code on machines that have not run it: com
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -58,19 +58,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Simulates the steps with the present code, fits the rates, and predicts the steps on other machines."""
-    path, present = chosen.folder / PARTS, simulated(chosen.folder)
+    """Fits the rates, and predicts the steps of the present code on other machines."""
+    path = chosen.folder / PARTS
     if not path.is_file():
-        _write(path, present)
-    rates = fitted(pd.read_csv(path))
+        _write(path, measured(chosen.folder))
+    parts = pd.read_csv(path)
+    rates = fitted(parts)
     write_validated({"one_gpu": rates})
-    update, psi = present["phase"] == "update", present["psi"]
-    most = MOVED * psi / _bytes_per_s(CLUSTERS[0])
-    present["memory_s"] = present["memory_s"].where(~update, np.minimum(present["memory_s"], most))
+    present = simulated([cell.config for cell in compose_cells(["-m", *ASKED])])
+    present = present.merge(parts[["cell", "phase", "psi"]])
+    most = MOVED * present["psi"] / _bytes_per_s(CLUSTERS[0])
+    is_update = present["phase"] == "update"
+    present["memory_s"] = present["memory_s"].where(~is_update, np.minimum(present["memory_s"], most))
     found = [predicted(present, rates, cluster).assign(cluster=cluster) for cluster in CLUSTERS]
-    asked = pd.concat(found).reset_index()
-    _write(chosen.folder / NEXT, asked[asked["cell"].map(is_asked)])
+    _write(chosen.folder / NEXT, pd.concat(found).reset_index())
     return 0
+
+
+ASKED = (
+    "strategy=ddp,zero1,zero2,zero3,fsdp2", "model=gpt2_124m,gpt2_1_5b", "sequence=1024", "micro_batch=8",
+    "precision=bf16", "world_size=1", "data=synthetic", "device=cuda",
+)  # fmt: skip
 
 
 def is_asked(cell: str) -> bool:
@@ -85,26 +93,38 @@ def _write(path: Path, frame: pd.DataFrame) -> None:
 # -- the parts of a step ---------------------------------------------------------------------------
 
 
-def simulated(folder: Path) -> pd.DataFrame:
-    """Simulates the steps of a suite; returns a row per cell and phase. `unsteady`: the median of the step over its
-    fastest, minus 1. `memory_s`: of kernels that compute little, at the memory's peak; `products_s`, `unaligned_s`: of
-    matrix products by the device's table, the second if a side is unaligned. `operators`, `orders`: of the host.
+def measured(folder: Path) -> pd.DataFrame:
+    """Returns the steps of a suite by phase, in seconds, beside the parts of their schedules. `unsteady`: the median of
+    the step over its fastest, minus 1.
     """
-    launches, steps = list(timed(folder).values()), load(folder).steps
-    cells = [reduced(CellConfig.from_json(rows[0]["config"])) for rows in launches]
+    launches, steps = timed(folder), load(folder).steps
     warm = steps[~steps["warmup"].astype(bool)].groupby("run_id")["seconds"]
     unsteady = warm.median() / warm.min() - 1
+    configs = [CellConfig.from_json(rows[0]["config"]) for rows in launches.values()]
     found = []
-    for rows, schedule in zip(launches, execute_schedules("steps of one GPU", cells, CUDA), strict=True):
-        first, work = rows[0], _work(schedule)
+    for config, rows in zip(configs, launches.values(), strict=True):
+        step = geometric_mean(row["step_s"] for row in rows)
+        late = max(unsteady[row["run_id"]] for row in rows)
         for phase in PHASES:
-            measured = geometric_mean(row[f"{phase}_s"] for row in rows)
-            found.append({
-                "cell": f"{first['strategy']} {first['model']} b={first['micro_batch']}", "phase": phase,
-                "psi": first["psi"], "measured_s": measured, "step_s": geometric_mean(row["step_s"] for row in rows),
-                "unsteady": max(unsteady[row["run_id"]] for row in rows), **work[phase],
-            })  # fmt: skip
-    return pd.DataFrame(found)
+            seconds = geometric_mean(row[f"{phase}_s"] for row in rows)
+            found.append({"cell": _name(config), "phase": phase, "psi": rows[0]["psi"], "measured_s": seconds,
+                          "step_s": step, "unsteady": late})  # fmt: skip
+    return pd.DataFrame(found).merge(simulated(configs))
+
+
+def _name(config: CellConfig) -> str:
+    return f"{config.strategy.name} {config.model_name} b={config.micro_batch}"
+
+
+def simulated(configs: Sequence[CellConfig]) -> pd.DataFrame:
+    """Returns the parts of simulated steps, a row per cell and phase. `memory_s`: of kernels that compute little, at
+    the memory's peak; `products_s`, `unaligned_s`: of matrix products by the device's table, the second if a side is
+    unaligned. `operators`, `orders`: of the host.
+    """
+    schedules = execute_schedules("steps of one GPU", [reduced(config) for config in configs], CUDA)
+    work = zip(configs, map(_work, schedules), strict=True)
+    return pd.DataFrame({"cell": _name(config), "phase": phase, **parts}
+                        for config, found in work for phase, parts in found.items())  # fmt: skip
 
 
 def _work(schedule: StepSchedule) -> dict[str, dict[str, float]]:

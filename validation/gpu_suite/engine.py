@@ -8,13 +8,12 @@ base    our own, same shape: 0, 1, 2, .... Rank r sends (r + 1) · base
 
 from __future__ import annotations
 
-import csv
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +82,8 @@ def check_equal(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
         raise ValueError(f"{name}: {wrong} of {found.numel()} values are wrong")
 
 
-FIELDS = {
-    "name": "name", "driver": "driver_version", "memory_mib": "memory.total", "sm_mhz": "clocks.sm",
-    "sm_max_mhz": "clocks.max.sm", "memory_mhz": "clocks.mem", "power_w": "power.draw", "celsius": "temperature.gpu",
-}  # fmt: skip
-"""Our key -> nvidia-smi's."""
-
-
-@cache
-def card() -> dict[str, str]:
-    """Returns FIELDS of torch's first GPU, as nvidia-smi writes them; empty if it is missing, or hangs."""
-    return parse(ask(name_of(0), ",".join(FIELDS.values())) or "")
-
-
-def parse(text: str) -> dict[str, str]:
-    """Parses the first line of nvidia-smi's CSV; unknown values ("[N/A]") are left out."""
-    lines = list(csv.reader(text.splitlines(), skipinitialspace=True))
-    if not lines or len(lines[0]) != len(FIELDS):
-        return {}
-    return {key: value for key, value in zip(FIELDS, lines[0], strict=True) if not value.startswith("[")}
+FIELDS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,temperature.gpu"
+"""Of nvidia-smi."""
 
 
 def run_tests(name: str, tell: Callable[[Any], None]) -> dict[str, Any]:
@@ -141,8 +123,8 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     known = versions(("torch", "zerobench", "hydra-core", "transformers"))
     notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in known.items())])]
     notes += list(dict.fromkeys(one.result["facts"] for one in done if one.is_ok and "facts" in one.result))
-    told = card() if setup.device == "cuda" else {}
-    notes += ["nvidia-smi: " + ", ".join(f"{key} {value}" for key, value in told.items())] if told else []
+    told = ask(name_of(0), FIELDS) if setup.device == "cuda" else None
+    notes += [f"nvidia-smi, {FIELDS}: {told.strip()}"] if told else []
     failed = [f"{one.name}: {line}" for one in done if one.is_ok for line in one.result["failed"]]
     return SuiteTable(["tests", "passed", "s"], rows, notes, failed)
 

@@ -54,10 +54,10 @@ Clusters: {", ".join(hardware.names("cluster"))}
 They are described in zerobench/hardware/clusters.yaml, with the source of each figure.
 
 How to read it: compute, exposed and host add up to the step on a cluster. compute is the time of the model's stream;
-copies on other streams, as FSDP2 makes them, run beside it. exposed is the time in which the model waits for
-collectives; host the time in which the device waits for Python. The interval held 90 % of the published runs that were
-left out; "not validated" means that no run of that kind was among them, or that the time of an operator, which it
-names, is not known.
+copies on other streams, as FSDP2 makes them, run beside it, or on one GPU in turn with it. exposed is the time in which
+the model waits for collectives; host the time in which the device waits for Python. The interval held 90 % of the
+published runs that were left out; "not validated" means that no run of that kind was among them, or that the time of an
+operator, which it names, is not known.
 Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was wrong, 130 interrupted.
 """
 
