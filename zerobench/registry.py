@@ -125,7 +125,7 @@ class Registry:
 MODELS = Registry(
     "register_model",
     "zerobench.models",
-    own=("gpt", "mlp", "huggingface"),
+    own=("gpt", "gpt_moe", "mlp", "huggingface"),
     filled=("vocabulary", "sequence"),
     shown=("vocabulary", "sequence"),
     identity="kind",

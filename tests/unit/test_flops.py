@@ -96,7 +96,7 @@ def test_a_deep_model_takes_what_its_blocks_add(monkeypatch, options: dict[str, 
     assert isinstance(base.model, Gpt)
     deep = replace(base, model=replace(base.model, layers=5, **options))
     short = step_flops(deep)
-    monkeypatch.setattr(flops, "Gpt", ())
+    monkeypatch.setattr(flops, "Transformer", ())
     flops._COUNTED.clear()
     assert short is not None
     assert short == step_flops(deep)

@@ -43,7 +43,7 @@ def engine_options(cell: CellConfig, folder: str | None = None) -> dict[str, Any
     return options
 
 
-HAVE_BLOCKS = ("gpt", "mlp")
+HAVE_BLOCKS = ("gpt", "gpt_moe", "mlp")
 """Models that are known to have blocks."""
 
 UNBOUNDED_BYTES = 2**40
@@ -64,6 +64,10 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
         ),
         (cell.arena, "arena=true has no slots for tensors that a graph keeps; leave it out"),
         (getattr(cell.model, "tiles", 1) > 1, "model.tiles are gathered apart, inside of a graph; use model.tiles=1"),
+        (
+            getattr(cell.model, "separate_experts", False),
+            "experts are gathered apart; use model.separate_experts=false",
+        ),
         (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
     )
     return [f"compile={cell.compile}: {words}, or use compile=none" for is_so, words in refused if is_so]

@@ -20,7 +20,7 @@ from ..zero.options import AUTO, MODES, REDUCE_WITH, SHARDS, Options
 from . import combinations, keys, world
 from .cell import Cell, CellConfig, data_ranks
 from .launcher import LauncherChoice
-from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Model, Synthetic, Text
+from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 
 BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
@@ -192,9 +192,28 @@ def _problems_of_shape(where: str, shape: Any) -> list[str]:
         problems.append(f"{where}.heads={shape.heads}: it must divide hidden={shape.hidden}")
     if isinstance(shape, Gpt) and shape.tiles > shape.hidden:
         problems.append(f"model.tiles={shape.tiles}: a matrix of {shape.hidden} rows has no more tiles than that")
+    if isinstance(shape, GptMoe):
+        problems += _problems_of_experts(shape)
     if isinstance(shape, Huggingface):
         problems += huggingface.problems_of(shape.architecture, shape.options)
     return problems
+
+
+def _problems_of_experts(shape: GptMoe) -> list[str]:
+    """Fills in the width of an expert; returns error messages for experts that cannot be run."""
+    shape.expert_hidden = shape.expert_hidden if shape.expert_hidden is not None else 4 * shape.hidden
+    problems, widths = [], {"hidden": shape.hidden, "expert_hidden": shape.expert_hidden}
+    if not 1 <= shape.top_k <= shape.experts:
+        problems.append(f"model.top_k={shape.top_k}: a token passes through 1 to model.experts={shape.experts} experts")
+    for key, width in widths.items():
+        if width % GROUPED_WIDTH and not shape.separate_experts:
+            words = f"a grouped product takes multiples of {GROUPED_WIDTH}; or use model.separate_experts=true"
+            problems.append(f"model.{key}={width}: {words}")
+    return problems
+
+
+GROUPED_WIDTH = 8
+"""Rows of the factors of torch's grouped product begin at multiples of 16 bytes."""
 
 
 def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> list[str]:
@@ -209,7 +228,8 @@ def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> l
         problems.append(f"model.mlp_chunks={shape.mlp_chunks}: with model.tiles={shape.tiles} {words}")
     if isinstance(shape, Huggingface):
         chunks = values["loss_chunks"], values["mlp_chunks"]
-        problems += huggingface.problems_of_chunks(*chunks, shape.architecture, shape.loss)
+        balances = bool(shape.options.get("output_router_logits"))
+        problems += huggingface.problems_of_chunks(*chunks, shape.architecture, shape.loss, balances)
     return problems
 
 

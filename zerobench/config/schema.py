@@ -66,13 +66,9 @@ MLP_CHUNKS = Key(
 
 
 @dataclass
-class Gpt(Model):
-    """Our GPT. `vocabulary: null` follows the data, `positions: null` follows `sequence`.
+class Transformer(Model):
+    """The shape of our GPTs. `vocabulary: null` follows the data, `positions: null` follows `sequence`."""
 
-    `tiles`: what each of the MLP's matrices is cut into; under zero3 each is gathered apart (memory-centric tiling).
-    """
-
-    kind: str = "gpt"
     layers: int = LAYERS(6)
     hidden: int = HIDDEN(384)
     heads: int = HEADS(6)
@@ -83,6 +79,15 @@ class Gpt(Model):
         "blocks recompute their activations in backward", deepspeed="`activation_checkpointing`",
         torch="`torch.utils.checkpoint`", transformers="`gradient_checkpointing`",
     )(False)  # fmt: skip
+
+
+@dataclass
+class Gpt(Transformer):
+    """Our GPT. `tiles`: what each of the MLP's matrices is cut into; under zero3 each is gathered apart (memory-centric
+    tiling).
+    """
+
+    kind: str = "gpt"
     tiles: int = Key(
         "tiles of each matrix of the MLP; zero3 gathers each tile separately", unit="tiles", limits=(1, 1e6),
         omitted=True, deepspeed="`deepspeed.zero.TiledLinear`",
@@ -90,6 +95,28 @@ class Gpt(Model):
     lora: int = LORA
     loss_chunks: int = LOSS_CHUNKS
     mlp_chunks: int = MLP_CHUNKS
+
+
+@dataclass
+class GptMoe(Transformer):
+    """Our GPT with a mixture of experts: each token passes through `top_k` of `experts`, which have no capacity."""
+
+    kind: str = "gpt_moe"
+    experts: int = Key("experts of each block", unit="experts", limits=(1, 1e5))(8)
+    top_k: int = Key("experts that each token passes through", unit="experts", rule="1 to `experts`")(2)
+    expert_hidden: int | None = Key(
+        "width of an expert's inner layer; null: four times `hidden`", unit="features", limits=(1, 1e6)
+    )(None)
+    separate_experts: bool = Key(
+        "each expert is a module, which zero3 gathers separately; false: two tensors for all of a block",
+        deepspeed="`set_z3_leaf_modules` for false",
+    )(False)  # fmt: skip
+    balance: float = Key("coefficient of the loss that balances the experts; 0: none", limits=(0, 1e3))(0.01)
+    routing: str = Key(
+        "learned, or fixed for a measurement: balanced (experts in turn) or skewed (all tokens to the same experts); a"
+        " simulation takes learned as balanced", words=("learned", "balanced", "skewed"), omitted=True,
+    )("learned")  # fmt: skip
+    loss_chunks: int = LOSS_CHUNKS
 
 
 @dataclass
@@ -376,7 +403,7 @@ SECTIONS: dict[str, type[Section]] = {"launch": Launch, "search": Search, "huggi
 
 SCHEMAS: dict[str, dict[str, type]] = {
     "strategy": {name: spec.options for name, spec in built_in().items()},
-    "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
+    "model": {"gpt": Gpt, "gpt_moe": GptMoe, "mlp": Mlp, "huggingface": HuggingfaceModel},
     "data": {"text": Text, "synthetic": Synthetic},
     "optimizer": OPTIMIZERS,
     "precision": PRECISIONS,

@@ -120,6 +120,11 @@ class HostValues(GraphMode):
         return tensor.dtype == torch.bool and not hasattr(tensor, "is_unusual")
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Returns False for a fake tensor and for one on the meta device."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
 def kinds_of_tensors(arguments: Any) -> Iterator[type]:
     """Yields the type of every tensor among an operator's arguments, including tensors in lists."""
     for one in arguments:

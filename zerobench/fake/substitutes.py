@@ -9,6 +9,7 @@ threads   the engine's own thread does its work when it is started, since FakeTe
 masks     transformers' models search positions for packed sequences, and make a mask of S × S elements if there are
           any. For tensors without values they always assume some; here each row is one sequence, so no mask is made,
           as in a run
+products  grouped ones of a dtype other than bf16: torch's CPU kernel takes them, its shape function does not
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import _meta_registrations as registrations
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..zero import labels
@@ -151,7 +153,25 @@ def as_with_values() -> Iterator[None]:
     ask = getattr(module, FUNCTION)
 
     def none_packed(positions: Any) -> None:
-        (ask(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
+        if not positions.is_meta:
+            (ask(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
 
     with mock.patch.object(module, FUNCTION, none_packed):
+        yield
+
+
+# -- grouped products ------------------------------------------------------------------------------
+
+
+@contextmanager
+def grouped_products_of_any_dtype() -> Iterator[None]:
+    """Makes torch's grouped product take fake and meta tensors of every dtype that it takes in a run."""
+    checked = registrations._meta_grouped_mm_common
+
+    def product(mat_a: torch.Tensor, mat_b: torch.Tensor, **more: Any) -> Any:
+        if mat_a.dtype in (torch.float32, torch.float16):
+            return registrations._create_grouped_mm_output_tensor(mat_a, mat_b, more["offs"], more["out_dtype"])
+        return checked(mat_a, mat_b, **more)
+
+    with mock.patch.object(registrations, "_meta_grouped_mm_common", product):
         yield

@@ -31,7 +31,7 @@ from ..zero.parameters import absent
 from .host_values import HostValues
 from .observers import shapes_asked_apart
 from .shortcuts import modes_called_directly
-from .substitutes import as_with_values, no_files, threads_done_at_start
+from .substitutes import as_with_values, grouped_products_of_any_dtype, no_files, threads_done_at_start
 
 ADDRESS_BITS = 48
 """Low bits of an address for the offset into a storage; the high bits are unique to the storage."""
@@ -112,6 +112,7 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         mock.patch.object(torch.utils, "weakref", _Unwatched),
         mock.patch.object(offloaded_activations, "PLAIN", {*offloaded_activations.PLAIN, FakeTensor}),
         no_files(),
+        grouped_products_of_any_dtype(),
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
         mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own

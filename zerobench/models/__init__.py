@@ -20,9 +20,10 @@ from torch import nn
 from ..registry import MODELS, Builder
 from . import huggingface
 from .gpt import GPT
+from .gpt_moe import GPTMoe
 from .mlp import MLP
 
-OWN: dict[str, Builder] = {"gpt": GPT, "mlp": MLP}
+OWN: dict[str, Builder] = {"gpt": GPT, "gpt_moe": GPTMoe, "mlp": MLP}
 
 _BUILT_IN = OWN | {"huggingface": huggingface.build}
 

@@ -87,7 +87,7 @@ class GPT(nn.Module):
         super().__init__()
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
-        self.blocks = nn.ModuleList([Block(hidden, heads, tiles, mlp_chunks) for _ in range(layers)])
+        self.blocks = nn.ModuleList([self.new_block(hidden, heads, tiles, mlp_chunks) for _ in range(layers)])
         self.norm = nn.LayerNorm(hidden)
         linear = nn.Linear if loss_chunks == 1 else partial(LossHead, loss_chunks)
         self.head = linear(hidden, vocabulary, bias=False)
@@ -105,7 +105,7 @@ class GPT(nn.Module):
     def initializers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
         """Yields the constructor's initialization steps, in order; a model built on meta runs them later."""
         for module in self.modules():
-            yield module, _initialize
+            yield module, initialize
         smaller_normal = partial(nn.init.normal_, std=0.02 / (2 * len(self.blocks)) ** 0.5)
         smaller = partial(tiled_linear.draw_weight, draw=smaller_normal)
         for block in self.blocks:  # GPT-2: the deeper the model, the smaller its residual projections start
@@ -134,8 +134,13 @@ class GPT(nn.Module):
         logits = self.head(x)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
+    def new_block(self, *shape: int) -> Block:
+        """Returns a block, without initial values."""
+        return Block(*shape)
 
-def _initialize(module: nn.Module) -> None:
+
+def initialize(module: nn.Module) -> None:
+    """Draws the weight of a Linear, an Embedding or a tile; a bias is 0."""
     if isinstance(module, nn.Linear | nn.Embedding | tiled_linear.Tile):
         tiled_linear.draw_weight(module, partial(nn.init.normal_, std=0.02))
     if isinstance(module, nn.Linear | tiled_linear.Tile) and module.bias is not None:

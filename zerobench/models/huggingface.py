@@ -16,9 +16,8 @@ from .lora import add_adapters_of_peft
 
 
 class CausalLM(nn.Module):
-    """`forward(tokens, targets)` returns the mean cross-entropy in fp32 of a transformers causal language model.
-
-    `loss`: one of LOSSES.
+    """`forward(tokens, targets)` returns the mean cross-entropy in fp32 of a transformers causal language model, plus
+    the loss that balances its experts if the option `output_router_logits` is true. `loss`: one of LOSSES.
     """
 
     def __init__(self, model: nn.Module, loss: str = "plain") -> None:
@@ -28,18 +27,22 @@ class CausalLM(nn.Module):
         self._kept: torch.Tensor | None = None
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
+        """Returns the loss of predicting `targets`, both (B, S)."""
         head = self.model.get_output_embeddings()  # type: ignore[operator]
         if isinstance(head, LossHead):
             hidden = self.model.base_model(input_ids=tokens, use_cache=False)[0]  # type: ignore[operator]
             return head(hidden.flatten(0, 1), targets.flatten())  # type: ignore[no-any-return]
-        logits = self.model(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+        out = self.model(input_ids=tokens, use_cache=False)
+        loss, balance = self._cross_entropy(out.logits.flatten(0, 1), targets.flatten()), getattr(out, "aux_loss", None)
+        return loss if balance is None else loss + self.model.config.router_aux_loss_coef * balance  # type: ignore
+
+    def _cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.loss == "fused":
-            return fused_cross_entropy(logits, targets.flatten())
+            return fused_cross_entropy(logits, targets)
         logits = logits.float()
         if self.loss == "kept":
             self._kept = logits.detach()
-        return nn.functional.cross_entropy(logits, targets.flatten())
+        return nn.functional.cross_entropy(logits, targets)
 
 
 LOSSES = ("plain", "kept", "fused")
@@ -63,6 +66,9 @@ SHAPE_KEYS = {
 }
 """transformers' names of options that have their own key here."""
 
+UNLISTED = ("head_dim",)
+"""Options that models of transformers read, although some of their configs do not list them."""
+
 
 def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
     """Returns error messages with the reasons why `architecture` with `options` cannot be built."""
@@ -78,14 +84,14 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
     plain = CONFIG_MAPPING[architecture]()
     aliases = getattr(plain, "attribute_map", {})
     ours = {alias: SHAPE_KEYS[name] for name, alias in aliases.items() if name in SHAPE_KEYS} | SHAPE_KEYS
-    strange = [name for name in options if not hasattr(plain, name) and name not in ours]
+    strange = [name for name in options if not hasattr(plain, name) and name not in (*ours, *UNLISTED)]
     return [f"huggingface.options.{name}: set {ours[name]} instead" for name in options if name in ours] + [
         f"huggingface.options.{name}: {architecture} has no such setting{_nearest(name, list(plain.to_dict()))}"
         for name in strange
     ]
 
 
-def problems_of_chunks(chunks: int, of_mlp: int, architecture: str, loss: str) -> list[str]:
+def problems_of_chunks(chunks: int, of_mlp: int, architecture: str, loss: str, balances: bool) -> list[str]:
     """Returns the reasons why the loss of `architecture`, or its MLPs, cannot be computed in parts."""
     if of_mlp > 1 and architecture not in MLP_ALONE:
         words = f"the MLP of {architecture}'s blocks is no module `mlp` alone; known: {', '.join(MLP_ALONE)}"
@@ -95,6 +101,9 @@ def problems_of_chunks(chunks: int, of_mlp: int, architecture: str, loss: str) -
         return [f"model.loss_chunks={chunks}: {words}"]
     if chunks > 1 and loss != "plain":
         return [f"model.loss_chunks={chunks}: the parts have a loss of their own; leave out huggingface.loss={loss}"]
+    if chunks > 1 and balances:
+        words = "the loss that balances the experts is computed with whole logits; leave one of the two out"
+        return [f"model.loss_chunks={chunks}: huggingface.options.output_router_logits=true: {words}"]
     return []
 
 

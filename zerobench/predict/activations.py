@@ -14,13 +14,13 @@ from torch import nn
 
 from ..config.cell import CellConfig
 from ..config.combinations import activation_policy
-from ..config.schema import Gpt
+from ..config.schema import Gpt, GptMoe
 from ..fake import world_of_tensors
 from ..host.environment import FAKE
 from ..zero import labels
 
-KINDS = ("gpt", "mlp")
-"""Models whose control flow does not depend on values, so that their activations can be predicted."""
+KINDS = ("gpt", "gpt_moe", "mlp")
+"""Models whose activations do not depend on values, unless experts are separate and their routing is learned."""
 
 DATA = ("text", "synthetic")
 """Data whose batches are tokens."""
@@ -35,6 +35,8 @@ def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module
     if config.device != "cpu" or config.tensors == FAKE or moved:
         return None
     if config.model.kind not in KINDS or config.data.name not in DATA:
+        return None
+    if isinstance(config.model, GptMoe) and config.model.separate_experts and config.model.routing == "learned":
         return None
     return activation_bytes(lambda: build(config), batches.batch(0, 0))
 

@@ -18,10 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import strategies
 from ..config.cell import CellConfig
-from ..config.schema import Gpt
+from ..config.schema import Transformer
 from ..config.schema_memory import Activation, CheckpointActivations
 from ..config.schema_training import Fp32
 from ..data import arguments_of, build_batches
+from ..fake import as_with_values, grouped_products_of_any_dtype
 from ..fake.world import Undrawn
 from ..probes.operator_stream import FORMULAS
 from ..registry import DATA
@@ -91,10 +92,10 @@ def step_flops(config: CellConfig) -> StepFlops | None:
 
 
 def _count(config: CellConfig) -> int | None:
-    """Counts the FLOPs of a micro-batch, which are the same for every dtype and strategy. The blocks of our GPT are
-    equal: two models show what each adds.
+    """Counts the FLOPs of a micro-batch, which are the same for every dtype and strategy. The blocks of our GPTs
+    are equal: two models show what each adds.
     """
-    if isinstance(config.model, Gpt) and config.model.layers > 2 and config.activation == Activation():
+    if isinstance(config.model, Transformer) and config.model.layers > 2 and config.activation == Activation():
         one, two = (_count(replace(config, model=replace(config.model, layers=few))) for few in (1, 2))
         return None if one is None or two is None else one + (config.model.layers - 1) * (two - one)
     what = [config.model.kind, config.model_options, config.activation.values(), config.micro_batch, config.sequence]
@@ -111,7 +112,7 @@ def _count(config: CellConfig) -> int | None:
             model = build_model(config)
         own = config.data.name in DATA.own
         inputs, named = arguments_of((tokens, tokens) if own else build_batches(config.batching, 0, meta).batch(0))
-        with counter:
+        with counter, grouped_products_of_any_dtype(), as_with_values():
             model(*inputs, **named).backward()
         _COUNTED[key] = int(counter.get_total_flops())
     except Exception:  # a user's model may raise anything without values: its run is unaffected

@@ -31,7 +31,7 @@ LEAST_LAUNCHES = 3
 SETTING = ("model", "shape", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
 """Cells that agree in these columns train the same thing and are compared."""
 
-NOT_SHAPE = ("name", "kind", "checkpointing", "tiles", "loss_chunks", "mlp_chunks")
+NOT_SHAPE = ("name", "kind", "checkpointing", "tiles", "loss_chunks", "mlp_chunks", "separate_experts")
 """A model's options that change the cost of a step but not its result."""
 
 

@@ -47,6 +47,7 @@ LEAVE_ROUNDING = (
     "model.checkpointing",
     "model.loss_chunks",
     "model.mlp_chunks",
+    "model.separate_experts",
     "optimizer.implementation",
     "data.path",
 )

@@ -74,7 +74,7 @@ def _layers(config: CellConfig) -> int | None:
     if config.huggingface is not None:
         return None if config.huggingface.config else config.huggingface.layers
     found = getattr(config.model, "layers", None)
-    return found if isinstance(found, int) and config.model.kind == "gpt" else None
+    return found if isinstance(found, int) and config.model.kind in ("gpt", "gpt_moe") else None
 
 
 def _with_layers(config: CellConfig, layers: int) -> CellConfig:

@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ...config.cell import Cell
 from ...config.compose import refuse_senseless
-from ...config.schema import Gpt
+from ...config.schema import Transformer
 from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
 from ...host.terminal import print_on, progress_console
@@ -196,7 +196,7 @@ def _candidates(axes: dict[str, tuple[str, ...]], goal: str, capacity: Capacity)
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """Raises ValueError if the goal contradicts the rest of the command."""
     goal, keys = chosen.goal, {word.partition("=")[0] for word in chosen.overrides}
-    fastest, has_layers = goal == FASTEST, all(isinstance(cell.config.model, Gpt) for cell in cells)
+    fastest, has_layers = goal == FASTEST, all(isinstance(cell.config.model, Transformer) for cell in cells)
     wrong = {f"{key}: is what --goal {goal} looks for; leave it out": key in keys for key in GOALS[goal].varies} | {
         "--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH":
             goal == "largest_model" and not has_layers,

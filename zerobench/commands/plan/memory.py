@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...config.cell import Cell
-from ...config.schema import Gpt
+from ...config.schema import Transformer
 from ...fake_execution import Execution
 from ...records import TensorRow
 from ...sizes import show_bytes
@@ -82,7 +82,7 @@ class Simulated:
     def shape(self) -> str:
         """A GPT's shape: "48 x 1600"; empty for another model."""
         model = self.cell.config.model
-        return f"{model.layers} x {model.hidden}" if isinstance(model, Gpt) else ""
+        return f"{model.layers} x {model.hidden}" if isinstance(model, Transformer) else ""
 
     @property
     def held_bytes(self) -> int:

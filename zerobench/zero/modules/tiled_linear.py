@@ -83,6 +83,8 @@ class TiledLinear(nn.Module):
 class Tile(nn.Module):
     """Rows and columns of a Linear, with its bias in the tile of the first columns. A unit of stage 3."""
 
+    is_unit = True
+
     def __init__(self, whole: nn.Linear, rows: slice, columns: slice, drawn: Drawn) -> None:
         super().__init__()
         self.rows, self.columns = rows, columns

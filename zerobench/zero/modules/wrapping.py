@@ -14,8 +14,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from .tiled_linear import Tile
-
 ROOT = ""
 """The path of the root unit, which holds the parameters of no other unit: the model's own path."""
 
@@ -71,9 +69,11 @@ def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns the blocks, and all tiles of Linears, in the order of the model's modules."""
+    """Returns the blocks, and all modules with a true attribute `is_unit`, such as a tile of a Linear, in the order of
+    the model's modules.
+    """
     names = {module: name for name, module in blocks(root)}
-    names |= {module: name for name, module in root.named_modules() if isinstance(module, Tile)}
+    names |= {module: name for name, module in root.named_modules() if getattr(module, "is_unit", False)}
     return [(names[module], module) for module in root.modules() if module in names]
 
 
