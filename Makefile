@@ -146,7 +146,7 @@ UNTIMED = $(filter $(shell $(RUN) -m analysis all --experiments untimed),$(EXPER
 reference: experiments
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
-	for name in buckets tiers offload delayed groups nodes residual low_bit muon; do \
+	for name in buckets tiers offload delayed groups nodes residual low_bit muon experts; do \
 	  $(RUN) -m zerobench budget record --file results/budgets/$$name.yaml experiment=budget_$$name || exit $$?; \
 	done
 	$(MAKE) plots
