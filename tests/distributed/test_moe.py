@@ -83,4 +83,5 @@ def test_a_simulation_is_exact_to_the_byte(tmp_path: Path) -> None:
     rows = hold(chosen, tmp_path)
     assert [row for row in rows if not row.is_none] == []
     peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
-    assert peaks["zero3, even"] < peaks["zero3, skewed"] < peaks["zero3, wide"]
+    expert_bytes = 2 * 32 * 512 * 4
+    assert peaks["zero3, even"] < peaks["zero3, skewed"] < peaks["zero3, wide"] - 16 * expert_bytes

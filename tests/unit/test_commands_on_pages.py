@@ -82,7 +82,7 @@ def lines_of(page: Path) -> Iterator[str]:
 @cache
 def problem_of(line: str) -> str:
     """Why a command line would be refused; empty where it would not."""
-    words = shlex.split(line, comments=True)
+    words = shlex.split(line.partition(" | ")[0], comments=True)
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words.pop(0)
     if not words or words[0] in SHELL:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
 from tests.cells import MODELS, cell
 from zerobench.config.schema import GptMoe, Huggingface, HuggingfaceModel
-from zerobench.models import gpt_moe
+from zerobench.models import gpt_moe, huggingface
 from zerobench.models.gpt_moe import GPTMoe
 from zerobench.predict.flops import step_flops
 
@@ -48,11 +51,27 @@ def test_a_token_is_the_weighted_sum_of_its_experts() -> None:
     for token in range(5):
         expected = torch.zeros(16)
         for weight, expert in zip(weights[token] / weights[token].sum(), chosen[token], strict=True):
-            inner = torch.nn.functional.gelu(x[token] @ experts.weight_in[expert], approximate="tanh")
+            inner = nn.functional.gelu(x[token] @ experts.weight_in[expert], approximate="tanh")
             expected += weight * (inner @ experts.weight_out[expert])
         torch.testing.assert_close(out[token], expected)
     share = torch.stack([(chosen == expert).sum() / 5 for expert in range(4)])
     torch.testing.assert_close(balance, 4 * (share * probabilities.mean(0)).sum())
+
+
+def transformers_experts(balance: float) -> nn.Module:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"layers": 2, "hidden": 16, "heads": 2, "vocabulary": 40, "positions": 8}
+    more = {"intermediate_size": 24, "output_router_logits": True, "router_aux_loss_coef": balance}
+    return huggingface.build("mixtral", **shape, options=more)
+
+
+@pytest.mark.parametrize("build", [lambda balance: built(balance=balance), transformers_experts])
+def test_the_balance_is_part_of_the_loss(build: Callable[[float], nn.Module]) -> None:
+    """It is near 2, the number of experts of a token, since new routers favor no expert."""
+    tokens = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))
+    without, balanced = (build(balance)(tokens, tokens).item() for balance in (0.0, 0.1))
+    assert balanced - without == pytest.approx(0.1 * 2, rel=0.05)
 
 
 @pytest.mark.parametrize(("routing", "counts"), [("balanced", [4, 4, 4, 4]), ("skewed", [8, 8, 0, 0])])
