@@ -27,7 +27,7 @@ PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
 """In inline code: FILE, PATH, KEY=VALUE."""
 VALUED = ("--where", "--tolerance", "--packages", "--python")
 """Options whose value looks like an override."""
-SWEEP_ANYWAY = ("estimate", "plan")
+SWEEP_ANYWAY = ("estimate", "plan", "predict")
 """Verbs whose overrides are a sweep's without -m."""
 OF_READERS = ("mine.py", "train.py")
 LAUNCHERS = ("srun", "mpirun", "watch")
