@@ -106,6 +106,7 @@ def test_experts_of_transformers_are_counted_in_fp32(monkeypatch: pytest.MonkeyP
     ("more", "message"),
     [
         ({"top_k": 5}, "model.top_k=5: a token passes through 1 to model.experts=4 experts"),
+        ({"routing": "even"}, "model.routing=even: use learned, balanced, skewed"),
         ({"expert_hidden": 20}, "model.expert_hidden=20: a grouped product takes multiples of 8"),
     ],
 )

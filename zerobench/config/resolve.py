@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
-from ..models import huggingface, huggingface_config, lora
+from ..models import gpt_moe, huggingface, huggingface_config, lora
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
@@ -205,6 +205,8 @@ def _problems_of_experts(shape: GptMoe) -> list[str]:
     problems, widths = [], {"hidden": shape.hidden, "expert_hidden": shape.expert_hidden}
     if not 1 <= shape.top_k <= shape.experts:
         problems.append(f"model.top_k={shape.top_k}: a token passes through 1 to model.experts={shape.experts} experts")
+    if shape.routing not in gpt_moe.ROUTINGS:
+        problems.append(f"model.routing={shape.routing}: use {', '.join(gpt_moe.ROUTINGS)}")
     for key, width in widths.items():
         if width % GROUPED_WIDTH and not shape.separate_experts:
             words = f"a grouped product takes multiples of {GROUPED_WIDTH}; or use model.separate_experts=true"
