@@ -42,6 +42,7 @@ MODELS["together"], MODELS["separate"] = moe(), moe(separate_experts=True)
 MODELS["even"] = moe(separate_experts=True, expert_hidden=512, routing="balanced")
 MODELS["skewed"] = moe(separate_experts=True, expert_hidden=512, routing="skewed")
 MODELS["wide"] = moe(expert_hidden=512)
+MODELS["alone"] = moe(experts=1, top_k=1, expert_hidden=512)
 MODELS |= dict.fromkeys(OPTIONS, HuggingfaceModel())
 
 
@@ -77,11 +78,14 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path) -> None:
 def test_a_simulation_is_exact_to_the_byte(tmp_path: Path) -> None:
     """Separate experts if the routing is fixed; together they have the same bytes for every routing."""
     keys = [("ddp", "even"), ("fsdp2", "even"), ("zero3", "even"), ("zero3", "skewed"), ("zero3", "wide")]
+    keys += [("fsdp2", "alone"), ("zero3", "alone")]
     chosen = {f"{strategy}, {model}": config(strategy, 2, model, sequence=64) for strategy, model in keys}
     chosen["zero3, again"] = config("zero3", 2, "skewed", activation=CheckpointActivations())
     chosen["zero3, bf16"] = config("zero3", 2, "together", precision=Bf16())
     rows = hold(chosen, tmp_path)
     assert [row for row in rows if not row.is_none] == []
     peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
+    sent = {row.cell: row.fake_wire_bytes for row in rows}
+    assert sent["fsdp2, alone"] > 1.5 * sent["zero3, alone"], "FSDP2 cuts along the experts, which it pads to N"
     expert_bytes = 2 * 32 * 512 * 4
     assert peaks["zero3, even"] < peaks["zero3, skewed"] < peaks["zero3, wide"] - 16 * expert_bytes

@@ -105,8 +105,16 @@ def test_presets_of_shapes_have_as_many_positions_as_the_sequence() -> None:
     assert compose_cells(["model=gpt_7b", "sequence=1024"])[0].config.model.options["positions"] == 1024
 
 
-@pytest.mark.parametrize(("name", "numel"), [("llama_7b", 6_738_415_616), ("llama_8b", 8_030_261_248)])
-def test_llamas_presets_have_the_published_sizes(name: str, numel: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "numel"),
+    [
+        ("llama_7b", 6_738_415_616),
+        ("llama_8b", 8_030_261_248),
+        ("mixtral_8x7b", 46_702_792_704),
+        ("qwen3_30b_a3b", 30_532_122_624),
+    ],
+)
+def test_presets_of_transformers_have_the_published_sizes(name: str, numel: int) -> None:
     pytest.importorskip("transformers")
     (one,) = compose_cells([f"model={name}", "sequence=4096"])
     assert not one.problems
