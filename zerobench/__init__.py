@@ -8,6 +8,7 @@
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
     zerobench.watch(model, optimizer)                          a training loop of your own (zerobench.watching)
+    zerobench.watch(..., verify=ExpectedTraining())            the same, and: is it the same training?
     zerobench.trainer_callback(), lightning_callback()         the same if a trainer has the loop
     zerobench.main()                                           the command line
 
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from .results.tables import Results, load
     from .strategies import register_strategy
     from .sweep.from_python import run
+    from .watching import ExpectedTraining, lightning_callback, trainer_callback
     from .watching import Watch as watch
-    from .watching import lightning_callback, trainer_callback
     from .zero import initialize
 
 __version__ = "0.1.0"
 __all__ = [
+    "ExpectedTraining",
     "Results",
     "initialize",
     "lightning_callback",
@@ -55,6 +57,7 @@ _HOMES = {
     "register_model": ".registry",
     "register_strategy": ".strategies",
     "watch": ".watching",
+    "ExpectedTraining": ".watching",
     "trainer_callback": ".watching",
     "lightning_callback": ".watching",
 }

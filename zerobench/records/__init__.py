@@ -8,7 +8,7 @@ the run's id. describe.py returns units and meanings.
 from __future__ import annotations
 
 from .event_row import EventRow
-from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .long_rows import CertificateRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .names import (
     ALLOCATOR,
     BETWEEN,
@@ -40,6 +40,7 @@ __all__ = [
     "STATES",
     "TENSOR_AXIS",
     "TIERS",
+    "CertificateRow",
     "EventRow",
     "LineRow",
     "MemoryRow",

@@ -9,16 +9,17 @@ from dataclasses import MISSING, dataclass, fields
 from typing import get_type_hints
 
 from .event_row import EventRow
-from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .long_rows import CertificateRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .run_row import RunRow, SearchRow
 
 ROWS: dict[str, type] = {
     "runs": RunRow, "steps": StepRow, "memory": MemoryRow, "timeline": TimelineRow, "tensors": TensorRow,
-    "lines": LineRow, "traffic": TrafficRow, "events": EventRow, "searches": SearchRow,
+    "lines": LineRow, "traffic": TrafficRow, "events": EventRow, "certificate": CertificateRow,
+    "searches": SearchRow,
 }  # fmt: skip
 """Table, as `zerobench.load` names it -> its row type."""
 
-LONG = ("steps", "memory", "timeline", "tensors", "lines", "traffic", "events")
+LONG = ("steps", "memory", "timeline", "tensors", "lines", "traffic", "events", "certificate")
 """Tables with many rows per run, which have the run's id once loaded."""
 
 SUFFIXES = {

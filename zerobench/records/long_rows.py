@@ -221,3 +221,23 @@ class TrafficRow:
     axis: str = "data"
     """tensor for traffic among the ranks that share one model (tensor_parallel), which is outside of the volume; data
     for all else."""
+
+
+@dataclass
+class CertificateRow:
+    """One check of a watched loop with `verify`: the finding, the expectation and its reason, and the verdict."""
+
+    check: str
+    """dtypes, update, accumulation, partition, norm, scaling, reference or knob."""
+    subject: str
+    """What is checked: a property of the loop, and the parameters or collectives that have it."""
+    found: str
+    """The value in this loop."""
+    expected: str
+    """The expected value; empty if nothing is expected."""
+    why: str
+    """Why this is expected, or why it cannot be told; with the bound, if the check has one."""
+    verdict: str
+    """same, different, or cannot be told."""
+    source: str = ""
+    """The line that made the tensors, if they were made while the loop was watched."""

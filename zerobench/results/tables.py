@@ -53,6 +53,7 @@ class Results:
     lines: pd.DataFrame
     traffic: pd.DataFrame
     events: pd.DataFrame
+    certificate: pd.DataFrame
     searches: pd.DataFrame
 
     plot: ClassVar[Any]
@@ -172,7 +173,7 @@ class Run(Results):
 
 TABLES = {name: ROWS[name] for name in LONG}
 """The long tables, whose rows have a `run_id`."""
-OPTIONAL = ("events",)
+OPTIONAL = ("events", "certificate")
 """Tables that have no file if they have no rows."""
 
 ALL_TABLES = {name: ROWS[name] for name in ("runs", "searches", *LONG)}

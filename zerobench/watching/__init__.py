@@ -9,10 +9,23 @@
 
 watch.py is the object and its states, phases.py finds the phases of a step, held_tensors.py labels tensors that the
 loop already has, exchange.py collects the ranks' records, rows.py makes the tables, callbacks.py is for trainers.
+
+With `verify=` a watch also makes a certificate of the training: observed.py observes a rank, parts.py names what it
+updates, job_seen.py joins the ranks, judging.py and comparing.py judge, certificate.py is the result.
 """
 
 from .callbacks import lightning_callback, trainer_callback
+from .certificate import Certificate, CertificateError
 from .exchange import WatchError
+from .expected import ExpectedTraining
 from .watch import Watch
 
-__all__ = ["Watch", "WatchError", "lightning_callback", "trainer_callback"]
+__all__ = [
+    "Certificate",
+    "CertificateError",
+    "ExpectedTraining",
+    "Watch",
+    "WatchError",
+    "lightning_callback",
+    "trainer_callback",
+]

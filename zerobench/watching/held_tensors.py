@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
@@ -32,6 +33,9 @@ WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1
 """Class of a wrapped model -> name of its strategy."""
 
 BEFORE = "made before the watch"
+
+not_of_loop = WeakTensorKeyDictionary()
+"""Tensors of certificates, which no watch counts."""
 
 
 def inner_model(model: Any) -> nn.Module:
@@ -109,6 +113,8 @@ class HeldTensors:
         self.label_updated()
         # the other live tensors, but no dataset mapped from a file or borrowed from NumPy: torch cannot resize those
         for one in living_tensors():
+            if one in not_of_loop:
+                continue
             for part in parts_of(one):
                 if part.layout != torch.strided or self._ledger.knows(part):
                     continue

@@ -31,9 +31,13 @@ from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
 from . import held_tensors, rows
+from .certificate import Certificate
 from .exchange import WatchError, gather, next_place, post_problem, share_folder
+from .expected import ExpectedTraining
 from .held_tensors import HeldTensors
+from .observed import TrainingObserver
 from .phases import Phases, is_engine, on_step, tensors_in
+from .verifying import Verifying
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
@@ -68,6 +72,7 @@ class Watch:
     name        the run's name in tables and budgets; default: the model's class
     node_size   ranks per node, for traffic between nodes; None: all ranks are one node
     timeout_s   seconds that rank 0 waits for the other ranks' records
+    verify      True, a reference or an ExpectedTraining: also makes a certificate of the training (certificate.py)
     snapshot    True: each rank writes `snapshots/rankR.pickle` into the run's folder, for pytorch.org/memory_viz
 
     Raises ValueError for arguments that cannot be watched, and WatchError on leaving a loop without a measured step.
@@ -76,7 +81,7 @@ class Watch:
     def __init__(
         self, model: Any, optimizer: Any = None, *, ends: str | None = None, warmup: int | None = None, steps: int = 2,
         to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
-        snapshot: bool = False,
+        snapshot: bool = False, verify: bool | Certificate | str | Path | ExpectedTraining = False,
     ) -> None:  # fmt: skip
         self.model = held_tensors.inner_model(model)
         self._called = held_tensors.called_model(model)
@@ -99,6 +104,9 @@ class Watch:
         """The tables, on rank 0 once the watch has stopped."""
         self.folder: Path | None = None
         """The run's folder, where `to` is given."""
+        self._verifying = Verifying.of(verify)
+        self.certificate: Certificate | None = None
+        """The certificate, on rank 0 once the watch has stopped, if `verify` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
         self._seen_forward, self._loss, self._backwards = False, 0.0, 0
         self._others = ""  # the class of an optimizer that steps and is not watched
@@ -136,6 +144,9 @@ class Watch:
             self.probe.hear(self.model)
             engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]
             self._phases = self._observing.enter_context(Phases(self._called, engines, self))
+            if self._verifying is not None:
+                ranks = self._world.world_size
+                self._observing.enter_context(self._verifying.observing(self.model, engines, accounted, ranks))
             if self._ends == "optimizer":
                 self._observing.callback(on_step(self._optimizers[-1], self._end_step))
         except BaseException:
@@ -182,18 +193,34 @@ class Watch:
             post_problem(self._place, why, world.rank, world.world_size)
         if why and error is None:
             raise WatchError(why)
-        plain = to_plain(self.probe.found(world.rank, Path())) if measured else {}
+        plain, observed = to_plain(self.probe.found(world.rank, Path())) if measured else {}, []
         if error is None:
             records = gather(self._place, plain, world.rank, world.world_size, self._timeout_s)
+            if self._verifying is not None:
+                seen = self._verifying.record
+                observed = gather(f"{self._place}/seen", seen, world.rank, world.world_size, self._timeout_s)
         else:  # other ranks may wait for this one in a collective; there is nothing to wait for here
             records = [plain]
         if world.rank == 0 or error is not None:
-            self.results, self.folder = rows.write(self._about, world, measured, records, error, self._to)
+            made = rows.write(self._about, world, measured, records, error, self._to, self._certify(observed))
+            self.results, self.folder = made
         if self._snapshot is not None:
             folder = self.folder
             if error is None:
                 folder = share_folder(self._place, folder, world.rank, world.world_size, self._timeout_s)
             write_snapshot(folder, world.rank, self._snapshot)
+
+    def _certify(self, observed: list[dict[str, Any]]) -> rows.Certify | None:
+        """Returns the function that makes the certificate, given the row of the run; None without one."""
+        if self._verifying is None or not observed:
+            return None
+        verifying = self._verifying
+
+        def certify(strategy: str, name: str, peak_bytes: int) -> Certificate:
+            self.certificate = verifying.certify(observed, strategy, name, peak_bytes)
+            return self.certificate
+
+        return certify
 
     def _why_nothing(self) -> str:
         steps = {0: "without a step", 1: "after 1 step"}.get(self.done, f"after {self.done} steps")
@@ -217,6 +244,8 @@ class Watch:
         if self.state not in (WARMING, MEASURING) or threading.get_ident() != self._home:
             return
         self._holdings.label_updated()
+        if self._observer is not None:
+            self._observer.end_step(self._loss)
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
@@ -243,11 +272,17 @@ class Watch:
         self._snapshot = take(device, self._history) if self._history is not None else None
         self._history = None
 
+    @property
+    def _observer(self) -> TrainingObserver | None:
+        return self._verifying.observer if self._verifying is not None else None
+
     # -- what the phases tell -------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
         """Called when a phase of the loop begins."""
         self.probe.enter_phase(phase)
+        if phase == "update" and self._observer is not None:
+            self._observer.on_engine_step()
 
     def on_inputs(self, given: Any) -> None:
         """Called when the model is called."""
@@ -260,10 +295,14 @@ class Watch:
         """Called when an optimizer's step begins."""
         if optimizer not in self._known:
             self._others = type(optimizer).__name__
+        if self._observer is not None:
+            self._observer.on_update(optimizer)
 
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""
         self._backwards += 1
+        if self._observer is not None:
+            self._observer.on_backward()
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
             if type(tensors) is torch.Tensor and tensors.numel() == 1:
@@ -272,6 +311,8 @@ class Watch:
     def after_backward(self) -> None:
         """Called when the gradients exist."""
         self.probe.after_backward(self.model)
+        if self._observer is not None:
+            self._observer.after_backward()
 
 
 def _check(optimizers: list[Any], ends: str | None, warmup: int, steps: int) -> None:

@@ -1,0 +1,125 @@
+"""Certificates of two ranks: honest loops equal one process of plain torch, and failures between ranks are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import zerobench
+from tests.cells import cell
+from tests.distributed.test_watch_ranks import batch_of, built
+from tests.ranks import run_ranks
+from zerobench import ExpectedTraining
+from zerobench.predict.build import build_model
+from zerobench.zero.modules.wrapping import default_units
+
+MICRO, CLIP, STEPS = 2, 0.5, 4
+CONFIG = cell("ddp", 2).config
+HONEST = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2")
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def sharded(policy: MixedPrecisionPolicy | None = None, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    model, options = build_model(CONFIG).to(dtype), {"mesh": init_device_mesh("cpu", (2,))}
+    options |= {"mp_policy": policy} if policy else {}  # type: ignore[dict-item]
+    for unit in (*(unit for _, unit in default_units(model)), model):
+        fully_shard(unit, **options)  # type: ignore[call-overload]
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(called: Any, optimizer: Any, ranks: Any, syncs: bool = False, local_norm: bool = False) -> None:
+    """Steps of MICRO micro-batches; `syncs`: each of them is reduced. `local_norm`: of the rank's own shards."""
+    for step in range(STEPS):
+        for micro in range(MICRO):
+            parts = [batch_of(CONFIG, rank, 10 * step + micro) for rank in ranks]
+            inputs, is_last = [torch.cat(some) for some in zip(*parts, strict=True)], micro == MICRO - 1
+            if hasattr(called, "set_requires_gradient_sync"):
+                called.set_requires_gradient_sync(is_last or syncs)
+            delays = hasattr(called, "no_sync") and not (is_last or syncs)
+            with called.no_sync() if delays else nullcontext():
+                loss = called(*inputs) / MICRO
+                (called if optimizer is called else torch.autograd).backward(loss)
+        if optimizer is called:
+            called.clip_grad_norm_(CLIP)
+        elif local_norm:
+            norm = sum(p.grad.to_local().square().sum() for p in called.parameters()).sqrt()
+            torch._foreach_mul_([p.grad.to_local() for p in called.parameters()], float(CLIP / norm))
+        else:
+            torch.nn.utils.clip_grad_norm_(called.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def certificate_of(rank: int, expected: ExpectedTraining, build: Callable[[], Any], **how: Any) -> Any:
+    torch.manual_seed(0)
+    called, optimizer = build()
+    with zerobench.watch(called, optimizer, verify=expected) as watch:
+        train(called, optimizer, [rank], **how)
+    return watch.certificate
+
+
+def summed() -> tuple[Any, Any]:
+    """DDP whose gradients are the sum over the ranks: a division is missing."""
+    model, optimizer = built("ddp", CONFIG, 2)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: 2 * gradient)
+    return model, optimizer
+
+
+def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
+    """Loop -> checks that differ, as found; only rank 0 has them."""
+    honest = ExpectedTraining(reference=reference, accumulation=MICRO, reductions=1, clip=CLIP)
+    wire = ExpectedTraining(wire={"all_gather": "bfloat16"}, accumulation=MICRO)
+    made = {name: certificate_of(rank, honest, partial(built, name, CONFIG, n)) for name in HONEST}
+    made["mixed"] = certificate_of(rank, wire, partial(sharded, MIXED))
+    made["no delay"] = certificate_of(rank, honest, partial(built, "ddp", CONFIG, n), syncs=True)
+    made["fsdp2, no delay"] = certificate_of(rank, honest, sharded, syncs=True)
+    made["sum"] = certificate_of(rank, ExpectedTraining(reference=reference), summed)
+    made["ignored wire"] = certificate_of(rank, wire, sharded)
+    made["low masters"] = certificate_of(rank, ExpectedTraining(), partial(sharded, dtype=torch.bfloat16))
+    made["local norm"] = certificate_of(rank, ExpectedTraining(clip=CLIP), sharded, local_norm=True)
+    unlike = ExpectedTraining(unlike=made["fsdp2, no delay"])
+    made["ignored option"] = certificate_of(rank, unlike, sharded, syncs=True)
+    made["live option"] = certificate_of(rank, unlike, sharded)
+    return {
+        name: [f"{row.subject}: {row.found}; {row.why}" for row in one.different] if one else []
+        for name, one in made.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("reference")
+    torch.manual_seed(0)
+    model = build_model(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with zerobench.watch(model, optimizer, to=folder, verify=True):
+        train(model, optimizer, range(2))
+    result: dict[str, list[str]] = run_ranks(2, judged, folder)[0]
+    return result
+
+
+@pytest.mark.parametrize("name", [*HONEST, "mixed", "live option"])
+def test_an_honest_loop_gets_no_accusation(name: str, found: dict[str, list[str]]) -> None:
+    assert found[name] == []
+
+
+def test_failures_between_ranks_are_named(found: dict[str, list[str]]) -> None:
+    again = "each gradient is reduced over the ranks: 2 times: 1, 1 in its micro-batches, 0 after them; it is declared"
+    assert found["no delay"] == [again]
+    assert found["fsdp2, no delay"] == [again]
+    assert "it is 2 times the reference's, as a sum over 2 ranks in place of the mean" in found["sum"][0]
+    assert [line.split(" bytes in ")[1] for line in found["ignored wire"]] == ["float32; it is declared"]
+    assert [line.split(";")[0] for line in found["low masters"]] == [
+        "masters of all 40 parameters: bfloat16", "moments of all 40 parameters: bfloat16",
+    ]  # fmt: skip
+    assert [line.split(":")[0] for line in found["local norm"]] == ["after backward → at the update"]
+    assert [line.split(": ")[1] for line in found["ignored option"]] == ["this option changed nothing"]

@@ -1,0 +1,200 @@
+"""The checks of a certificate against another one: the first updates of a reference, and an option's effect.
+
+[Note: bounds]
+They depend on the narrowest dtype that computes or stores, in either loop. Losses and norms: relative, as in a sweep's
+comparison with DDP (sweep/parity.py). Parameters, after each update, for the whole tensor of each name:
+
+    |own - reference| <= share · |reference's movement since the beginning| + eps · |reference|
+
+`eps` is that of the reference's masters: two roundings of a sum may differ by so much. Elements and parameters whose
+gradient may be rounding alone move arbitrarily under Adam, and are not compared: FirstUpdates.noise, and parameters
+whose gradient is below `rounding` of all gradients' norm. Initial values are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..records import CertificateRow
+from ..sweep.parity import TOLERANCES
+from .certificate import DIFFERENT, UNKNOWN
+from .job_seen import NARROW, JobSeen
+from .judging import shown_names, verdict_of
+from .observed import UPDATES, Deviation, ulps_between
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Largest relative deviations of losses and norms; `share`: of a parameter's movement; `rounding`: see above."""
+
+    dtype: str
+    loss: float
+    norm: float
+    share: float
+    rounding: float
+
+    @classmethod
+    def between(cls, job: JobSeen, reference: JobSeen) -> Bounds:
+        """Returns the bounds for two loops."""
+        dtype = min(job.precision, reference.precision, key=NARROW.index)
+        name, share, rounding = {
+            "float32": ("fp32", 1e-3, 1e-6),
+            "bfloat16": ("bf16", 0.2, 1e-2),
+            "float16": ("fp16", 0.2, 1e-2),
+        }[dtype]
+        return cls(dtype, *TOLERANCES[name], share, rounding)
+
+
+def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the checks of the first updates. Both loops must have trained on the same global batches."""
+    bounds, steps = Bounds.between(job, reference), min(job.steps, reference.steps, UPDATES)
+    yield from _losses(job, reference, bounds, steps)
+    yield from _norms(job, reference, bounds, steps)
+    yield from _values(job, reference, bounds, steps)
+
+
+def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
+    pairs = [(job.loss(step), reference.loss(step)) for step in range(steps)]
+    offs = [relative(own, other) for own, other in pairs]
+    ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
+    why = f"relative difference within {bounds.loss:.0e} for {bounds.dtype}"
+    bad = next((step for step, off in enumerate(offs) if off > bounds.loss), None)
+    if bad == 0:
+        why += "; there was no update yet: check the data, the seed, the initial values and the forward"
+        factor = pairs[0][0] / pairs[0][1] if pairs[0][1] else math.nan
+        if math.isclose(factor, job.ranks[0].steps[0].backwards, rel_tol=1e-2) and factor > 1.5:
+            why += "; the factor is the number of micro-batches: the loss is not divided by it"
+    elif bad is not None:
+        why += f"; losses agree until update {bad}: check that update"
+    shown = ", ".join(f"{own:.6g}" for own, _ in pairs)
+    found = f"{shown}; off by at most {max(offs):.1e}, {max(ulps):,} fp32 ULP"
+    expected = ", ".join(f"{other:.6g}" for _, other in pairs)
+    yield CertificateRow("reference", f"losses of {steps} steps", found, expected, why, verdict_of(bad is None))
+
+
+def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
+    pairs = [(job.norm(step), reference.norm(step)) for step in range(steps)]
+    if not all(own and other for own, other in pairs):
+        why = "gradients are not on the parameters of this loop, or of the reference"
+        yield CertificateRow("reference", "norms of gradients", "none seen", "", why, UNKNOWN)
+        return
+    offs = [relative(own, other) for own, other in pairs]
+    why = f"relative difference within {bounds.norm:.0e} for {bounds.dtype}"
+    first = next((step for step, off in enumerate(offs) if off > bounds.norm), None)
+    if first is not None:
+        why += _factor(*pairs[first], len(job.ranks), first)
+    own, other = job.squares(0), reference.squares(0)
+    named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) / pairs[0][1] for name in own.keys() & other}
+    worst = max(named, key=lambda name: named[name], default="")
+    found = f"{', '.join(f'{one:.6g}' for one, _ in pairs)}; off by at most {max(offs):.1e}"
+    found += f", most in {worst}" * bool(worst and max(offs))
+    expected = ", ".join(f"{one:.6g}" for _, one in pairs)
+    subject = "norms of gradients, before clipping"
+    yield CertificateRow("reference", subject, found, expected, why, verdict_of(first is None))
+
+
+def _factor(own: float, other: float, ranks: int, step: int) -> str:
+    """Returns the probable cause of a norm's deviation as text."""
+    factor = own / other
+    if ranks > 1 and math.isclose(factor, ranks, rel_tol=1e-2):
+        return f"; it is {ranks} times the reference's, as a sum over {ranks} ranks in place of the mean"
+    if ranks > 1 and math.isclose(factor, 1 / ranks, rel_tol=1e-2):
+        return f"; it is 1/{ranks} of the reference's, as after a second division by the ranks"
+    return f"; it is {factor:.4g} times the reference's from step {step} on: check the backward and the reduction"
+
+
+def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
+    if not job.deviations(0):
+        why = "the reference has no values, or the parts that this engine updates have no names"
+        yield CertificateRow("reference", "parameters", "not compared", "", why, UNKNOWN)
+        return
+    initial = {name: one for name, one in job.deviations(0).items() if one.off}
+    found = f"{worst_of(initial)}" if initial else "equal to the bit"
+    yield CertificateRow(
+        "reference", "initial values", found, "equal to the bit", "the same seed", verdict_of(not initial)
+    )
+    left_out = _rounding_alone(reference, bounds)
+    for number in range(1, steps + 1):
+        all_of = job.deviations(number)
+        compared = {name: one for name, one in all_of.items() if name not in left_out}
+        if compared:
+            yield _update_row(number, compared, reference, bounds, sorted(left_out & all_of.keys()))
+
+
+def _update_row(
+    number: int, compared: dict[str, Deviation], reference: JobSeen, bounds: Bounds, left_out: list[str]
+) -> CertificateRow:
+    over = [name for name, one in compared.items() if one.off and not _is_within(one, reference, name, bounds)]
+    subject = f"parameters after update {number}"
+    if over:
+        subject += f": {shown_names(over, len(compared))}"
+    why = f"within {bounds.share:g} of the movement plus the eps of the masters, for {bounds.dtype}"
+    if left_out:
+        why += f"; not compared, as their gradients are rounding alone: {shown_names(left_out, 0)}"
+    found = worst_of({name: compared[name] for name in over} or compared)
+    return CertificateRow("reference", subject, found, "the reference's", why, verdict_of(not over))
+
+
+def _is_within(one: Deviation, reference: JobSeen, name: str, bounds: Bounds) -> bool:
+    master = reference.parts[name].master if name in reference.parts else "float32"
+    eps = torch.finfo(getattr(torch, master)).eps
+    return math.sqrt(one.off) <= bounds.share * math.sqrt(one.update) + eps * math.sqrt(one.value)
+
+
+def _rounding_alone(reference: JobSeen, bounds: Bounds) -> set[str]:
+    """Returns the parameters whose gradients are rounding errors, in any of the first steps."""
+    found: set[str] = set()
+    for step in range(min(reference.steps, UPDATES)):
+        squares = reference.squares(step)
+        limit = bounds.rounding**2 * sum(squares.values())
+        found |= {name for name, square in squares.items() if square <= limit}
+    return found
+
+
+def worst_of(deviations: dict[str, Deviation]) -> str:
+    """Returns the largest deviations with the names of their parameters as text."""
+
+    def share(name: str) -> float:
+        one = deviations[name]
+        return math.sqrt(one.off / one.update) if one.update else math.sqrt(one.off / one.value) if one.value else 0.0
+
+    worst = max(deviations, key=share)
+    if not deviations[worst].off:
+        return "equal to the bit"
+    by_ulp = max(deviations, key=lambda name: deviations[name].ulp)
+    ulps = "not finite" if deviations[worst].ulp < 0 else f"{deviations[by_ulp].ulp:,} ULP in {by_ulp}"
+    of = "of the movement" if deviations[worst].update else "relative"
+    return f"off by at most {share(worst):.1e} {of} in {worst}, {ulps}"
+
+
+def relative(own: float, other: float) -> float:
+    """Returns |own − other| over |other|; infinite if only one is finite."""
+    if own == other or (math.isnan(own) and math.isnan(other)):
+        return 0.0
+    off = abs(own - other) / abs(other) if other else math.inf
+    return off if math.isfinite(off) else math.inf
+
+
+def effect_of_option(job: JobSeen, other: JobSeen) -> CertificateRow:
+    """Returns the check that a loop differs from another one that was meant to differ."""
+    count = min(job.steps, other.steps)
+    sides: dict[str, list[Any]] = {
+        "dtypes": [[(p.in_model, p.master, p.gradient, p.moments) for p in one.parts.values()] for one in (job, other)],
+        "dtypes that compute": [one.computes for one in (job, other)],
+        "collectives and their bytes": [one.sent for one in (job, other)],
+        "reductions": [one.reductions(one.steps - 1) for one in (job, other)],
+        "copies of states": [one.copies for one in (job, other)],
+        "peak bytes": [one.peak_bytes for one in (job, other)],
+        "losses": [[one.loss(step) for step in range(count)] for one in (job, other)],
+    }
+    changed = [name for name, (own, theirs) in sides.items() if own != theirs]
+    subject = f"effect of the option, against {other.name or other.strategy}"
+    if changed:
+        return CertificateRow("knob", subject, f"it changed {', '.join(changed)}", "a change", "it is declared", "same")
+    found = "this option changed nothing: equal dtypes, bytes, collectives and losses"
+    return CertificateRow("knob", subject, found, "a change", "it is declared", DIFFERENT)

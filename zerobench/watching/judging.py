@@ -1,0 +1,222 @@
+"""The checks of a certificate, one function for each kind; comparing.py has those against another certificate.
+
+Parameters with equal findings share a row. A check without an expectation is `cannot be told`, and so is one that
+these steps or this engine do not show: only a finding that contradicts an expectation is `different`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..records import CertificateRow
+from .certificate import DIFFERENT, SAME, UNKNOWN
+from .expected import PARTITIONED, ExpectedTraining, is_wide
+from .job_seen import JobSeen
+from .observed import UPDATES, PartSeen
+
+WIDE = "float32 or wider"
+LOST = "an update smaller than 2^-8 of a bfloat16 weight is lost, and moments decay in steps of 2^-8"
+NOTHING_EXPECTED = "nothing is declared"
+REL = 1e-3
+"""Relative slack of a clipped norm: torch divides by the norm plus 1e-6, in fp32."""
+
+Finding = tuple[str, str, str, str, str]
+"""found, expected, why, verdict, source."""
+
+
+def judge(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> list[CertificateRow]:
+    """Returns the checks of a loop by itself. `reference`: its dtypes and optimizers are expected, if any."""
+    rows = [
+        *_dtypes(job, expected, reference),
+        *_optimizers(job, expected, reference),
+        *_updates(job, reference),
+        *_accumulation(job, expected),
+        *_partition(job, expected),
+        *_norms(job, expected),
+        *_scaling(job),
+    ]
+    return sorted(rows, key=lambda row: row.verdict != DIFFERENT)
+
+
+def verdict_of(is_as_expected: bool) -> str:
+    """Returns the verdict on a check that can be told."""
+    return SAME if is_as_expected else DIFFERENT
+
+
+def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
+    theirs = reference.parts if reference is not None else {}
+    kinds: tuple[tuple[str, str, Callable[[PartSeen], str]], ...] = (
+        ("masters", expected.masters, lambda seen: seen.master),
+        ("moments", expected.moments, lambda seen: ", ".join(sorted(set(seen.moments.values())))),
+        ("gradients", expected.gradients, lambda seen: seen.gradient),
+        ("parameters", "", lambda seen: seen.in_model),
+    )
+    for kind, declared, read in kinds:
+        found: dict[str, Finding] = {}
+        for name, seen in job.parts.items():
+            value, by_reference = read(seen), read(theirs[name]) if name in theirs else ""
+            if value:
+                source = seen.source if kind == "gradients" else ""
+                found[name] = (value, *_expected_dtype(kind, value, declared, by_reference, seen.is_torchs), source)
+        yield from _grouped("dtypes", kind, found, job)
+    shown = ", ".join(job.computes) or "nothing was seen"
+    if expected.computes:
+        verdict = verdict_of(expected.computes in job.computes) if job.computes else UNKNOWN
+        yield CertificateRow("dtypes", "modules compute", shown, expected.computes, "it is declared", verdict)
+    else:
+        yield CertificateRow("dtypes", "modules compute", shown, "", NOTHING_EXPECTED, UNKNOWN)
+    yield from _collectives(job, expected)
+
+
+def _expected_dtype(kind: str, value: str, declared: str, reference: str, is_torchs: bool) -> tuple[str, str, str]:
+    """Returns expectation, reason and verdict."""
+    if declared:
+        return declared, "it is declared", verdict_of(value == declared)
+    if kind in ("masters", "moments") and reference:
+        return reference, "the reference has it", verdict_of(value == reference)
+    if kind == "masters" or (kind == "moments" and is_torchs):
+        return WIDE, LOST, verdict_of(all(map(is_wide, value.split(", "))))
+    return "", NOTHING_EXPECTED, UNKNOWN
+
+
+def _collectives(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
+    seen: dict[str, dict[str, int]] = {}
+    for kind_and_dtype, size in job.sent.items():
+        kind, dtype = kind_and_dtype.split(" ", 1)
+        seen.setdefault(kind, {})[dtype] = size
+    for kind in dict.fromkeys((*seen, *expected.wire)):
+        sizes, declared = seen.get(kind, {}), expected.wire.get(kind, "")
+        found = ", ".join(f"{size:,} bytes in {dtype}" for dtype, size in sizes.items()) or "none in a step"
+        why = "it is declared" if declared else NOTHING_EXPECTED
+        verdict = verdict_of(set(sizes) == {declared}) if declared else UNKNOWN
+        yield CertificateRow("dtypes", f"{kind} per step and rank", found, declared, why, verdict)
+
+
+def _optimizers(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
+    found: dict[str, Finding] = {}
+    for name, seen in job.parts.items():
+        declared, why = expected.optimizer_of(name), "it is declared"
+        if not declared and reference is not None and name in reference.parts:
+            declared, why = reference.parts[name].optimizer, "the reference has it"
+        verdict = verdict_of(seen.optimizer == declared) if declared else UNKNOWN
+        found[name] = (seen.optimizer, declared, why if declared else NOTHING_EXPECTED, verdict, "")
+    yield from _grouped("update", "class of the optimizer", found, job)
+
+
+def _updates(job: JobSeen, reference: JobSeen | None) -> Iterator[CertificateRow]:
+    named = any(name in job.sizes for name in job.parts)
+    found = {name: _updated(job, name, reference) for name in job.sizes} if named else {}
+    yield from _grouped("update", "updates", found, job)
+    if not named:
+        why = "the optimizer's tensors are not the model's parameters, and their names are unknown"
+        yield CertificateRow("update", "updates", "tensors without names", "", why, UNKNOWN)
+
+
+def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
+    wanted, seen = "once per step", job.parts.get(name)
+    if seen is None:
+        return "in no optimizer", wanted, "it requires a gradient", DIFFERENT, ""
+    if max(seen.updates, default=0) > 1:
+        found = f"{max(seen.updates)} times per step"
+        return found, wanted, "a second update in a step uses the same gradient again", DIFFERENT, seen.source
+    if not seen.gradients:
+        if reference is not None and name in reference.parts:
+            has = reference.parts[name].gradients > 0
+            return "no gradient", "a gradient" if has else "none", "as the reference", verdict_of(not has), ""
+        return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
+    if not seen.changed:
+        if not seen.lr:
+            return "no change", "", "the learning rate is 0 in these steps", UNKNOWN, ""
+        has_none = not any(job.squares(step).get(name) for step in range(job.steps))
+        if has_none:
+            return "no change", "", "its gradient is 0 in these steps", UNKNOWN, ""
+        return "never changed", wanted, "it has a gradient, and a learning rate that is not 0", DIFFERENT, seen.source
+    return "once per step", wanted, "a step is one update", SAME, ""
+
+
+def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
+    steps = job.ranks[0].steps
+    backwards = sorted({step.backwards for step in steps})
+    shown, wanted = " or ".join(map(str, backwards)), expected.accumulation
+    verdict = UNKNOWN if wanted is None else verdict_of(backwards == [wanted])
+    why = NOTHING_EXPECTED if wanted is None else "it is declared"
+    shown_wanted = "" if wanted is None else str(wanted)
+    yield CertificateRow("accumulation", "micro-batches per update", shown, shown_wanted, why, verdict)
+    if len(job.ranks) == 1:
+        return
+    parts = job.reductions(job.steps - 1)
+    each = ", ".join(f"{round(one, 2):g}" for one in parts[:-1])
+    found = f"{sum(parts):.3g} times: {each} in its micro-batches, {round(parts[-1], 2):g} after them"
+    if expected.reductions is None:
+        wanted_text, why, verdict = "", NOTHING_EXPECTED, UNKNOWN
+    else:
+        verdict = verdict_of(abs(sum(parts) - expected.reductions) < 0.5)
+        wanted_text, why = f"{expected.reductions} times", "it is declared"
+    yield CertificateRow("accumulation", "each gradient is reduced over the ranks", found, wanted_text, why, verdict)
+
+
+def _partition(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
+    copies, n = job.copies, len(job.ranks)
+    if n == 1:
+        return
+    if copies is None:
+        why = "the optimizer has no states, or their parameters are unknown"
+        yield CertificateRow("partition", "copies of each optimizer state", "none seen", "", why, UNKNOWN)
+        return
+    if expected.copies is not None:
+        wanted, why, is_so = f"{expected.copies:g}", "it is declared", abs(copies - expected.copies) < 0.1
+    elif job.strategy in PARTITIONED:
+        wanted, why, is_so = f"fewer than {n}", f"{job.strategy} partitions states over ranks", copies < n - 0.1
+    else:
+        wanted, why, is_so = str(n), f"{job.strategy} keeps all states on each of {n} ranks", copies > n - 0.1
+    found = f"{copies:.3g} on {n} ranks"
+    yield CertificateRow("partition", "copies of each optimizer state", found, wanted, why, verdict_of(is_so))
+
+
+def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
+    pairs = [(job.norm(step), job.norm(step, at_update=True)) for step in range(job.steps)]
+    pairs = [pair for pair, step in zip(pairs, job.ranks[0].steps, strict=False) if not step.skipped and pair[0]]
+    if not pairs:
+        yield CertificateRow("norm", "gradients", "none seen", "", "they are not on the parameters", UNKNOWN)
+        return
+    acted = [after < before * (1 - REL) for before, after in pairs]
+    shown = ", ".join(f"{before:.4g} → {after:.4g}" for before, after in pairs[:UPDATES])
+    found = f"{shown}: clipping acted in {sum(acted)} of {len(pairs)} steps"
+    subject, limit = "after backward → at the update", expected.clip
+    if limit is None:
+        yield CertificateRow("norm", subject, found, "", NOTHING_EXPECTED, UNKNOWN)
+        return
+    good = all(abs(after - min(before, limit)) <= REL * min(before, limit) for before, after in pairs)
+    wanted, why = f"at most {limit:g}, else unchanged", "it is declared: the norm over all parameters and ranks"
+    yield CertificateRow("norm", subject, found, wanted, why, verdict_of(good))
+
+
+def _scaling(job: JobSeen) -> Iterator[CertificateRow]:
+    steps = job.ranks[0].steps
+    skipped = [number for number, step in enumerate(steps) if step.skipped]
+    if skipped or any(step.scale != 1 for step in steps):
+        scales = ", ".join(f"{step.scale:g}" for step in steps)
+        found = f"factors {scales}; {len(skipped)} of {len(steps)} updates skipped"
+        verdict = UNKNOWN if len(skipped) < len(steps) else DIFFERENT
+        why = "a scaler lowers its factor by skips" if verdict == UNKNOWN else "nothing is trained"
+        wanted = "" if verdict == UNKNOWN else "at least one update"
+        yield CertificateRow("scaling", "factor of the loss", found, wanted, why, verdict)
+
+
+def _grouped(check: str, subject: str, found: dict[str, Finding], job: JobSeen) -> Iterator[CertificateRow]:
+    """Yields a row for each distinct finding, with the names of its parameters; lines of code are of the first."""
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, (value, expected, why, verdict, _) in found.items():
+        groups.setdefault((value, expected, why, verdict), []).append(name)
+    for (value, expected, why, verdict), names in groups.items():
+        row = CertificateRow(check, f"{subject} of {shown_names(names, len(found))}", value, expected, why, verdict)
+        row.source = next((found[name][4] for name in names if found[name][4]), "")
+        yield row
+
+
+def shown_names(names: list[str], total: int) -> str:
+    """Returns the names of parameters as text: at most three, and how many more; "all 24 parameters"."""
+    if len(names) == total > 1:
+        return f"all {total} parameters"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,127 @@
+"""Parts of parameters that one rank updates, whatever the engine: named tensors, and the same part of a whole tensor.
+
+plain, DDP    the whole parameter
+FSDP2         this rank's shard of a DTensor
+ours          a segment of the flat master: elements [start, stop) of a parameter
+masters       tensors of the loop's own, next to the model: matched to the parameters by their order and shapes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from ..probes.labeling import parts_of
+from ..zero.layout import MemoryOrder
+
+WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "module.")
+"""Parts of a parameter's name that wrappers of a module add."""
+
+Cut = Callable[[torch.Tensor], torch.Tensor | None]
+"""Returns a rank's part of a whole tensor; None if the part is unknown."""
+
+
+@dataclass(frozen=True)
+class UpdatedPart:
+    """This rank's part of the parameter `name`. `tensor`: the plain tensor that the optimizer updates. `key`: the
+    tensor by which the optimizer knows it. `in_model`: the dtype of the parameter in the model.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    key: torch.Tensor
+    in_model: torch.dtype
+    cut: Cut
+
+
+def names_in(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Returns the trainable parameters with their names in the plain model."""
+    return {p: plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def plain_name(name: str) -> str:
+    """Returns a parameter's name without the additions of wrappers."""
+    for part in WRAPPED:
+        name = name.replace(part, "")
+    return name
+
+
+def numel_of(parameter: nn.Parameter) -> int:
+    """Returns the elements of the whole parameter; DeepSpeed keeps an empty one and its size."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def is_ours(engine: Any) -> bool:
+    """Returns True for an engine of zerobench.zero, which has its tensors in segments."""
+    return hasattr(engine, "label_held") and hasattr(engine, "reduced_gradients")
+
+
+def parts_of_engine(engine: Any) -> Iterator[UpdatedPart]:
+    """Yields the segments that one of our engines updates on this rank and has in memory."""
+    for segment in (one for tile in engine.update.tiles for one in tile):
+        where, parameter = segment.segment, engine.trainable[segment.segment.parameter]
+        if segment.tensor.untyped_storage().nbytes():
+            cut = partial(_segment_of, engine.orders[parameter], where.start, where.stop)
+            name = plain_name(engine.names[where.parameter])
+            yield UpdatedPart(name, segment.tensor, segment.tensor, parameter.dtype, cut)
+
+
+def _segment_of(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) -> torch.Tensor:
+    return order.flatten(whole)[start:stop]
+
+
+def gradients_of_engine(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the names and reduced gradients of an engine's segments, multiplied by the loss scale."""
+
+    def names() -> Iterator[str]:
+        for tile in engine.update.tiles:
+            for one in tile:
+                is_used = one.segment.parameter in engine.update.used
+                if is_used if one.bucket.is_alone else one.bucket.is_reduced:
+                    yield plain_name(engine.names[one.segment.parameter])
+
+    for gradient, name in zip(engine.reduced_gradients(), names(), strict=True):
+        yield name, gradient
+
+
+def parts_of_optimizer(optimizer: optim.Optimizer, names: dict[nn.Parameter, str]) -> Iterator[UpdatedPart]:
+    """Yields the parts that an optimizer of torch updates. `names`: of the model's trainable parameters."""
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad or p not in names]
+    masters = _names_of_masters(held, names)
+    for number, parameter in enumerate(held):
+        name, in_model = masters.get(number, (f"master {number}", parameter.dtype))
+        if parameter in names:
+            name, in_model = names[parameter], parameter.dtype
+        tensor = next(parts_of(parameter.detach()))
+        yield UpdatedPart(name, tensor, parameter, in_model, _cut_of(parameter))
+
+
+def _names_of_masters(held: list[torch.Tensor], names: dict[nn.Parameter, str]) -> dict[int, tuple[str, torch.dtype]]:
+    """Returns number of a master -> name and dtype of the parameter that it belongs to; empty if orders differ."""
+    if len(held) != len(names) or any(one in names for one in held):
+        return {}
+    pairs = list(zip(held, names, strict=True))
+    if any(one.shape != parameter.shape for one, parameter in pairs):
+        return {}
+    return {number: (names[parameter], parameter.dtype) for number, (_, parameter) in enumerate(pairs)}
+
+
+def _cut_of(parameter: torch.Tensor) -> Cut:
+    """Returns the function that cuts this rank's part from a whole tensor: for a DTensor, by its placements."""
+    placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
+
+    def cut(whole: torch.Tensor) -> torch.Tensor | None:
+        if any(type(one).__name__ not in ("Shard", "Replicate") for one in placements):
+            return None  # strided shards, of several axes
+        for axis, placement in enumerate(placements):
+            if mesh is not None and placement.is_shard():
+                pieces, rank = whole.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+                whole = pieces[rank] if rank < len(pieces) else whole.narrow(placement.dim, 0, 0)
+        return whole if whole.shape == next(parts_of(parameter)).shape else None
+
+    return cut
