@@ -16,7 +16,7 @@ from .comparing import compare_with_reference, effect_of_option
 from .expected import ExpectedTraining
 from .job_seen import JobSeen
 from .judging import judge
-from .observed import TrainingObserver, RankSeen
+from .observed import RankSeen, TrainingObserver
 
 
 class Verifying:
