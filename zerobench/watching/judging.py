@@ -49,7 +49,7 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
         ("masters", expected.masters, lambda seen: seen.master),
         ("moments", expected.moments, lambda seen: ", ".join(sorted(set(seen.moments.values())))),
         ("gradients", expected.gradients, lambda seen: seen.gradient),
-        ("parameters", "", lambda seen: seen.in_model),
+        ("values in the model", "", lambda seen: seen.in_model),
     )
     for kind, declared, read in kinds:
         found: dict[str, Finding] = {}
