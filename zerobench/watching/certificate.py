@@ -16,7 +16,6 @@ import torch
 
 from ..cluster.serialize import rebuild, to_plain
 from ..records import CertificateRow
-from ..results.grid import Grid
 from .held_tensors import not_of_loop
 from .job_seen import JobSeen
 from .observed import FirstUpdates, RankSeen
@@ -57,10 +56,6 @@ class Certificate:
 
     def __str__(self) -> str:
         return "\n".join(map(_lines_of, self.rows))
-
-    def __rich__(self) -> Grid:
-        rows = [[row.verdict, row.check, row.subject, row.found, row.expected, row.why] for row in self.rows]
-        return Grid(["verdict", "check", "subject", "found", "expected", "why"], rows, left=6)
 
     def write(self, folder: Path) -> None:
         """Writes the observations and values into a run's folder."""

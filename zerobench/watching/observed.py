@@ -149,14 +149,9 @@ class TrainingObserver:
     """Observes the steps of a watch. `reference`: values to compare with, if any; `keeps`: whether to keep its own."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        engines: list[Any],
-        ledger: Ledger,
-        meter: TrafficMeter,
-        reference: FirstUpdates | None,
+        self, model: nn.Module, engines: list[Any], ledger: Ledger, meter: TrafficMeter, reference: FirstUpdates | None,
         keeps: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._model, self._ledger, self._meter = model, ledger, meter
         self._engine = next((one for one in engines if parts.is_ours(one)), None)
         self._names = parts.names_in(model)
@@ -290,11 +285,8 @@ class TrainingObserver:
         if gradient is not None:
             seen.gradient, seen.source = shown_dtype(gradient), source or seen.source
             seen.gradients += self._updated[part.name] == 0
-            self._updated[part.name] += 1 if not self._is_again(part) else 0
-
-    def _is_again(self, part: UpdatedPart) -> bool:
-        """Returns True for a second segment of a parameter on this rank: one update in several parts."""
-        return self._engine is not None and self._updated[part.name] > 0
+            if self._engine is None or not self._updated[part.name]:  # else another segment: one update in parts
+                self._updated[part.name] += 1
 
     def _end_updates(self) -> None:
         number = 1 + len(self.seen.steps)
