@@ -35,13 +35,16 @@ class Training:
     """
 
     def __init__(
-        self, micro: int = 1, clip: float | None = None, compute: Any = None, stage: str = "", masters: bool = False
-    ) -> None:
+        self, micro: int = 1, clip: float | None = None, compute: Any = None, stage: str = "", masters: bool = False,
+        compiles: bool = False,
+    ) -> None:  # fmt: skip
         torch.manual_seed(0)
         self.model: Any = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, 8))
         self.masters = [p.detach().clone().requires_grad_() for p in self.model.parameters() if masters]
         self.model = self.model.bfloat16() if masters else self.model
         self.optimizer: Any = torch.optim.AdamW(self.masters or self.model.parameters(), lr=1e-2)
+        if compiles:
+            self.model.compile(backend="aot_eager")
         if stage:
             self.model = self.optimizer = zerobench.initialize(self.model, self.optimizer, strategy=stage)
         self.micro, self.clip, self.compute = micro, clip, torch.bfloat16 if masters else compute
@@ -78,12 +81,6 @@ def different(certificate: Certificate) -> list[str]:
     return [f"{row.check}: {row.subject}: {row.found}" for row in certificate.different]
 
 
-def compiled() -> Training:
-    training = Training()
-    training.model.compile(backend="aot_eager")
-    return training
-
-
 HONEST: dict[str, tuple[Callable[[], Training], dict[str, Any]]] = {
     "plain": (Training, {"accumulation": 1}),
     "accumulation": (lambda: Training(micro=3), {"accumulation": 3}),
@@ -92,7 +89,7 @@ HONEST: dict[str, tuple[Callable[[], Training], dict[str, Any]]] = {
     "autocast": (lambda: Training(compute=torch.bfloat16), {"computes": "bfloat16"}),
     "masters": (lambda: Training(masters=True), {"masters": "float32", "computes": "bfloat16"}),
     **{stage: (partial(Training, stage=stage), {"optimizer": "AdamW"}) for stage in ("zero1", "zero2", "zero3")},
-    "compile": (compiled, {}),
+    "compile": (lambda: Training(compiles=True), {}),
 }
 
 
@@ -148,11 +145,6 @@ def low_moments(training: Training) -> None:
     training.optimizer.register_step_post_hook(cast)
 
 
-def replaced_head(training: Training) -> None:
-    """The optimizer has the parameters of the head before it was replaced."""
-    training.model[3] = nn.Linear(32, 8)
-
-
 def update_per_micro_batch(training: Training) -> None:
     training.micro = 3
     training.step = lambda step: [(training.loss(step, n).backward(), training.update()) for n in range(3)]  # type: ignore
@@ -180,39 +172,31 @@ PLANTED: dict[str, tuple[Callable[[Training], Any], dict[str, Any], list[str]]] 
         lambda _: None, {"optimizer": {"?.weight": "Muon", "*": "AdamW"}},
         ["update: class of the optimizer of 0.weight, 2.weight, 3.weight: AdamW"],
     ),
-    "replaced head": (replaced_head, {}, ["update: updates of 3.weight, 3.bias: in no optimizer"]),
+    "replaced head": (
+        lambda one: one.model.__setitem__(3, nn.Linear(32, 8)), {},
+        ["update: updates of 3.weight, 3.bias: in no optimizer"],
+    ),
     "an update per micro-batch": (
         update_per_micro_batch, {"accumulation": 3}, ["accumulation: micro-batches per update: 1"]
     ),
     "no clipping": (lambda _: None, {"clip": 0.05}, ["norm: after backward → at the update: "]),
+    "loss not divided": (loss_not_divided, {}, ["reference: losses of 3 steps: "]),
+    "cut graph": (cut_graph, {}, ["update: updates of 0.weight, 0.bias: no gradient"]),
 }  # fmt: skip
+BY_REFERENCE = ("loss not divided", "cut graph")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_failure_is_named_without_a_reference(name: str) -> None:
+def test_a_planted_failure_is_named(name: str, reference: Path) -> None:
     plant, declared, expected = PLANTED[name]
-    training = Training()
+    training, by_reference = Training(), {"reference": reference} if name in BY_REFERENCE else {}
     plant(training)
-    found = different(training.certificate(ExpectedTraining(**declared)))
-    assert len(found) == len(expected)
-    assert all(line.startswith(beginning) for line, beginning in zip(found, expected, strict=True)), found
-
-
-BY_REFERENCE: dict[str, tuple[Callable[[Training], Any], str]] = {
-    "loss not divided": (loss_not_divided, "reference: losses of 3 steps: "),
-    "cut graph": (cut_graph, "update: updates of 0.weight, 0.bias: no gradient"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BY_REFERENCE)
-def test_a_planted_failure_is_named_by_a_reference(name: str, reference: Path) -> None:
-    training, (plant, expected) = Training(), BY_REFERENCE[name]
-    plant(training)
-    certificate = training.certificate(reference)
-    assert different(certificate)[0].startswith(expected)
-    with pytest.raises(CertificateError, match=f"differs in {len(certificate.different)}"):
+    certificate = training.certificate(ExpectedTraining(**declared, **by_reference))
+    found = different(certificate)
+    assert len(found) == len(expected) or (by_reference and len(found) > 1)
+    assert all(line.startswith(beginning) for line, beginning in zip(found, expected, strict=False)), found
+    with pytest.raises(CertificateError, match=f"differs in {len(found)}"):
         certificate.check()
     if plant is loss_not_divided:
         assert "the factor is the number of micro-batches" in certificate.different[0].why
@@ -263,9 +247,7 @@ def test_a_trainer_gets_no_accusation(tmp_path: Path) -> None:
     )  # fmt: skip
     transformers.Trainer(tiny(), arguments, train_dataset=Tokens(), callbacks=[callback]).train()
     assert different(callback.watch.certificate) == []
-    assert "norm: clipping acted in 1 of 3 steps" in [
-        f"{row.check}: {row.found.split(': ')[-1]}" for row in callback.watch.certificate.rows
-    ]
+    assert "clipping acted in 1 of 3 steps" in str(callback.watch.certificate)
 
 
 @pytest.mark.slow
