@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -201,6 +202,19 @@ def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:
         raise RefusedError([f"--columns: {wrong}"]) from None
 
 
+def _price(dollars: str) -> float:
+    """Returns dollars per GPU hour. Raises RefusedError for other text, before anything runs."""
+    from argparse import ArgumentTypeError
+
+    from .config.compose import RefusedError
+    from .results.options import price
+
+    try:
+        return price(dollars)
+    except ArgumentTypeError as wrong:
+        raise RefusedError([f"--price: {wrong}"]) from None
+
+
 def _help(words: list[str], extra_dirs: list[Path]) -> int:
     """Prints help for the whole command line, or for each of `words`: a verb, a group, GROUP=CHOICE or a key."""
     from .config import help
@@ -223,9 +237,10 @@ def _sweep(arguments: list[str]) -> int:
         print(", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in VERSIONS))
         return 0
     with _importing():
-        from .config.flags import not_a_verb, only_compose, split_arguments, take_columns, unknown_flags
+        from .config.flags import COLUMNS, PRICE, not_a_verb, only_compose, split_arguments, take_value, unknown_flags
 
-    arguments, columns = take_columns(arguments)
+    arguments, columns = take_value(arguments, COLUMNS)
+    arguments, dollars = take_value(arguments, PRICE)
     flags, words, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
@@ -244,9 +259,11 @@ def _sweep(arguments: list[str]) -> int:
             completion.complete(words, tuple(VERBS))
             return 0
         chosen = None if columns is None else _choose(columns, dry_run)
+        price = None if dollars is None else _price(dollars)
         composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
         if composed is None:
             return 0
+        composed = replace(composed, price=price)
         with _importing():
             from .commands.run_command_line import plan_composed, run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)

@@ -15,12 +15,16 @@ MODEL = ("model=gpt", "model.layers=2", "model.hidden=256", "model.heads=4", "mo
 
 
 def test_a_prediction_says_step_interval_and_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--cluster", "a100-80gb-1600", *MODEL, "strategy=ddp,zero3", "world_size=16", "--format", "json"]
+    words = ["--cluster", "a100-80gb-1600", *MODEL, "strategy=ddp,zero3", "world_size=16"]
+    words += ["--price", "3.60", "--format", "json"]
     assert predict(words) == 0
     ddp, zero3 = json.loads(capsys.readouterr().out)
     assert (ddp["strategy"], zero3["strategy"]) == ("ddp", "zero3")
     for row in (ddp, zero3):
         assert row["low_s"] < row["step_s"] < row["high_s"]
+        tokens = row["micro_batch"] * row["sequence"]  # of a GPU in a step, which costs 0.1 cents a second
+        for end, seconds in (("", row["step_s"]), ("_low", row["low_s"]), ("_high", row["high_s"])):
+            assert row[f"dollars_per_mtokens{end}"] == pytest.approx(0.001 * seconds / tokens * 1e6)
         assert row["validated"] == "33 published runs on a100, several nodes"
         parts = row["exposed_forward_s"] + row["exposed_backward_s"] + row["exposed_update_s"]
         assert parts + row["host_s"] < row["step_s"]
@@ -33,7 +37,9 @@ def test_a_prediction_prints_what_it_predicts_and_parts_that_add_up(
     """FSDP2's copies on other streams are no part of the step's compute; without a sequence it is one of training."""
     assert predict(["--cluster", "h100-3200", *MODEL, "strategy=zero1,fsdp2", "micro_batch=2"]) == 0
     setting = "gpt, N = 8, micro-batch 2, sequence 1024, bf16, adamw/fused, batch 16 over all ranks; on h100-3200:"
-    assert capsys.readouterr().out.startswith(setting)
+    printed = capsys.readouterr().out
+    assert printed.startswith(setting)
+    assert "$/M tokens" not in printed
     assert predict(["--cluster", "h100-3200", *MODEL, "strategy=fsdp2", "sequence=128", "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["model"], row["batch"], row["sequence"], row["precision"]) == ("gpt", 32, 128, "bf16")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.cells import cell
-from zerobench.probes import AccountedPass, TimedPass, cuda_memory, ledger, timed_pass
+from zerobench.probes import AccountedPass, TimedPass, cuda_memory, energy, ledger, timed_pass
+from zerobench.probes.energy import Reading
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import ALLOCATOR, RunRow
 from zerobench.results import provenance
@@ -224,7 +225,13 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         def elapsed_time(self, _: Event) -> float:
             return 5.0
 
+    def joules(device: torch.device) -> dict[str, Reading]:
+        told.append("joules")
+        return {"GPU": Reading(1_000_000 * told.count("joules"))}
+
     monkeypatch.setattr(timed_pass, "read_state", state)
+    monkeypatch.setattr(energy, "read", joules)
+    monkeypatch.setattr(energy, "SHORTEST_S", {"cuda": 0.0})
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
     monkeypatch.setattr(timed_pass.dist, "barrier", lambda: told.append("meet"))
@@ -236,7 +243,8 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         assert not probe.may_wait
         probe.end_steps()
     step = ["mark", "mark", "mark", "mark"]
-    assert told == [*step, "read", "meet", *step, *step, "mark", "wait", "read"]
+    assert told == [*step, "read", "meet", "wait", "joules", *step, *step, "mark", "wait", "joules", "read"]
+    assert probe.energy_j == 1
     assert [one.sm_clock_mhz for one in probe.gpu_states] == [1899, 1898]
     assert probe.memory["allocated_bytes"] == 30
     assert probe.times[0] == {"forward": 0.005, "step": 0.005}

@@ -22,7 +22,7 @@ from ..results.frames import table_of
 from ..results.grid import Grid
 from ..results.printed_table import name_of
 from ..results.tables import Results
-from ..sizes import show_bytes, show_count, show_ms, show_rate, show_samples
+from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_samples
 from .account_memory import formulas_of, memory_passages, numbers_in, tier_passages
 from .folder_contents import code_of
 from .passages import Passage, print_passages
@@ -183,6 +183,9 @@ def _time_lines(row: Row) -> Iterator[str]:
     if state:  # as far as nvidia-smi reported it
         held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
         yield f"{', '.join(state)} before or after the steps; held down by: {held}"
+    if pd.notna(row["energy_j"]):
+        noun = counted([row["sequence"]])
+        yield f"energy {row['energy_j']:,.1f} J in the measured steps, {row['tokens_per_j']:.3g} {noun}/J"
     if pd.notna(row["communication_s"]):
         step, inside, exposed = (row[f"{name}_s"] * 1000 for name in ("traced_step", "communication", "exposed"))
         hidden = "" if pd.isna(row["overlap"]) else f", {row['overlap']:.0%} hidden"

@@ -20,7 +20,7 @@ from ..host.pipes import print_note
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
-from ..results.options import Parser, add_cells, add_columns, verb
+from ..results.options import Parser, add_cells, add_columns, add_price, dollars_per_million, verb
 from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
@@ -65,7 +65,8 @@ Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was w
 @dataclass(frozen=True)
 class PredictionRow:
     """A cell's predicted step. Times in seconds; exposed: waiting for collectives, by phase. `problem`: why there is no
-    prediction, an error message; `validated`: the basis of the interval. `batch`: of a step over all ranks."""
+    prediction, an error message; `validated`: the basis of the interval. `batch`: of a step over all ranks.
+    `dollars_per_mtokens`: the price of a million tokens, with --price."""
 
     name: str
     cluster: str
@@ -78,6 +79,9 @@ class PredictionRow:
     low_s: float | None = None
     high_s: float | None = None
     tokens_per_s_gpu: float | None = None
+    dollars_per_mtokens: float | None = None
+    dollars_per_mtokens_low: float | None = None
+    dollars_per_mtokens_high: float | None = None
     mfu: float | None = None
     compute_s: float | None = None
     communication_s: float | None = None
@@ -124,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
     add("--out", type=Path, metavar="FILE", help=words)
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
+    add_price(parser)
     add_columns(parser, HEADER)
     return parser
 
@@ -205,7 +210,7 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
             continue
         schedule = by_cell[cell.cell_id]
         found, interval = step_time(schedule, costs), interval_of(costs, config, schedule.without_formula)
-        rows.append(filled(row, found, costs, interval, config))
+        rows.append(priced(filled(row, found, costs, interval, config), chosen.price))
         told.append((name, schedule, found))
     return rows, told
 
@@ -228,12 +233,21 @@ def filled(
     )  # fmt: skip
 
 
+def priced(row: PredictionRow, price: float | None) -> PredictionRow:
+    """Returns a predicted row with the price of its tokens. `price`: dollars per GPU hour."""
+    if price is None or row.tokens_per_s_gpu is None or None in (row.step_s, row.low_s, row.high_s):
+        return row
+    middle = dollars_per_million(price, row.tokens_per_s_gpu)
+    low, high = (middle * seconds / row.step_s for seconds in (row.low_s, row.high_s))
+    return replace(row, dollars_per_mtokens=middle, dollars_per_mtokens_low=low, dollars_per_mtokens_high=high)
+
+
 # -- the answer ------------------------------------------------------------------------------------
 
 
 HEADER = [
     "cell", "step", "90 % interval", "tokens/s/GPU", "MFU", "compute", "communication", "exposed forward", "backward",
-    "update", "host", "binds",
+    "update", "host", "$/M tokens", "binds",
 ]  # fmt: skip
 FIRST_TO_GO = ("communication", "update", "compute", "host", "exposed forward")
 
@@ -263,9 +277,12 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
         setting = {"model": first.model} | training_words(first) | {"batch": f"batch {first.batch} over all ranks"}
         print_on(console, f"{shared_words(there, setting)}; on {first.cluster}:")
         noun = counted(row.sequence for row in there)
-        header = [name.replace("tokens", noun) for name in HEADER]
+        kept = [name for name in HEADER if first.dollars_per_mtokens is not None or columns or name != "$/M tokens"]
+        header = [name.replace("tokens", noun) for name in kept]
         columns = columns and [name.replace("tokens", noun) for name in columns]
-        console.print(Grid(header, [_line(row) for row in there], ("cell", "binds"), FIRST_TO_GO, columns))
+        lines = [dict(zip(HEADER, _line(row), strict=True)) for row in there]
+        shown = [[line[name] for name in kept] for line in lines]
+        console.print(Grid(header, shown, ("cell", "binds"), FIRST_TO_GO, columns))
     for words in dict.fromkeys(row.validated for row in there):
         print_on(console, f"interval: {words}")
     for problem in dict.fromkeys(row.problem for row in rows if row.problem):
@@ -275,10 +292,14 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
 def _line(row: PredictionRow) -> list[str]:
     assert row.step_s is not None
     times = (row.compute_s, row.communication_s, row.exposed_forward_s, row.exposed_backward_s, row.exposed_update_s)
+    price = "–"
+    if row.dollars_per_mtokens is not None:
+        low, high = row.dollars_per_mtokens_low, row.dollars_per_mtokens_high
+        price = f"{row.dollars_per_mtokens:.3g} ({low:.3g} – {high:.3g})"
     return [
         row.name, show_time(row.step_s), f"{show_time(row.low_s)} – {show_time(row.high_s)}",
         f"{row.tokens_per_s_gpu:,.0f}", "–" if row.mfu is None else f"{row.mfu:.1%}",
-        *map(show_time, times), show_time(row.host_s), row.binds,
+        *map(show_time, times), show_time(row.host_s), price, row.binds,
     ]  # fmt: skip
 
 

@@ -37,4 +37,4 @@ def run_composed(composed: Composed, chosen: Sequence[str] | None) -> int:
         from ..sweep.proposed import run_proposed
 
         return run_proposed(composed, chosen, kind, here)
-    return run_cells(composed.cells, chosen, kind=kind, here=here)[0]
+    return run_cells(composed.cells, chosen, kind=kind, here=here, price=composed.price)[0]

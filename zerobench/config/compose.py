@@ -105,13 +105,14 @@ def _hydra_untouched() -> Iterator[None]:
 @dataclass(frozen=True)
 class Composed:
     """A checked command line and its cells, in the order of the sweep; none if its sweeper proposes them.
-    `words`: id of a cell -> the overrides that make it.
+    `words`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table.
     """
 
     check: Overrides
     line: CheckedLine
     cells: list[Cell]
     words: dict[str, list[str]]
+    price: float | None = None
 
     def collect(self, batch: list[Cell]) -> list[None]:
         """Adds a batch of cells, which are not run here."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 FLAGS_WITH_VALUE = (
     "--columns",
+    "--price",
     "--config-dir",
     "-cd",
     "--config-path",
@@ -46,11 +47,16 @@ FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", *CONFIG_DIR)
 COLUMNS = "--columns"
 
 
-def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Takes --columns NAME,NAME out of a command line. Returns the rest, and the names, or None if it is absent."""
+PRICE = "--price"
+
+
+def take_value(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
+    """Takes a flag with its value, such as --columns NAME,NAME, out of a command line. Returns the rest, and the value,
+    or None if it is absent.
+    """
     for place, word in enumerate(arguments):
         name, equals, value = word.partition("=")
-        if name == COLUMNS:
+        if name == flag:
             rest = arguments[place + 1 :]
             return arguments[:place] + (rest if equals else rest[1:]), value if equals else "".join(rest[:1])
     return arguments, None

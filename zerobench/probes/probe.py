@@ -36,6 +36,8 @@ class PassRecords:
     timeline: list[TimelineRow] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     gpu_states: list[GpuState] = field(default_factory=list)
+    energy_j: float | None = None
+    """Joules of this rank's GPU, or of its machine's CPUs, in the measured steps; None if no counter can be read."""
     kept: str = ""
     """A description of the largest storage of kept_bytes."""
     witness: str = ""

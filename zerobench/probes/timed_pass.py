@@ -9,9 +9,9 @@ lasts until the next one begins on the device, and the last one until its work i
 forward are part of a step's time.
 
 Other figures of the machine are read before the first measured step and after the last: memory as reported by the
-system and CUDA's allocator, and the GPU's clocks. On CUDA the ranks synchronize before they start, so that none waits
-in a step for another's reading. Bytes on the loopback interface are read before the warm-up and after the last step's
-work, because only then no gather is in flight.
+system and CUDA's allocator, the GPU's clocks, and counters of energy. On CUDA the ranks synchronize before they start,
+so that none waits in a step for another's reading. Bytes on the loopback interface are read before the warm-up and
+after the last step's work, because only then no gather is in flight.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch.distributed as dist
 from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
 from . import allocator, cuda_memory
 from .allocator import nothing
+from .energy import EnergyMeter
 from .intervals import ASIDE
 from .nvidia_smi import GpuState, read_state
 from .probe import PassRecords, Probe
@@ -50,12 +51,15 @@ class TimedPass(Probe):
         self._first = 0
         self._holds_garbage = False
         self._take_allocated: Callable[[], Mapping[str, int]] = nothing
+        self._energy = EnergyMeter(device)
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
         self.wall_s: float | None = None
         """Seconds from the start of the first measured step to the end of the last."""
         self.gpu_states: list[GpuState] = []
         """Readings before the first measured step and after the last, if the GPU's state can be read."""
+        self.energy_j: float | None = None
+        """Joules from the first measured step to the end of the last, if a counter can be read."""
 
     def __enter__(self) -> Self:
         if not self._cuda:  # CUDA's peaks are process_memory's
@@ -88,6 +92,7 @@ class TimedPass(Probe):
         if measured and not self._measuring:
             self._measuring, self._first = True, len(self._steps)
             self._begin_measuring()
+        self._energy.follow()
         self._marks = {}
         self._steps.append(self._marks)
         with self.phase("step"):
@@ -104,6 +109,7 @@ class TimedPass(Probe):
             for marks, begin, end in zip(self._steps, begins, [*begins[1:], self._mark()], strict=True):
                 marks["step"] = [(begin, end)]
             torch.cuda.synchronize()
+        self.energy_j = self._energy.end()
         self.times = [self._times(marks) for marks in self._steps]
         measured = self._steps[self._first :] if self._measuring else []
         if measured:
@@ -130,7 +136,10 @@ class TimedPass(Probe):
 
     def found(self, rank: int, folder: Path) -> PassRecords:
         """Returns the times, and the machine's state around the measured steps."""
-        return PassRecords(process_memory=self.memory, gpu_states=self.gpu_states, wall_s=self.wall_s, times=self.times)
+        return PassRecords(
+            process_memory=self.memory, gpu_states=self.gpu_states, energy_j=self.energy_j, wall_s=self.wall_s,
+            times=self.times,
+        )  # fmt: skip
 
     def _begin_measuring(self) -> None:
         gc.collect()
@@ -140,9 +149,11 @@ class TimedPass(Probe):
         if self._cuda:
             self._read_gpu()
             dist.barrier()
+            torch.cuda.synchronize()
             cuda_memory.reset_peaks()
         self._take_allocated()
         reset_resident_peak()
+        self._energy.begin()
 
     def _read_gpu(self) -> None:
         state = read_state(self._device)

@@ -25,7 +25,8 @@ LONG = ("steps", "memory", "timeline", "tensors", "lines", "traffic", "events", 
 SUFFIXES = {
     "bytes": "bytes", "_s": "s", "_s_low": "s", "_s_high": "s", "seconds": "s", "_psi": "elements / ψ",
     "_per_s": "tokens / s", "_per_s_low": "tokens / s", "_per_s_high": "tokens / s", "_mhz": "MHz", "_c": "°C",
-    "_w": "W", "_flops": "FLOP", "_share": "fraction", "_deviation": "fraction", "elements": "elements",
+    "_w": "W", "_j": "J", "_per_j": "tokens / J", "_flops": "FLOP",
+    "_share": "fraction", "_deviation": "fraction", "elements": "elements",
 }  # fmt: skip
 """Suffix of a numeric column's name -> its unit; the longest matching suffix wins."""
 

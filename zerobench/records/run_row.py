@@ -342,6 +342,13 @@ class RunTimes(RunTraffic):
     """CUDA: the higher of both readings; of several GPUs the highest."""
     gpu_power_w: float | None = None
     """CUDA: the higher of both readings; of several GPUs the highest."""
+    energy_j: float | None = None
+    """Energy of the measured steps, with what comes between them. CUDA: of all GPUs, by NVML's counter; else of the CPU
+    packages and their memory (RAPL), once per machine, other programs' part included. None if a counter cannot be read,
+    as RAPL's often by root alone, and for less than a second on a GPU, on which the counter moves every 20 to 100 ms.
+    """
+    tokens_per_j: float | None = None
+    """Tokens of all measured steps over energy_j; samples if the data have no sequence."""
     throttle: str | None = None
     """CUDA: reasons that held clocks down, of both readings and all ranks; empty for none, None if unknown."""
     traced_step_s: float | None = None

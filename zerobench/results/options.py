@@ -6,6 +6,7 @@ Imports no heavy module: a verb's --help must not wait for pandas.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -117,6 +118,27 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
     add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
     words = "seconds per cell (default: %(default)g)"
     add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=words)
+
+
+def add_price(parser: argparse.ArgumentParser) -> None:
+    """Adds --price."""
+    words = "dollars per GPU hour: adds the price of a million tokens, with the interval that the time has"
+    parser.add_argument("--price", type=price, metavar="DOLLARS", help=words)
+
+
+def price(text: str) -> float:
+    """Parses a price. Raises ArgumentTypeError."""
+    with suppress(ValueError):
+        if 0 < (found := float(text)) < math.inf:
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r} must be dollars per GPU hour, above 0, such as 2.50")
+
+
+def dollars_per_million(price: float, rate: Any) -> Any:
+    """Returns the price of a million tokens, in dollars. `price`: of a GPU hour; `rate`: tokens/s of one GPU, a number
+    or a column.
+    """
+    return price * 1e6 / (3600 * rate)
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,7 +17,7 @@ from ..records import RunRow, SearchRow
 from ..sizes import counted, printable, show_bytes
 from .frames import frame_of
 from .grid import Grid
-from .summary import SETTING, busy_words, is_busy, summarize
+from .summary import PRICED, SETTING, busy_words, is_busy, price_of, summarize
 
 MIB = 2**20
 
@@ -44,15 +44,17 @@ class SweepColumn:
 
     def is_shown(self, row: Row) -> bool:
         """Returns True if the cell makes the column worth showing."""
+        if not self._counts(row):
+            return False
         if self.text is None:
-            return self._counts(row) and (not self.is_rare or _any(row, self.key))
+            return not self.is_rare or _any(row, self.key)
         # a reference alone is compared with nothing
         return not self.is_rare or self.text(row) not in ("–", TRAINS["reference"])
 
     def show(self, row: Row) -> str:
         """Formats the cell; a missing figure is a dash."""
         if self.text is not None:
-            return self.text(row)
+            return self.text(row) if self._counts(row) else "–"
         figure = self._figure(row)
         if pd.isna(figure):
             return "–"
@@ -93,6 +95,14 @@ def _loss(row: Row) -> str:
     return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
 
 
+def _dollars(row: Row) -> str:
+    """Formats "0.412 (0.398–0.431)": the price of a million tokens, if --price was given."""
+    middle, low, high = (row.get(name) for name in PRICED)
+    if middle is None or pd.isna(middle):
+        return "–"
+    return f"{middle:.3g}" + ("" if pd.isna(low) else f" ({low:.3g}–{high:.3g})")
+
+
 TRAINS = {"equal": "= DDP", "close": "≈ DDP", "differs": "≠ DDP", "reference": "is DDP"}
 """Verdict on the training -> its form in the table."""
 
@@ -123,6 +133,10 @@ COLUMNS: dict[str, SweepColumn] = {
     "95 % interval": SweepColumn("step_s_low", text=_interval),
     "tokens/s": SweepColumn("tokens_per_s", 0, best=max, noun="tokens"),
     "samples/s": SweepColumn("tokens_per_s", 0, best=max, noun="samples"),
+    "tokens/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="tokens"),
+    "samples/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="samples"),
+    "$/M tokens": SweepColumn(text=_dollars, is_rare=True, noun="tokens"),
+    "$/M samples": SweepColumn(text=_dollars, is_rare=True, noun="samples"),
     "last loss": SweepColumn("loss_last", text=_loss),
     "trains": SweepColumn("training", is_rare=True, text=lambda row: TRAINS.get(row["training"], "–")),
 }
@@ -131,8 +145,9 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 """Searches that agree in these columns compete for the best strategy."""
 
 FIRST_TO_GO = (
-    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "samples/s", "quantized", "up MiB",
-    "down MiB", "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ", "states MiB",
+    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/J", "samples/J", "tokens/s",
+    "samples/s", "quantized", "up MiB", "down MiB", "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ",
+    "states MiB", "$/M tokens", "$/M samples",
 )  # fmt: skip
 """Columns that a narrow terminal drops, in order. A cell that trains differently gets a line."""
 
@@ -141,11 +156,11 @@ ALL_COLUMNS = ("cell", "status", *COLUMNS)
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
-def print_results(rows: list[Row], chosen: Sequence[str] | None = None) -> None:
+def print_results(rows: list[Row], chosen: Sequence[str] | None = None, price: float | None = None) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
-    reason. `chosen`: names of columns, instead of those that fit; see Grid.
+    reason. `chosen`: names of columns, instead of those that fit; see Grid. `price`: dollars per GPU hour.
     """
-    cells = sorted_cells(rows)
+    cells = [cell | ({} if price is None else price_of(cell, price)) for cell in sorted_cells(rows)]
     console = stdout_console()
     columns = columns_of(cells)
     if words := busy_words(cells):
@@ -208,7 +223,9 @@ def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
             settings.setdefault(tuple(cell[key] for key in SETTING), {})[index] = value
     best: set[int] = set()
     for values in settings.values():
-        is_rough = column.key in ("step_s", "tokens_per_s") and any(is_busy(cells[index]) for index in values)
+        is_rough = column.key in ("step_s", "tokens_per_s", "tokens_per_j") and any(
+            is_busy(cells[index]) for index in values
+        )
         if len(set(values.values())) > 1 and not is_rough:
             # values that look equal are equally good
             best |= {index for index, value in values.items() if value == column.best(values.values())}

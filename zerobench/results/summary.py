@@ -15,11 +15,12 @@ import pandas as pd
 import scipy
 
 from ..config.cell import CellConfig
+from .options import dollars_per_million
 from .selection import latest
 
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
-MEANS = ("mfu", "hfu", "traced_step_s", "communication_s", "exposed_s")
+MEANS = ("mfu", "hfu", "energy_j", "tokens_per_j", "traced_step_s", "communication_s", "exposed_s")
 """Columns that may be 0 or missing, and shares: arithmetic means over the launches."""
 
 TRAINING = ("training", "training_words", "loss_deviation", "grad_norm_deviation")
@@ -100,6 +101,18 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
     logs = np.log(values)
     reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
+
+
+PRICED = ("dollars_per_mtokens", "dollars_per_mtokens_low", "dollars_per_mtokens_high")
+
+
+def price_of(runs: Any, price: float) -> dict[str, Any]:
+    """Returns the columns PRICED of a frame of runs, or of one row: the price of a million tokens in dollars, with the
+    interval that the step's time has. `price`: of a GPU hour, or of an hour of a rank without one.
+    """
+    middle = dollars_per_million(price, runs["tokens_per_s"] / runs["world_size"])
+    per_second = middle / runs["step_s"]
+    return dict(zip(PRICED, (middle, per_second * runs["step_s_low"], per_second * runs["step_s_high"]), strict=True))
 
 
 SLACK = 0.5

@@ -220,7 +220,10 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     if timed and has_times(config):
         join_columns(row, TIMES, passes, config.measure.steps)
         measured = sum(not step.warmup for step in timed[0].steps)
-        row.tokens_per_s = row.batch * row.sequence * measured / row.wall_s if row.wall_s else None
+        tokens = row.batch * row.sequence * measured
+        row.tokens_per_s = tokens / row.wall_s if row.wall_s else None
+        row.energy_j = _energy(timed, 1 if row.device == "cuda" else -(-config.world_size // config.nodes))
+        row.tokens_per_j = tokens / row.energy_j if row.energy_j else None
         _join_flops(row, config)
         _join_trace(row, traced)
     if accounted:
@@ -289,6 +292,17 @@ def _fullest_node(peaks: dict[int, int], per_node: int, is_simulated: bool) -> i
         nodes.setdefault(rank // per_node, []).append(peak)
     alike = per_node if is_simulated else 1
     return max(sum(node) * alike for node in nodes.values())
+
+
+def _energy(timed: list[RankRecord], sharing: int) -> float | None:
+    """Returns the sum over the devices, each of which `sharing` ranks have read; None if a rank has no reading."""
+    devices: dict[int, float] = {}
+    for record in timed:
+        if record.energy_j is None:
+            return None
+        device = record.rank // sharing
+        devices[device] = max(devices.get(device, 0.0), record.energy_j)
+    return sum(devices.values())
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:

@@ -31,12 +31,14 @@ def run_cells(
     tables: bool = True,
     kind: Callable[..., Sweep] = Sweep,
     here: bool = True,
+    price: float | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Runs the cells, and prints the results if `tables`, with the columns `chosen`. Returns the exit code and the rows
     of all launches: 0 all ok, 1 one failed or could not be written to its folder, 130 stopped by the user. Raises
     RefusedError if every cell is invalid, or if nothing could be written.
 
-    `kind`: makes a sweep from a reporter. `here`: cells run on this machine and must fit into its memory.
+    `kind`: makes a sweep from a reporter. `here`: cells run on this machine and must fit into its memory. `price`:
+    dollars per GPU hour.
     """
     cells = fitting(cells) if here else cells
     refuse_senseless(cells)
@@ -52,7 +54,7 @@ def run_cells(
             makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart
         )
     if sweep.rows and tables:
-        print_results(sweep.rows, chosen)
+        print_results(sweep.rows, chosen, price)
     if found and tables:
         print_searches(found)
     tried = [*search.rows, *sweep.combinations]

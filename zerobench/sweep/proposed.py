@@ -62,7 +62,7 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
     if refused is not None and not cells.rows:
         raise refused
     if cells.rows:
-        print_results(cells.rows, chosen)
+        print_results(cells.rows, chosen, composed.price)
     counts = Counter(trials.statuses.values())
     words = ", ".join(f"{number} {status}" for status, number in counts.items())
     print_line(f"{composed.line.sweeper}: {len(trials.statuses)} cells: {words}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...host.pipes import print_line
 from ...results import tables
-from ...results.options import RESULTS, Parser, add_options, verb
+from ...results.options import RESULTS, Parser, add_options, add_price, verb
 from ...results.selection import latest
 from ...sizes import show_count
 from .curves import write_wandb
@@ -51,10 +51,10 @@ def export(arguments: list[str]) -> int:
         print_line(said)
         return 0
     if chosen.format == LATEX:
-        text = to_latex(results, chosen.table, chosen.columns)
+        text = to_latex(results, chosen.table, chosen.columns, chosen.price)
     else:
         short = chosen.format == "markdown"
-        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
+        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short, chosen.price)
         text = TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if short else "")
     if chosen.out is None:
         sys.stdout.write(text)
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
+    add_price(parser)
     add_options(parser, attempts=False)
     words = "a file (default: standard output; for perfetto also .json.gz); for parquet and wandb a folder"
     parser.add_argument("--out", type=Path, help=words)

@@ -21,7 +21,7 @@ from ...records.describe import unit_of
 from ...results import selection, tables
 from ...results.grid import Grid
 from ...results.printed_table import CODED, ONE_MEMORY, shares_memory
-from ...results.summary import summarize
+from ...results.summary import PRICED, price_of, summarize
 from ...sizes import counted, escape_control, printable
 
 SHORT = (
@@ -33,15 +33,20 @@ ELSEWHERE = {
     "peak_bytes": ("host_peak_bytes", "nvme_bytes"),
     "predicted_states_bytes": ("down_bytes", "up_bytes"),
     "wire_bytes": ("between_nodes_bytes", *CODED),
+    "tokens_per_s": ("tokens_per_j",),
 }
 """Column of SHORT -> columns that follow it if any run has values for them."""
 
 
 def select(
-    results: tables.Results, table: str, columns: str | None, latest: bool, short: bool
+    results: tables.Results, table: str, columns: str | None, latest: bool, short: bool, price: float | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Returns the table as a frame, and the requested columns. Raises ValueError for a column that does not exist."""
+    """Returns the table as a frame, and the requested columns. `price`: dollars per GPU hour, for columns of the runs.
+    Raises ValueError for a column that does not exist.
+    """
     frame: pd.DataFrame = results.sweep() if table == "runs" else getattr(results, table)
+    if price is not None and table == "runs":
+        frame = frame.assign(**price_of(frame, price))
     if latest and "run_id" in frame:
         kept = selection.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
@@ -57,9 +62,11 @@ def select(
 
 
 def short_columns(runs: pd.DataFrame) -> list[str]:
-    """Returns SHORT plus the columns of ELSEWHERE that any of these runs has."""
+    """Returns SHORT plus the columns of ELSEWHERE that any of these runs has, and the price."""
+    priced = [name for name in PRICED[:1] if name in runs]
     there = [name for more in ELSEWHERE.values() for name in more if runs[name].astype("float64").gt(0).any()]
-    return [name for column in SHORT for name in (column, *(n for n in ELSEWHERE.get(column, ()) if n in there))]
+    usual = [name for column in SHORT for name in (column, *(n for n in ELSEWHERE.get(column, ()) if n in there))]
+    return [*usual, *priced]
 
 
 def note_of(frame: pd.DataFrame, columns: list[str]) -> str:
@@ -165,11 +172,11 @@ class Scale:
         return f"{value / self.by:.{digits}f}".replace("-", "$-$")
 
 
-def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
+def to_latex(results: tables.Results, table: str, columns: str | None, price: float | None = None) -> str:
     """Returns the table as LaTeX. Raises ValueError for a column that does not exist."""
     if table == "runs":
         results = results.with_runs(summarize(results.runs))
-    frame, wanted = select(results, table, columns, latest=False, short=False)
+    frame, wanted = select(results, table, columns, latest=False, short=False, price=price)
     if table == "runs" and columns is None:
         figures = [name for name in short_columns(frame) if name not in ("cell", "repeat", "status")]
         wanted = ["cell", *(name for name in figures if frame[name].astype("float64").fillna(0).ne(0).any())]

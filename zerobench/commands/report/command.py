@@ -17,7 +17,8 @@ from ...host.installed import installed_version
 from ...host.pipes import print_line, print_note
 from ...host.terminal import progress_bar
 from ...results.markup import render
-from ...results.options import Parser, add_options, verb
+from ...results.options import Parser, add_options, add_price, verb
+from ...results.summary import price_of
 from ...results.tables import Results, load
 from ...sizes import show_bytes, show_count
 from ..account import passages_of, setting_of
@@ -80,7 +81,10 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
     for warning in caught:
         print_note(f"zerobench report: {warning.message}")
     if not results.runs.empty:
-        return results.chosen(options.where)[0]
+        results = results.chosen(options.where)[0]
+        if options.price is not None:
+            results = results.with_runs(results.runs.assign(**price_of(results.runs, options.price)))
+        return results
     inside = [path.name for path in sorted(where.glob("*/")) if any(path.glob("*/run.json"))]
     if caught and not inside:
         raise ValueError(f"{where}: no run can be read")
@@ -97,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
     parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")
     add_judge(parser)
+    add_price(parser)
     add_options(parser, attempts=False)
     return parser
 

@@ -1,0 +1,192 @@
+"""Energy counters, from a folder and a library that play RAPL and NVML; and the price of a million tokens."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.test_status_show_prune import make
+from zerobench import cli
+from zerobench.probes import energy
+from zerobench.probes.energy import EnergyMeter, read_gpu, read_packages
+from zerobench.probes.timed_pass import TimedPass
+from zerobench.rank_record import RankRecord
+from zerobench.sweep.aggregate import _energy
+from zerobench.theory.shapes import Schedule
+
+RANGE = 1_000_000
+CPU = torch.device("cpu")
+
+
+class Rapl:
+    """A machine's folder of counters, with two packages, the memory of one, and domains that are no part of the sum."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.set(package=(100, 200), dram=30)
+        for name, title in (("intel-rapl:0:0", "core"), ("intel-rapl:2", "psys"), ("dtpm", "package-7")):
+            self._write(name, title, 999)
+
+    def set(self, package: tuple[int, int], dram: int) -> None:
+        for number, used in enumerate(package):
+            self._write(f"intel-rapl:{number}", f"package-{number}", used)
+        self._write("intel-rapl:1:0", "dram", dram)
+
+    def _write(self, name: str, title: str, used: int) -> None:
+        (self.folder / name).mkdir(exist_ok=True)
+        for file, value in (("name", title), ("energy_uj", used), ("max_energy_range_uj", RANGE)):
+            (self.folder / name / file).write_text(f"{value}\n")
+
+
+@pytest.fixture
+def rapl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rapl:
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(energy, "SHORTEST_S", {"cpu": 0.0, "cuda": 0.0})
+    return Rapl(tmp_path)
+
+
+def test_packages_and_their_memory_count_and_a_counter_that_began_again(rapl: Rapl) -> None:
+    assert {name: reading.energy_uj for name, reading in read_packages().items()} == {
+        "intel-rapl:0": 100, "intel-rapl:1": 200, "intel-rapl:1:0": 30,
+    }  # fmt: skip
+    meter = EnergyMeter(CPU)
+    meter.begin()
+    rapl.set(package=(1100, 50), dram=40)  # package 1 passed its range
+    assert meter.end() == pytest.approx((1000 + (RANGE - 150) + 10) / 1e6)
+
+
+def test_counters_that_begin_again_twice_are_read_between_steps(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "OFTEN_S", -1.0)
+    meter = EnergyMeter(CPU)
+    meter.begin()
+    for used in (900_000, 600_000, 300_000):
+        rapl.set(package=(used, 200), dram=30)
+        meter.follow()
+    assert meter.end() == pytest.approx((899_900 + 2 * 700_000) / 1e6)
+
+
+def test_a_domain_that_cannot_be_read_leaves_no_sum(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = EnergyMeter(CPU)
+    meter.begin()
+    (rapl.folder / "intel-rapl:1:0" / "energy_uj").unlink()
+    assert meter.end() is None
+    meter.begin()
+    assert (read_packages(), meter.end()) == ({}, None)
+    monkeypatch.setattr(energy, "POWERCAP", rapl.folder / "none")
+    assert read_packages() == {}
+
+
+def test_a_time_too_short_for_the_counter_has_no_energy(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "SHORTEST_S", {"cpu": 60.0})
+    meter = EnergyMeter(CPU)
+    meter.begin()
+    assert meter.end() is None
+
+
+def test_the_timed_pass_has_the_energy_of_its_measured_steps(rapl: Rapl) -> None:
+    with TimedPass(CPU) as probe:
+        for number, measured in enumerate((False, True, True), 1):
+            with probe.step(measured):
+                rapl.set(package=(100 + 1000 * number, 200), dram=30)
+        probe.end_steps()
+    assert probe.found(0, rapl.folder).energy_j == pytest.approx(2000 / 1e6), "the warm-up's 1,000 are not in it"
+
+
+class Nvml:
+    """NVML with one GPU, which has used so many millijoules; `codes`: what a function returns instead of success."""
+
+    def __init__(self, millijoules: int, **codes: int) -> None:
+        self.millijoules, self.codes, self.asked = millijoules, codes, list[Any]()
+
+    def nvmlInit_v2(self) -> int:
+        return self.codes.get("init", 0)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        self.asked.append(uuid)
+        handle._obj.value = 7
+        return self.codes.get("handle", 0)
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
+        self.asked.append(index.value)
+        handle._obj.value = 7
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, energy: Any) -> int:
+        assert handle.value == 7
+        energy._obj.value = self.millijoules
+        return self.codes.get("energy", 0)
+
+
+def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Nvml(2**40)
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a5b"))
+    meter = EnergyMeter(torch.device("cuda", 0))
+    meter.begin()
+    library.millijoules += 12_500
+    assert meter.end() == pytest.approx(12.5)
+    assert library.asked == [b"GPU-8a5b"] * 2
+    assert (read_gpu("3"), library.asked[-1]) == (2**40 + 12_500, 3)
+    meter.begin()
+    library.millijoules = 5  # the driver was loaded again
+    assert meter.end() is None
+
+
+def test_without_nvml_or_its_counter_there_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code in ("init", "handle", "energy"):
+        monkeypatch.setattr(energy.ctypes, "CDLL", lambda name, code=code: Nvml(1, **{code: 3}))
+        assert read_gpu("GPU-8a5b") is None
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0))
+    assert read_gpu("GPU-8a5b") is None
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(energy.ctypes, "CDLL", missing)
+    assert read_gpu("GPU-8a5b") is None
+
+
+def test_gpus_add_up_and_the_packages_of_a_machine_count_once() -> None:
+    def of(*joules: float | None) -> list[RankRecord]:
+        schedule = Schedule((), (), (), 1, ())
+        return [
+            RankRecord(rank=rank, mode="timed", steps=[], process_memory={}, schedule=schedule, energy_j=one)
+            for rank, one in enumerate(joules)
+        ]
+
+    assert _energy(of(10.0, 20.0, 30.0, 40.0), sharing=1) == 100
+    assert _energy(of(10.0, 10.1, 30.0, 29.0), sharing=2) == pytest.approx(40.1)
+    assert _energy(of(10.0, None), sharing=2) is None
+
+
+def test_a_price_becomes_dollars_per_million_tokens_in_the_tables(tmp_path: Path, capsys) -> None:
+    """At 2.50 dollars per GPU hour: two ranks, 2,048 tokens/s together, and the interval of the step."""
+    make(tmp_path, tokens_per_s=2048.0, step_s=0.25, step_s_low=0.2, step_s_high=0.3, energy_j=64.0, tokens_per_j=32.0)
+    assert cli.run(["export", str(tmp_path), "--price", "2.50"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    dollars = 2.5 * 2 / 3600 / 2048 * 1e6
+    ends = {"": dollars, "_low": dollars * 0.8, "_high": dollars * 1.2}
+    assert {end: float(row[f"dollars_per_mtokens{end}"]) for end in ends} == pytest.approx(ends)
+    assert cli.run(["export", str(tmp_path), "--price", "2.50", "--format", "latex"]) == 0
+    assert "0.678 [0.543, 0.814]" in capsys.readouterr().out
+    assert cli.run(["export", str(tmp_path), "--price", "2.50", "--format", "markdown"]) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[0]
+        .endswith("| tokens_per_s | tokens_per_j | loss_last | dollars_per_mtokens |")
+    )
+    out = tmp_path / "page.html"
+    assert cli.run(["report", str(tmp_path), "--out", str(out), "--price", "2.50"]) == 0
+    assert "0.678 (0.543–0.814)" in out.read_text()
+    assert cli.run(["report", str(tmp_path), "--out", str(out)]) == 0
+    assert "$/M tokens" not in out.read_text()
+    assert cli.run(["show", "zero2", "--results", str(tmp_path)]) == 0
+    assert "energy 64.0 J in the measured steps, 32 tokens/J" in capsys.readouterr().out
+    assert cli.run(["-m", "strategy=ddp", "--price", "free"]) == 2
+    assert "--price: 'free' must be dollars per GPU hour" in capsys.readouterr().err
