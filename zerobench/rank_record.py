@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .probes.probe import EventOrder, PassRecords
+from .probes.saves import Saves
 from .probes.step_values import StepResult
 from .records import StepRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
@@ -20,6 +21,8 @@ class RankRecord(PassRecords):
     mode: str
     steps: list[StepRow]
     schedule: Schedule
+    checkpoint_bytes: int | None = None
+    """Size of a saved checkpoint's files, on rank 0."""
     buffer_bytes: int = 0
     """Bytes of the module's buffers."""
     own_activation_bytes: int | None = None
@@ -29,10 +32,15 @@ class RankRecord(PassRecords):
 
 
 def steps_of(
-    rank: int, mode: str, warmup: int, results: Sequence[StepResult], times: Sequence[Mapping[str, float]]
+    rank: int,
+    mode: str,
+    warmup: int,
+    results: Sequence[StepResult],
+    times: Sequence[Mapping[str, float]],
+    saves: Saves | None = None,
 ) -> list[StepRow]:
     """Returns a row per step. `times`: seconds of each phase, per step; empty in a pass without times."""
-    return [
+    rows = [
         StepRow(
             rank, mode, number, number < warmup, result.loss,
             t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
@@ -41,6 +49,14 @@ def steps_of(
         )
         for number, (result, t) in enumerate(zip(results, times or [{}] * len(results), strict=True))
     ]  # fmt: skip
+    if saves is None:
+        return rows
+    for row, spent in zip(rows, times, strict=False):  # no times: no row
+        row.save_in_flight = row.step in saves.in_flight
+        if row.step in saves.begun:
+            row.save_s = spent["save"]
+            row.save_done_s = row.save_s + saves.written_s(row.step)
+    return rows
 
 
 def schedule_of(

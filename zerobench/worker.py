@@ -28,6 +28,7 @@ from .predict import activations as predicted_activations
 from .predict.build import build_as_run, connect_axis, initial_options, place_model, schedule_options, shapes_of
 from .probes import Probe, make_pass
 from .probes.intervals import ASIDE
+from .probes.saves import Saves
 from .probes.snapshot import snapshots
 from .probes.step_values import StepResult, StepValues, scale_of, squares
 from .rank_record import RankRecord, schedule_of, steps_of
@@ -80,6 +81,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             not strategies.predicts(config.strategy.values()), measure.events, job.operators,
             config.tensor_parallel,
         ) as probe,
+        Saves(measure.save, measure.save_every, measure.warmup, Path(job.folder), job.rank) as saves,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         with world.building():
@@ -100,6 +102,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                     norm = _clip(engine, config)
                     engine.step()
                 probe.after_update(engine.optimizer)
+                saves.after_update(number, engine, probe)
             unread.append(StepValues(loss, norm, scale, engine.scaler.skipped, squares))
             del loss, norm, scale, squares
             if probe.may_wait:
@@ -122,8 +125,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         **vars(found),
         rank=job.rank,
         mode=job.mode,
-        steps=steps_of(job.rank, job.mode, measure.warmup, results, found.times),
+        steps=steps_of(job.rank, job.mode, measure.warmup, results, found.times, saves),
         schedule=schedule_of(found.order, shapes, config.accumulation, schedule_options(config)),
+        checkpoint_bytes=saves.checkpoint_bytes,
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         own_activation_bytes=own_activation_bytes,
         gradient_holders=holders,

@@ -171,6 +171,10 @@ def _time_lines(row: Row) -> Iterator[str]:
         interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
     yield f"step {show_ms(row['step_s'])}, {interval}; {show_rate(row['tokens_per_s'], row['sequence'])}"
     yield ", ".join(f"{name} {show_ms(row[f'{name}_s'])}" for name in ("forward", "backward", "update"))
+    if pd.notna(row["save_s"]):
+        done, step = show_ms(row["save_done_s"]), show_ms(row["save_step_s"])
+        words = f"save {show_ms(row['save_s'])} of the loop's time, complete after {done}; a step meanwhile {step}"
+        yield f"{words}; {show_bytes(row['checkpoint_bytes'])} in files"
     if pd.notna(row["model_flops"]):
         shares = "" if pd.isna(row["mfu"]) else f", MFU {row['mfu']:.1%}, HFU {row['hfu']:.1%}"
         yield f"{row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank{shares}"

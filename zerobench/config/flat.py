@@ -18,7 +18,7 @@ LEFT_OUT = {key.removesuffix(".name"): name for key, name in DEFAULTS.items() if
 
 OPTIONS = (
     "deterministic", "draw_on", "measure.passes", "measure.trace", "measure.snapshot", "measure.events",
-    "model.tiles",
+    "measure.save", "measure.save_every", "model.tiles",
 )  # fmt: skip
 """Keys that an identity leaves out at their defaults, but that are reported with those defaults."""
 

@@ -67,7 +67,9 @@ def _problems_of_words(draft: Config) -> list[str]:
     known = keys.KEYS["measure.check_training"].words
     if draft.measure.check_training not in known:
         problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(known)}")
-    words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": draft.measure.passes}
+    measure = draft.measure
+    words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes}
+    words["measure.save"] = measure.save
     words |= {"huggingface.loss": draft.huggingface.loss, "compile": draft.compile}
     wrong = {key: word for key, word in words.items() if word not in keys.KEYS[key].words}
     if strange := [word for word in draft.launch.retry if word not in RETRIED]:

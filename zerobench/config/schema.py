@@ -227,6 +227,14 @@ class Measure(Section):
         "the last measured step as a table: each storage, collective, module and unit, in order (zerobench replay)",
         omitted=True,
     )(False)  # fmt: skip
+    save: str = Key(
+        "saves of a checkpoint in the measured steps: none, blocking (the loop waits until it is on the disk) or"
+        " asynchronous (a thread writes a copy)", words=("none", "blocking", "asynchronous"), omitted=True,
+    )("none")  # fmt: skip
+    save_every: int = Key(
+        "measured steps from one save to the next", unit="steps", limits=(1, 1e7), omitted=True,
+        transformers="`save_steps`",
+    )(5)  # fmt: skip
 
 
 RETRIED = ("crash", "timeout", "oom")

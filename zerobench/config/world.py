@@ -129,12 +129,26 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
     for key, what in OF_ACCOUNTED.items():
         if getattr(measure, key) and passes == "timed":
             problems.append(f"measure.{key}=true: {what} to the accounted pass; measure.passes=timed has none")
+    problems += _problems_of_save(cell) if measure.save != "none" else []
     if cell.search.memory_limit is not None and passes != "both":
         problems.append(
             f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} does not have both in"
             " every launch"
         )
     return problems
+
+
+def _problems_of_save(cell: CellConfig) -> list[str]:
+    measure, name, why = cell.measure, cell.strategy.name, ""
+    if not spec_of(name).composes.saves:
+        why = f"strategy={name} writes no checkpoint here; use {', '.join(names_with('saves'))}"
+    elif cell.backend == SIMULATED:
+        why = "of a simulated world one rank alone has states to write; use a real one"
+    elif cell.tensor_parallel > 1:
+        why = "ranks that share a model would write to one folder; leave tensor_parallel out"
+    elif measure.save_every > measure.steps:
+        why = f"measure.save_every={measure.save_every} is above measure.steps={measure.steps}, so none would begin"
+    return [f"measure.save={measure.save}: {why}"] if why else []
 
 
 def _resolve_threads(draft: Config, ranks: int, away: LauncherChoice | None = None) -> None:

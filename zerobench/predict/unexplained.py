@@ -145,7 +145,7 @@ def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[
             blamed = max(kinds, key=lambda kind: abs(kinds[kind]))
             yield f"{blamed}: {_off(round(measured), round(predicted), unit)} of {name}"
     control, expected = row.control_bytes, row.predicted_control_bytes
-    if control is not None and expected is not None and control != expected:
+    if control is not None and expected is not None and control != expected and not _saves(row):
         yield f"control: {_off(control, expected)}"
 
 
@@ -193,6 +193,8 @@ def _allocator(row: RunRow, confirmed: bool) -> Iterator[str]:
     if peak is None:
         return
     scratch = OUTSIDE_BYTES if row.precision == "fp32" else OUTSIDE_BYTES_ELSE
+    if _saves(row):  # a thread frees the copy sooner or later, and its messages are the allocator's alone
+        return
     if ours and outside is not None and outside > max(scratch, OUTSIDE_SHARE * peak):
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
     # inputs may be numpy arrays or a loader's shared memory, which are in no allocator
@@ -202,8 +204,13 @@ def _allocator(row: RunRow, confirmed: bool) -> Iterator[str]:
         yield f"timed pass: {timed - peak:,} B above the allocator's peak of {peak:,} B in the accounted pass"
 
 
+def _saves(row: RunRow) -> bool:
+    """Returns True if checkpoints were saved: the ranks agree on each, and a copy may outlive the last step."""
+    return row.save_peak_bytes is not None
+
+
 def _growth(row: RunRow, lines: list[LineRow]) -> Iterator[str]:
-    if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES:
+    if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES or _saves(row):
         return
     grown = max((one for one in lines if one.at == "growth"), key=lambda one: one.bytes, default=None)
     made = f", most of it made at {grown.source}" if grown and grown.source else ""

@@ -42,6 +42,12 @@ class StepRow:
     """Part of this rank in grad_norm²: the sum of the squares of the gradients that it holds."""
     clip_norm: float | None = None
     """Norm before clipping, of the order that the key `clip_norm` says, as clipping returned it; None: no clipping."""
+    save_s: float | None = None
+    """Timed pass: time for which a save of a checkpoint at its end held the loop, a part of `seconds`; None without."""
+    save_done_s: float | None = None
+    """Timed pass: time from the beginning of that save until the checkpoint was complete."""
+    save_in_flight: bool = False
+    """Timed pass: True if a checkpoint was copied or written during the step."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
 BETWEEN = "between"
 """The instants at which measured steps end; storages alive then live between steps."""
 
-PHASES = ("init", "data", "forward", "backward", "update", BETWEEN, "step")
+PHASES = ("init", "data", "forward", "backward", "update", "save", BETWEEN, "step")
 """Phases in order: init before the first step, then the phases of a step, its end, and the step as a whole."""
 
 BETWEEN_STEPS = tuple(f"between_steps_{category}_bytes" for category in CATEGORIES)

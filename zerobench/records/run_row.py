@@ -159,6 +159,8 @@ class RunMemory(RunSetting):
     """Largest sum of live bytes in their backwards."""
     update_peak_bytes: int | None = None
     """Largest sum of live bytes in their updates."""
+    save_peak_bytes: int | None = None
+    """Largest sum of live bytes while a checkpoint is copied or, if blocking, written; None without `measure.save`."""
     predicted_activations_bytes: int | None = None
     """The part of max_activations_bytes that the model needs without an engine; None if it cannot be predicted."""
     growth_bytes: int | None = None
@@ -306,7 +308,8 @@ class RunTraffic(RunAllocator):
     newton_schulz_balance: float | None = None
     """newton_schulz_flops of the busiest rank over the mean of the ranks: 1 if all ranks have the same."""
     control_bytes: int | None = None
-    """Payload of one step's flags, buffers and scalars, outside the volume."""
+    """Payload of one step's flags, buffers and scalars, outside the volume; with `measure.save` also a part of what the
+    ranks send to agree on a save."""
     predicted_control_bytes: int | None = None
 
 
@@ -327,6 +330,15 @@ class RunTimes(RunTraffic):
     """Median time of a step's backwards."""
     update_s: float | None = None
     """Median time of a step's update, waits included."""
+    save_s: float | None = None
+    """Median time for which a save of a checkpoint holds the loop, the slowest rank of each; a part of its step. None
+    without `measure.save`, as in the next columns."""
+    save_done_s: float | None = None
+    """Median time from the beginning of a save until the checkpoint is complete, when the next may begin."""
+    save_step_s: float | None = None
+    """Median step in which a checkpoint is copied or written, the slowest rank of each; step_s is of all steps."""
+    checkpoint_bytes: int | None = None
+    """Files of one checkpoint, of all ranks."""
     wall_s: float | None = None
     """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
     tokens_per_s: float | None = None

@@ -131,10 +131,13 @@ COLUMNS: dict[str, SweepColumn] = {
     "quantized": SweepColumn(text=_coded, is_rare=True),
     "step ms": SweepColumn("step_s", 1, 1e-3, min),
     "95 % interval": SweepColumn("step_s_low", text=_interval),
+    "save ms": SweepColumn("save_s", 1, 1e-3, is_rare=True),
+    "save done ms": SweepColumn("save_done_s", 1, 1e-3, is_rare=True),
+    "save step ms": SweepColumn("save_step_s", 1, 1e-3, is_rare=True),
     "tokens/s": SweepColumn("tokens_per_s", 0, best=max, noun="tokens"),
     "samples/s": SweepColumn("tokens_per_s", 0, best=max, noun="samples"),
-    "tokens/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="tokens"),
-    "samples/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="samples"),
+    "energy tokens/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="tokens"),
+    "energy samples/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="samples"),
     "$/M tokens": SweepColumn(text=_dollars, is_rare=True, noun="tokens"),
     "$/M samples": SweepColumn(text=_dollars, is_rare=True, noun="samples"),
     "last loss": SweepColumn("loss_last", text=_loss),
@@ -145,9 +148,9 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 """Searches that agree in these columns compete for the best strategy."""
 
 FIRST_TO_GO = (
-    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/J", "samples/J", "tokens/s",
-    "samples/s", "quantized", "up MiB", "down MiB", "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ",
-    "states MiB", "$/M tokens", "$/M samples",
+    "95 % interval", "save step ms", "save done ms", "save ms", "formula", "predicted ψ", "last loss", "predicted",
+    "energy tokens/J", "energy samples/J", "tokens/s", "samples/s", "quantized", "up MiB", "down MiB",
+    "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ", "states MiB", "$/M tokens", "$/M samples",
 )  # fmt: skip
 """Columns that a narrow terminal drops, in order. A cell that trains differently gets a line."""
 

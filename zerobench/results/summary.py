@@ -20,7 +20,9 @@ from .selection import latest
 
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
-MEANS = ("mfu", "hfu", "energy_j", "tokens_per_j", "traced_step_s", "communication_s", "exposed_s")
+SAVES = ("save_s", "save_done_s", "save_step_s")
+
+MEANS = ("mfu", "hfu", "energy_j", "tokens_per_j", *SAVES, "traced_step_s", "communication_s", "exposed_s")
 """Columns that may be 0 or missing, and shares: arithmetic means over the launches."""
 
 TRAINING = ("training", "training_words", "loss_deviation", "grad_norm_deviation")

@@ -55,6 +55,8 @@ class Composition:
     """Its own process group, next to ranks that share the model's matrices."""
     owned: bool = False
     """Optimizers that need whole matrices, each owned by one rank: Muon."""
+    saves: bool = False
+    """Its engine has `save(path, asynchronous=...)`, which returns a handle if a thread writes."""
     simulated: bool = False
     """A single rank in a process group that sends nothing."""
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 STAGE = Composition(
     offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True,
-    gradient_dtypes=True, owned=True, tensor_parallel=True,
+    gradient_dtypes=True, owned=True, tensor_parallel=True, saves=True,
 )  # fmt: skip
 STAGE3 = Composition(
     offload=("optimizer", "gradients", "parameters"), groups=True, zeropp=True, fused_buffers=True, arena=True,
-    simulated=True, gradient_dtypes=True, owned=True, tensor_parallel=True,
+    simulated=True, gradient_dtypes=True, owned=True, tensor_parallel=True, saves=True,
 )  # fmt: skip
 DEEPSPEED = "it is the extra `peers`: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
 SIMULATED = Composition(simulated=True, owned=True, tensor_parallel=True)

@@ -143,6 +143,7 @@ COLUMNS = {
     **{f"peak_{category}_bytes": _memory(category, fullest=True) for category in CATEGORIES},
     **{f"between_steps_{category}_bytes": _memory(category, BETWEEN) for category in CATEGORIES},
     **{column: _memory("total", column.removesuffix("_peak_bytes")) for column in PHASE_PEAKS},
+    "save_peak_bytes": _memory("total", "save"),
     "allocator_witness": JoinedColumn(("accounted",), lambda record, _: record.witness, itemgetter(0)),
     # Volume and wire bytes are means over the ranks, since a matrix may have uneven owners.
     "payload_bytes": _traffic("payload_bytes", max, **DATA),
@@ -224,6 +225,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         row.tokens_per_s = tokens / row.wall_s if row.wall_s else None
         row.energy_j = _energy(timed, 1 if row.device == "cuda" else -(-config.world_size // config.nodes))
         row.tokens_per_j = tokens / row.energy_j if row.energy_j else None
+        _join_saves(row, timed)
         _join_flops(row, config)
         _join_trace(row, traced)
     if accounted:
@@ -313,6 +315,19 @@ def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
     known = [value for value in seen if value is not None]
     if row.backend == "gloo" and known:
         row.loopback_bytes = round(median(known) / len(timed[0].steps) / len(timed))
+
+
+def _join_saves(row: RunRow, timed: list[RankRecord]) -> None:
+    """Fills the times of saves, if there were any: the slowest rank of each step."""
+    measured = [steps for steps in zip(*(record.steps for record in timed), strict=True) if not steps[0].warmup]
+    during = [steps for steps in measured if any(step.save_in_flight for step in steps)]
+    ending = [steps for steps in measured if steps[0].save_s is not None]
+    if ending:
+        row.save_s, row.save_done_s = (
+            median(max(getattr(step, name) for step in steps) for steps in ending) for name in ("save_s", "save_done_s")
+        )
+        row.save_step_s = median(max(known(step.seconds) for step in steps) for steps in during)
+        row.checkpoint_bytes = timed[0].checkpoint_bytes
 
 
 def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:

@@ -5,6 +5,7 @@ A cell already measured with the same code, torch and device class is reused, no
 
 from __future__ import annotations
 
+import shutil
 import time
 import traceback
 import warnings
@@ -24,7 +25,7 @@ from ..host.others import OtherProcesses
 from ..launch.over_cluster import launch, places, why_not
 from ..predict import activations
 from ..predict.estimate import simulated_ranks
-from ..probes import allocator_hook, snapshot
+from ..probes import allocator_hook, saves, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
 from ..results import folders, provenance, rescue, selection, tables
@@ -166,6 +167,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
         if mode == "timed" and job.current_job() is None:  # ranks of a joined job are no processes of this one
             row.others_cores = others.cores()
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
+        shutil.rmtree(aside / saves.FOLDER, ignore_errors=True)
         if outcome.status != "ok":
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
             return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []

@@ -7,6 +7,7 @@ thread at a time uses it: a second operation waits for the save in flight.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
@@ -28,9 +29,17 @@ class SaveHandle:
 
     def __init__(self, write: Callable[[], None]) -> None:
         self.seen = False
+        self.ended = 0.0
+        """`time.perf_counter()` at which the save ended, successfully or not; 0 while it runs."""
         threads = ThreadPoolExecutor(1, "checkpoint")
-        self._written = threads.submit(write)
+        self._written = threads.submit(self._run, write)
         threads.shutdown(wait=False)  # the thread ends with this save
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        finally:
+            self.ended = time.perf_counter()
 
     def done(self) -> bool:
         """Returns True once the save has ended, successfully or not."""
