@@ -24,78 +24,63 @@ RANGE = 1_000_000
 CPU = torch.device("cpu")
 
 
-class Rapl:
-    """A machine's folder of counters, with two packages, the memory of one, and domains that are no part of the sum."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.set(package=(100, 200), dram=30)
-        for name, title in (("intel-rapl:0:0", "core"), ("intel-rapl:2", "psys"), ("dtpm", "package-7")):
-            self._write(name, title, 999)
-
-    def set(self, package: tuple[int, int], dram: int) -> None:
-        for number, used in enumerate(package):
-            self._write(f"intel-rapl:{number}", f"package-{number}", used)
-        self._write("intel-rapl:1:0", "dram", dram)
-
-    def _write(self, name: str, title: str, used: int) -> None:
-        (self.folder / name).mkdir(exist_ok=True)
+def set_rapl(folder: Path, *packages: int, dram: int = 30) -> None:
+    """Two packages, the memory of one, and domains that are no part of the sum."""
+    counters = [(f"intel-rapl:{number}", f"package-{number}", used) for number, used in enumerate(packages)]
+    counters += [("intel-rapl:1:0", "dram", dram), ("intel-rapl:0:0", "core", 999), ("intel-rapl:2", "psys", 999)]
+    for name, title, used in counters:
+        (folder / name).mkdir(exist_ok=True)
         for file, value in (("name", title), ("energy_uj", used), ("max_energy_range_uj", RANGE)):
-            (self.folder / name / file).write_text(f"{value}\n")
+            (folder / name / file).write_text(f"{value}\n")
 
 
 @pytest.fixture
-def rapl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rapl:
+def rapl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
     monkeypatch.setattr(energy, "SHORTEST_S", {"cpu": 0.0, "cuda": 0.0})
-    return Rapl(tmp_path)
+    set_rapl(tmp_path, 100, 200)
+    return tmp_path
 
 
-def test_packages_and_their_memory_count_and_a_counter_that_began_again(rapl: Rapl) -> None:
-    assert {name: reading.energy_uj for name, reading in read_packages().items()} == {
-        "intel-rapl:0": 100, "intel-rapl:1": 200, "intel-rapl:1:0": 30,
-    }  # fmt: skip
-    meter = EnergyMeter(CPU)
+def begun(device: torch.device = CPU) -> EnergyMeter:
+    meter = EnergyMeter(device)
     meter.begin()
-    rapl.set(package=(1100, 50), dram=40)  # package 1 passed its range
+    return meter
+
+
+def test_packages_and_their_memory_count_and_a_counter_that_began_again(rapl: Path) -> None:
+    assert [reading.energy_uj for reading in read_packages().values()] == [100, 200, 30]
+    meter = begun()
+    set_rapl(rapl, 1100, 50, dram=40)  # package 1 passed its range
     assert meter.end() == pytest.approx((1000 + (RANGE - 150) + 10) / 1e6)
 
 
-def test_counters_that_begin_again_twice_are_read_between_steps(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_that_begin_again_twice_are_read_between_steps(rapl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "OFTEN_S", -1.0)
-    meter = EnergyMeter(CPU)
-    meter.begin()
+    meter = begun()
     for used in (900_000, 600_000, 300_000):
-        rapl.set(package=(used, 200), dram=30)
+        set_rapl(rapl, used, 200)
         meter.follow()
     assert meter.end() == pytest.approx((899_900 + 2 * 700_000) / 1e6)
 
 
-def test_a_domain_that_cannot_be_read_leaves_no_sum(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = EnergyMeter(CPU)
-    meter.begin()
-    (rapl.folder / "intel-rapl:1:0" / "energy_uj").unlink()
-    assert meter.end() is None
-    meter.begin()
-    assert (read_packages(), meter.end()) == ({}, None)
-    monkeypatch.setattr(energy, "POWERCAP", rapl.folder / "none")
-    assert read_packages() == {}
-
-
-def test_a_time_too_short_for_the_counter_has_no_energy(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_every_counter_or_in_too_short_a_time_there_is_no_energy(rapl: Path, monkeypatch) -> None:
+    meter = begun()
     monkeypatch.setattr(energy, "SHORTEST_S", {"cpu": 60.0})
-    meter = EnergyMeter(CPU)
-    meter.begin()
     assert meter.end() is None
+    monkeypatch.setattr(energy, "SHORTEST_S", {"cpu": 0.0})
+    assert meter.end() == 0
+    (rapl / "intel-rapl:1:0" / "energy_uj").unlink()
+    assert (meter.end(), begun().end(), read_packages()) == (None, None, {})
 
 
-def test_the_timed_pass_has_the_energy_of_its_measured_steps(rapl: Rapl) -> None:
+def test_the_timed_pass_has_the_energy_of_its_measured_steps(rapl: Path) -> None:
     with TimedPass(CPU) as probe:
         for number, measured in enumerate((False, True, True), 1):
             with probe.step(measured):
-                rapl.set(package=(100 + 1000 * number, 200), dram=30)
+                set_rapl(rapl, 100 + 1000 * number, 200)
         probe.end_steps()
-    assert probe.found(0, rapl.folder).energy_j == pytest.approx(2000 / 1e6), "the warm-up's 1,000 are not in it"
+    assert probe.found(0, rapl).energy_j == pytest.approx(2000 / 1e6), "the warm-up's 1,000 are not in it"
 
 
 class Nvml:
@@ -103,19 +88,15 @@ class Nvml:
 
     def __init__(self, millijoules: int, **codes: int) -> None:
         self.millijoules, self.codes, self.asked = millijoules, codes, list[Any]()
+        self.nvmlDeviceGetHandleByIndex_v2 = self.nvmlDeviceGetHandleByUUID = self.handle_of
 
     def nvmlInit_v2(self) -> int:
         return self.codes.get("init", 0)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
-        self.asked.append(uuid)
+    def handle_of(self, name: Any, handle: Any) -> int:
+        self.asked.append(getattr(name, "value", name))
         handle._obj.value = 7
         return self.codes.get("handle", 0)
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
-        self.asked.append(index.value)
-        handle._obj.value = 7
-        return 0
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, energy: Any) -> int:
         assert handle.value == 7
@@ -123,33 +104,22 @@ class Nvml:
         return self.codes.get("energy", 0)
 
 
-def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Rapl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Nvml(2**40)
     monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a5b"))
-    meter = EnergyMeter(torch.device("cuda", 0))
-    meter.begin()
+    meter = begun(torch.device("cuda", 0))
     library.millijoules += 12_500
     assert meter.end() == pytest.approx(12.5)
-    assert library.asked == [b"GPU-8a5b"] * 2
-    assert (read_gpu("3"), library.asked[-1]) == (2**40 + 12_500, 3)
-    meter.begin()
+    assert (read_gpu("3"), library.asked) == (2**40 + 12_500, [b"GPU-8a5b", b"GPU-8a5b", 3])
     library.millijoules = 5  # the driver was loaded again
     assert meter.end() is None
-
-
-def test_without_nvml_or_its_counter_there_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for code in ("init", "handle", "energy"):
-        monkeypatch.setattr(energy.ctypes, "CDLL", lambda name, code=code: Nvml(1, **{code: 3}))
+    old = SimpleNamespace(nvmlInit_v2=lambda: 0)
+    for other in (Nvml(1, init=3), Nvml(1, handle=3), Nvml(1, energy=3), old):
+        monkeypatch.setattr(energy.ctypes, "CDLL", lambda name, other=other: other)
         assert read_gpu("GPU-8a5b") is None
-    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0))
-    assert read_gpu("GPU-8a5b") is None
-
-    def missing(name: str) -> None:
-        raise OSError(name)
-
-    monkeypatch.setattr(energy.ctypes, "CDLL", missing)
-    assert read_gpu("GPU-8a5b") is None
+    monkeypatch.undo()
+    assert read_gpu("no such GPU") is None, "also without a driver"
 
 
 def test_gpus_add_up_and_the_packages_of_a_machine_count_once() -> None:
