@@ -51,7 +51,8 @@ def test_categories_are_ordered_as_the_stages_the_ledger_and_a_step_are(stages: 
     order = ["ddp", "zero1", "zero2", "zero3", "fsdp2", "mine"]
     assert list(results_of(rows).runs.sort_values("strategy").strategy) == order
     assert list(stages.memory.category.cat.categories)[: len(CATEGORIES)] == list(CATEGORIES)
-    assert list(stages.memory.groupby("phase", observed=True).size().index) == list(PHASES)
+    phases = [phase for phase in PHASES if phase != "save"]  # without measure.save
+    assert list(stages.memory.groupby("phase", observed=True).size().index) == phases
     assert stages.memory.phase.max() == "step"
     some = stages.of(stages.runs.run_id[:2])
     assert list(some.runs.strategy.cat.categories) == ["ddp", "zero1"], "no others than there are"
