@@ -66,9 +66,9 @@ class MemoryRow:
     rank: int
     """The rank that measured it, from 0."""
     phase: str
-    """init (before the first step), forward, backward, update, save (with `measure.save`), between (the instants at which
-    steps end), or step: the whole step; data: the rest of a step, in which the batch is drawn and between the other
-    phases, so that a forward's activations are in it, too."""
+    """init (before the first step), forward, backward, update, save (with `measure.save`), between (the instants at
+    which steps end), or step: the whole step; data: the rest of a step, in which the batch is drawn and between the
+    other phases, so that a forward's activations are in it, too."""
     category: str
     """A category of the ledger, total, states, or a figure of the allocator."""
     at_peak_bytes: int | None
