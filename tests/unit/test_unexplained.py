@@ -23,15 +23,16 @@ GROWN = LineRow(0, "growth", "activations", "blocks.0", "model.py:12 in forward"
 
 
 def said_of(
-    strategy: str = "zero2", memory: list[MemoryRow] | None = None, expected: Expected | None = None, **columns: Any
-) -> str:
+    strategy: str = "zero2", memory: list[MemoryRow] | None = None, expected: Expected | None = None,
+    aside: bool = False, **columns: Any,
+) -> str:  # fmt: skip
     row = _blank_row(cell(strategy, 2))
     row.predicted_states_bytes = row.states_bytes = MIB if strategy == "zero2" else None
     row.allocator_peak_bytes, row.max_inputs_bytes = 10 * MIB, 2048
     for name, value in columns.items():
         assert hasattr(row, name)
         setattr(row, name, value)
-    return unexplained(row, Accounted(memory or [], [], 2, "", [GROWN]), expected or Expected())
+    return unexplained(row, Accounted(memory or [], [], 2, "", [GROWN], aside), expected or Expected())
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero_redundancy"])
@@ -61,6 +62,16 @@ def said_of(
 )
 def test_witnesses_that_disagree_are_named_for_peers_too(strategy: str, columns: dict[str, int], sentence: str) -> None:
     assert said_of(strategy, **columns) == sentence
+
+
+def test_a_copy_that_a_thread_writes_is_at_most_the_states() -> None:
+    """One copy may live or not at any instant; a second one, which no save needs, is named."""
+    for name in ("growth_bytes", "kept_bytes", "timed_allocator_peak_bytes"):
+        before = 10 * MIB if name.startswith("timed") else 0
+        assert said_of(aside=True, **{name: before + MIB}) == "", name
+        assert said_of(aside=True, **{name: before + 2 * MIB}) != "", name
+        assert said_of(aside=False, **{name: before + MIB}) != "", "a blocking save copies nothing"
+    assert "control: 8 B above" in said_of(aside=True, control_bytes=312, predicted_control_bytes=304)
 
 
 def test_a_ledger_that_predictions_confirm_blames_the_allocator() -> None:

@@ -62,7 +62,8 @@ OWN_DATA = ("text", "synthetic")
 @dataclass(frozen=True)
 class Accounted:
     """The accounted pass: `memory` and `traffic` of all ranks; `steps`: their total number of steps. `kept`:
-    description of the largest storage in kept_bytes; `lines`: of the rank with the largest growth_bytes.
+    description of the largest storage in kept_bytes; `lines`: of the rank with the largest growth_bytes. `saves_aside`:
+    True if a thread saves checkpoints during the steps.
     """
 
     memory: list[MemoryRow]
@@ -70,6 +71,7 @@ class Accounted:
     steps: int
     kept: str
     lines: list[LineRow]
+    saves_aside: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,21 @@ def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     mine = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
     ledger = [*_states(row, seen.memory, expected.states), *_activations(row)]
     traffic = [*_traffic(row, mine, seen.steps, expected.parts)]
+    copied = _copied(row) if seen.saves_aside else 0
     sentences = [
         *_ranks(row, seen.memory), *ledger, *((traffic and [*_meter(seen.traffic, seen.steps)]) or traffic),
-        *_other_traffic(row), *_allocator(row, confirmed=not ledger and expected.states is not None),
-        *_growth(row, seen.lines), *_witnesses(row, seen.kept),
+        *_other_traffic(row), *_allocator(row, not ledger and expected.states is not None, copied),
+        *_growth(row, seen.lines, copied), *_witnesses(row, seen.kept, copied),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
+
+
+def _copied(row: RunRow) -> int:
+    """Returns the most bytes of the copy that a thread writes, which are alive or freed at any instant of a step: a
+    save in flight at a time, of this rank's states.
+    """
+    return (row.states_bytes or 0) + (row.host_states_bytes or 0)
 
 
 def _ranks(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
@@ -145,7 +155,7 @@ def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[
             blamed = max(kinds, key=lambda kind: abs(kinds[kind]))
             yield f"{blamed}: {_off(round(measured), round(predicted), unit)} of {name}"
     control, expected = row.control_bytes, row.predicted_control_bytes
-    if control is not None and expected is not None and control != expected and not _saves(row):
+    if control is not None and expected is not None and control != expected:
         yield f"control: {_off(control, expected)}"
 
 
@@ -184,33 +194,28 @@ def _size(part: Moved, name: str) -> float:
     return part.volume if name == "volume" else part.within + part.between
 
 
-def _allocator(row: RunRow, confirmed: bool) -> Iterator[str]:
+def _allocator(row: RunRow, confirmed: bool, copied: int) -> Iterator[str]:
     """Yields disagreements with the allocator's total, in either direction, and between its totals in two passes.
-    `confirmed`: the ledger is as predicted.
+    `confirmed`: the ledger is as predicted. `copied`: see _copied.
     """
     outside, peak, timed = row.outside_ledger_bytes, row.allocator_peak_bytes, row.timed_allocator_peak_bytes
     ours = row.predicted_states_bytes is not None  # memory of a peer's libraries is not predicted
     if peak is None:
         return
     scratch = OUTSIDE_BYTES if row.precision == "fp32" else OUTSIDE_BYTES_ELSE
-    if _saves(row):  # a thread frees the copy sooner or later, and its messages are the allocator's alone
-        return
+    if copied:  # the thread's messages and headers of files are the allocator's alone
+        scratch = max(scratch, OUTSIDE_BYTES_ELSE)
     if ours and outside is not None and outside > max(scratch, OUTSIDE_SHARE * peak):
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
     # inputs may be numpy arrays or a loader's shared memory, which are in no allocator
     if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):
         yield f"outside the ledger: {outside:,} B, {RESET if confirmed else IMPOSSIBLE}"
-    if timed is not None and timed - peak > max(OUTSIDE_BYTES, TIMED_SHARE[ours] * peak):
+    if timed is not None and timed - peak > max(OUTSIDE_BYTES, TIMED_SHARE[ours] * peak) + copied:
         yield f"timed pass: {timed - peak:,} B above the allocator's peak of {peak:,} B in the accounted pass"
 
 
-def _saves(row: RunRow) -> bool:
-    """Returns True if checkpoints were saved: the ranks agree on each, and a copy may outlive the last step."""
-    return row.save_peak_bytes is not None
-
-
-def _growth(row: RunRow, lines: list[LineRow]) -> Iterator[str]:
-    if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES or _saves(row):
+def _growth(row: RunRow, lines: list[LineRow], copied: int) -> Iterator[str]:
+    if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES + copied:
         return
     grown = max((one for one in lines if one.at == "growth"), key=lambda one: one.bytes, default=None)
     made = f", most of it made at {grown.source}" if grown and grown.source else ""
@@ -218,9 +223,9 @@ def _growth(row: RunRow, lines: list[LineRow]) -> Iterator[str]:
     yield f"{category}: {row.growth_bytes:,} B more after the measured steps than before them{made}"
 
 
-def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
+def _witnesses(row: RunRow, kept: str, copied: int) -> Iterator[str]:
     ours, peak = row.predicted_states_bytes is not None, row.allocator_peak_bytes
-    if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES:
+    if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES + copied:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
     halves = bool(row.newton_schulz_calls)  # which works in bf16
     fixed = HEAP_BYTES_ELSE if halves else HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)

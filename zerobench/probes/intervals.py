@@ -68,8 +68,10 @@ class Instant(NamedTuple):
     others: dict[str, int]
 
 
-ASIDE = "aside"
-"""The phase of the harness's own work within a step, such as reading gradients: excluded from all figures."""
+ASIDE, SAVE = "aside", "save"
+"""Phases within a step that no prediction has: the harness's own work, such as reading gradients, which is excluded
+from all figures; and a save of a checkpoint, which is excluded from those of traffic.
+"""
 
 INSTANTS = 400
 """Number of instants to which an interval's timeline is reduced."""

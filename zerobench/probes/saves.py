@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from .intervals import SAVE
 from .probe import Probe
 
 NONE, ASYNCHRONOUS = "none", "asynchronous"
@@ -54,7 +55,7 @@ class Saves:
         if self._how != NONE and measured >= 0 and measured % self._every == 0:
             self.begun.append(number)
             self.in_flight.add(number)
-            with probe.phase("save"):
+            with probe.phase(SAVE):
                 self._last = engine.save(self._path, asynchronous=self._how == ASYNCHRONOUS)
             self._returned[number] = time.perf_counter(), self._last
         if self._last is not None and not self._last.done():

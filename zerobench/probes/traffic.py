@@ -39,7 +39,7 @@ from ..fake.graphs import GraphMode
 from ..records import COLLECTIVES, DATA_AXIS, TENSOR_AXIS
 from ..zero import labels
 from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
-from .intervals import ASIDE
+from .intervals import ASIDE, SAVE
 from .labeling import holds_others
 from .outside_dispatch import Relay
 
@@ -54,6 +54,9 @@ CONTROL_MOST_BYTES = 64 * 1024
 
 THREAD = "thread "
 """Prefix of the unit of an operation that another thread has issued."""
+
+SAVER = f"{THREAD}checkpoint"
+"""Prefix for the thread of an asynchronous save (zero/checkpoint/consensus.py)."""
 
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
 """Fields of an operation that are summed over equal operations."""
@@ -83,9 +86,11 @@ class Operation(NamedTuple):
 
 
 def is_of_step(operation: Operation) -> bool:
-    """Returns True if it is part of the step. The harness's own reading of gradients writes nothing: a write in that
-    phase comes from a thread of the step's files.
+    """Returns True if it is part of the step, as a save of a checkpoint and the messages of its thread are not. The
+    harness's own reading of gradients writes nothing: a write in that phase comes from a thread of the step's files.
     """
+    if operation.phase == SAVE or operation.unit.startswith(SAVER):
+        return False
     return operation.phase != ASIDE or operation.kind == labels.WRITE
 
 

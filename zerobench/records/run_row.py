@@ -308,8 +308,7 @@ class RunTraffic(RunAllocator):
     newton_schulz_balance: float | None = None
     """newton_schulz_flops of the busiest rank over the mean of the ranks: 1 if all ranks have the same."""
     control_bytes: int | None = None
-    """Payload of one step's flags, buffers and scalars, outside the volume; with `measure.save` also a part of what the
-    ranks send to agree on a save."""
+    """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None
 
 

@@ -23,6 +23,7 @@ from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
 from ..predict.unexplained import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
+from ..probes.saves import ASYNCHRONOUS
 from ..rank_record import RankRecord
 from ..records import BETWEEN, CATEGORIES, COLLECTIVES, DATA_AXIS, LINKS, PHASE_PEAKS, TENSOR_AXIS, MemoryRow, RunRow
 from ..sections import known
@@ -446,6 +447,6 @@ def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord
     moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
     memory = [m for record in accounted for m in record.memory]
     kept, lines = most("kept_bytes").kept, most("growth_bytes").lines
-    row.unexplained = unexplained(
-        row, Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines), expected
-    )
+    aside = config.measure.save == ASYNCHRONOUS
+    seen = Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines, aside)
+    row.unexplained = unexplained(row, seen, expected)
