@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,12 @@ from zerobench.commands.plan.command import plan
 from zerobench.commands.predict import predict
 
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=256", "model.heads=4", "model.vocabulary=512", "precision=bf16")
+
+
+def assert_priced(row: dict[str, Any], tokens: int) -> None:
+    """At 3.60 dollars an hour a GPU costs 0.1 cents a second. `tokens`: of a GPU in a step."""
+    for end, seconds in (("", row["step_s"]), ("_low", row["low_s"]), ("_high", row["high_s"])):
+        assert row[f"dollars_per_mtokens{end}"] == pytest.approx(0.001 * seconds / tokens * 1e6)
 
 
 def test_a_prediction_says_step_interval_and_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,9 +29,7 @@ def test_a_prediction_says_step_interval_and_what_it_rests_on(capsys: pytest.Cap
     assert (ddp["strategy"], zero3["strategy"]) == ("ddp", "zero3")
     for row in (ddp, zero3):
         assert row["low_s"] < row["step_s"] < row["high_s"]
-        tokens = row["micro_batch"] * row["sequence"]  # of a GPU in a step, which costs 0.1 cents a second
-        for end, seconds in (("", row["step_s"]), ("_low", row["low_s"]), ("_high", row["high_s"])):
-            assert row[f"dollars_per_mtokens{end}"] == pytest.approx(0.001 * seconds / tokens * 1e6)
+        assert_priced(row, row["micro_batch"] * row["sequence"])
         assert row["validated"] == "33 published runs on a100, several nodes"
         parts = row["exposed_forward_s"] + row["exposed_backward_s"] + row["exposed_update_s"]
         assert parts + row["host_s"] < row["step_s"]
@@ -74,13 +79,16 @@ def test_a_wrong_command_is_one_error_message(words: list[str], said: str, capsy
 
 def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device-memory", "2 GiB", "--gpus", "8", "--goal", "fastest", "--cluster", "h100-3200", *MODEL]
-    assert plan([*words, "strategy=ddp,zero3", "activation=none", "batch=48", "--format", "json"]) == 0
+    assert (
+        plan([*words, "strategy=ddp,zero3", "activation=none", "batch=48", "--price", "3.60", "--format", "json"]) == 0
+    )
     told = json.loads(capsys.readouterr().out)
     names = {row["name"] for row in told["rows"]}
     assert {"ddp", "zero3"} <= names
     assert names - {"ddp", "zero3"} <= {f"zero3 strategy.prefetch={number}" for number in (0, 2, 4)}
     for row in told["rows"]:
         assert row["micro_batch"] * row["accumulation"] * 8 == 48, "6 samples per rank: 4 do not divide them"
+        assert_priced(row, 6 * 1024)
     rates = [row["tokens_per_s_gpu"] for row in told["rows"]]
     assert rates == sorted(rates, reverse=True)
     assert told["sentence"].startswith(f"Take {told['recommended']} with micro_batch=")

@@ -508,6 +508,7 @@ WRONG = {
     "a model without layers": (["--goal", "largest_model", "model=mlp"], "use model=gpt with model.hidden"),
     "a family without its goal": (["--family", "zero"], "tried by --goal largest_model alone"),
     "a sweep of another key": (["sequence=16,32"], "a plan takes several values of strategy, offload, activation"),
+    "a price of no time": (["--price", "2.50"], "--price: is of a time, which --goal fastest predicts"),
     "a folder for nothing": (["--out", "x"], "--out: is for settings"),
     "an unknown key": (["modle=gpt"], "modle"),
 }

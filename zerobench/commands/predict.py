@@ -20,7 +20,7 @@ from ..host.pipes import print_note
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
-from ..results.options import Parser, add_cells, add_columns, add_price, dollars_per_million, verb
+from ..results.options import Parser, add_cells, add_columns, add_price, dollars_per_million, show_price, verb
 from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import CpuCosts, GpuCosts
@@ -235,11 +235,10 @@ def filled(
 
 def priced(row: PredictionRow, price: float | None) -> PredictionRow:
     """Returns a predicted row with the price of its tokens. `price`: dollars per GPU hour."""
-    if price is None or row.tokens_per_s_gpu is None or None in (row.step_s, row.low_s, row.high_s):
+    if price is None or row.step_s is None or row.low_s is None or row.high_s is None:
         return row
-    middle = dollars_per_million(price, row.tokens_per_s_gpu)
-    low, high = (middle * seconds / row.step_s for seconds in (row.low_s, row.high_s))
-    return replace(row, dollars_per_mtokens=middle, dollars_per_mtokens_low=low, dollars_per_mtokens_high=high)
+    low, high = row.low_s / row.step_s, row.high_s / row.step_s
+    return replace(row, **dollars_per_million(price, row.tokens_per_s_gpu, low, high))
 
 
 # -- the answer ------------------------------------------------------------------------------------
@@ -292,14 +291,10 @@ def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
 def _line(row: PredictionRow) -> list[str]:
     assert row.step_s is not None
     times = (row.compute_s, row.communication_s, row.exposed_forward_s, row.exposed_backward_s, row.exposed_update_s)
-    price = "–"
-    if row.dollars_per_mtokens is not None:
-        low, high = row.dollars_per_mtokens_low, row.dollars_per_mtokens_high
-        price = f"{row.dollars_per_mtokens:.3g} ({low:.3g} – {high:.3g})"
     return [
         row.name, show_time(row.step_s), f"{show_time(row.low_s)} – {show_time(row.high_s)}",
         f"{row.tokens_per_s_gpu:,.0f}", "–" if row.mfu is None else f"{row.mfu:.1%}",
-        *map(show_time, times), show_time(row.host_s), price, row.binds,
+        *map(show_time, times), show_time(row.host_s), show_price(vars(row)), row.binds,
     ]  # fmt: skip
 
 

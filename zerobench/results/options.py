@@ -120,10 +120,10 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
     add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=words)
 
 
-def add_price(parser: argparse.ArgumentParser) -> None:
-    """Adds --price."""
+def add_price(parser: argparse.ArgumentParser, where: str = "") -> None:
+    """Adds --price. `where`: the condition of the option in its help."""
     words = "dollars per GPU hour: adds the price of a million tokens, with the interval that the time has"
-    parser.add_argument("--price", type=price, metavar="DOLLARS", help=words)
+    parser.add_argument("--price", type=price, metavar="DOLLARS", help=where + words)
 
 
 def price(text: str) -> float:
@@ -134,11 +134,23 @@ def price(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} must be dollars per GPU hour, above 0, such as 2.50")
 
 
-def dollars_per_million(price: float, rate: Any) -> Any:
-    """Returns the price of a million tokens, in dollars. `price`: of a GPU hour; `rate`: tokens/s of one GPU, a number
-    or a column.
+PRICED = ("dollars_per_mtokens", "dollars_per_mtokens_low", "dollars_per_mtokens_high")
+
+
+def dollars_per_million(price: float, rate: Any, low: Any, high: Any) -> dict[str, Any]:
+    """Returns the columns PRICED: the price of a million tokens, with its interval. `price`: dollars per GPU hour.
+    `rate`: tokens/s of one GPU. `low`, `high`: ends of the interval of a step, over its time. All may be columns.
     """
-    return price * 1e6 / (3600 * rate)
+    middle = price * 1e6 / (3600 * rate)
+    return dict(zip(PRICED, (middle, middle * low, middle * high), strict=True))
+
+
+def show_price(priced: Any) -> str:
+    """Formats "0.412 (0.398–0.431)" from a mapping with the columns PRICED; a dash if it has none."""
+    middle, low, high = (priced.get(name) for name in PRICED)
+    if middle is None or math.isnan(middle):
+        return "–"
+    return f"{middle:.3g}" + ("" if low is None or math.isnan(low) else f" ({low:.3g}–{high:.3g})")
 
 
 class Parser(argparse.ArgumentParser):

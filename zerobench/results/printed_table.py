@@ -17,7 +17,8 @@ from ..records import RunRow, SearchRow
 from ..sizes import counted, printable, show_bytes
 from .frames import frame_of
 from .grid import Grid
-from .summary import PRICED, SETTING, busy_words, is_busy, price_of, summarize
+from .options import show_price
+from .summary import SETTING, busy_words, is_busy, price_of, summarize
 
 MIB = 2**20
 
@@ -95,14 +96,6 @@ def _loss(row: Row) -> str:
     return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
 
 
-def _dollars(row: Row) -> str:
-    """Formats "0.412 (0.398–0.431)": the price of a million tokens, if --price was given."""
-    middle, low, high = (row.get(name) for name in PRICED)
-    if middle is None or pd.isna(middle):
-        return "–"
-    return f"{middle:.3g}" + ("" if pd.isna(low) else f" ({low:.3g}–{high:.3g})")
-
-
 TRAINS = {"equal": "= DDP", "close": "≈ DDP", "differs": "≠ DDP", "reference": "is DDP"}
 """Verdict on the training -> its form in the table."""
 
@@ -138,8 +131,8 @@ COLUMNS: dict[str, SweepColumn] = {
     "samples/s": SweepColumn("tokens_per_s", 0, best=max, noun="samples"),
     "energy tokens/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="tokens"),
     "energy samples/J": SweepColumn("tokens_per_j", 2, best=max, is_rare=True, noun="samples"),
-    "$/M tokens": SweepColumn(text=_dollars, is_rare=True, noun="tokens"),
-    "$/M samples": SweepColumn(text=_dollars, is_rare=True, noun="samples"),
+    "$/M tokens": SweepColumn(text=show_price, is_rare=True, noun="tokens"),
+    "$/M samples": SweepColumn(text=show_price, is_rare=True, noun="samples"),
     "last loss": SweepColumn("loss_last", text=_loss),
     "trains": SweepColumn("training", is_rare=True, text=lambda row: TRAINS.get(row["training"], "–")),
 }

@@ -105,16 +105,12 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
-PRICED = ("dollars_per_mtokens", "dollars_per_mtokens_low", "dollars_per_mtokens_high")
-
-
 def price_of(runs: Any, price: float) -> dict[str, Any]:
     """Returns the columns PRICED of a frame of runs, or of one row: the price of a million tokens in dollars, with the
     interval that the step's time has. `price`: of a GPU hour, or of an hour of a rank without one.
     """
-    middle = dollars_per_million(price, runs["tokens_per_s"] / runs["world_size"])
-    per_second = middle / runs["step_s"]
-    return dict(zip(PRICED, (middle, per_second * runs["step_s_low"], per_second * runs["step_s_high"]), strict=True))
+    ends = (runs[f"step_s_{end}"] / runs["step_s"] for end in ("low", "high"))
+    return dollars_per_million(price, runs["tokens_per_s"] / runs["world_size"], *ends)
 
 
 SLACK = 0.5

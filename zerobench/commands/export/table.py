@@ -20,8 +20,9 @@ from pandas.api.types import is_numeric_dtype
 from ...records.describe import unit_of
 from ...results import selection, tables
 from ...results.grid import Grid
+from ...results.options import PRICED
 from ...results.printed_table import CODED, ONE_MEMORY, shares_memory
-from ...results.summary import PRICED, price_of, summarize
+from ...results.summary import price_of, summarize
 from ...sizes import counted, escape_control, printable
 
 SHORT = (

@@ -16,6 +16,7 @@ from typing import Any
 from ...config.cell import Cell
 from ...host.terminal import print_on, stdout_console
 from ...results.grid import Grid
+from ...results.options import show_price
 from ...sizes import counted, show_bytes, show_count
 from ..predict import show_time
 from . import search
@@ -218,8 +219,9 @@ WORDS = ("strategy", "fits", "binds", "largest tensor")
 NAME_WIDTH = 44
 """Characters of a tensor's name in the table; JSON has all of them."""
 
-TIMED = ["strategy", "micro-batch", "peak", "reserved", "step", "90 % interval", "tokens/s/GPU", "exposed", "host",
-         "binds"]  # fmt: skip
+PRICE = "$/M tokens"
+TIMED = ["strategy", "micro-batch", "peak", "reserved", "step", "90 % interval", "tokens/s/GPU", PRICE, "exposed",
+         "host", "binds"]  # fmt: skip
 """Columns under goal fastest, for so many rows:"""
 SHOWN = 10
 
@@ -229,7 +231,8 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
     if plan.goal == FASTEST:
         ranked = plan.ranked[:SHOWN]
         tokens = counted(row.fit.cell.config.sequence for row in ranked)
-        return Grid([name.replace("tokens", tokens) for name in TIMED], [_timed_line(row) for row in ranked], WORDS)
+        header = [name.replace("tokens", tokens) for name in TIMED if plan.price is not None or name != PRICE]
+        return Grid(header, [_timed_line(row, plan.price) for row in ranked], WORDS)
     lines = [_line(row, plan) for row in plan.rows.values() if row.over]
     kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
     shown = [[line[n] for n in kept] for line in lines]
@@ -251,14 +254,14 @@ def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
     return [row.candidate.name, fits, *map(show_bytes, sizes), f"{found.volume_psi:.2f}", binds, largest]
 
 
-def _timed_line(row: search.PlanRow) -> list[str]:
+def _timed_line(row: search.PlanRow, price: float | None) -> list[str]:
     config, step = row.fit.cell.config, row.fit.timed
     low, high = (show_time(step.time.step_s * factor) for factor in (step.interval.low, step.interval.high))
     return [
         row.candidate.name, f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1),
         show_bytes(row.fit.peak_bytes), show_bytes(row.fit.reserved_bytes), show_time(step.time.step_s),
-        f"{low} – {high}", f"{step.rate():,.0f}", show_time(step.time.exposed_s), show_time(step.time.host_s),
-        step.time.binds,
+        f"{low} – {high}", f"{step.rate():,.0f}", *[show_price(step.priced(price))] * (price is not None),
+        show_time(step.time.exposed_s), show_time(step.time.host_s), step.time.binds,
     ]  # fmt: skip
 
 
@@ -319,7 +322,8 @@ def as_json(plan: search.Plan) -> dict[str, Any]:
     }  # fmt: skip
     if plan.costs is not None:
         told["cluster"] = asdict(plan.costs.cluster)
-        told["rows"] = [{"name": row.candidate.name, **(_found_as_json(row.best) or {})} for row in plan.ranked]
+        found = {row.candidate.name: _found_as_json(row.fit, plan.price) or {} for row in plan.ranked}
+        told["rows"] = [{"name": name, **values} for name, values in found.items()]
     else:
         told["rows"] = [
             {
@@ -333,7 +337,7 @@ def as_json(plan: search.Plan) -> dict[str, Any]:
     return told | ({"commands": commands_of(plan, best)} if best and plan.costs is None else {})
 
 
-def _found_as_json(found: Simulated | None) -> dict[str, Any] | None:
+def _found_as_json(found: Simulated | None, price: float | None = None) -> dict[str, Any] | None:
     if found is None:
         return None
     config, names = found.cell.config, ("psi", "frozen", "peak_bytes", "reserved_bytes", "host_bytes", "file_bytes")
@@ -347,6 +351,6 @@ def _found_as_json(found: Simulated | None) -> dict[str, Any] | None:
     seconds = step.time.step_s
     return told | {
         "step_s": seconds, "low_s": seconds * step.interval.low, "high_s": seconds * step.interval.high,
-        "tokens_per_s_gpu": step.rate(), "exposed_s": step.time.exposed_s, "host_s": step.time.host_s,
-        "binds": step.time.binds,
+        "tokens_per_s_gpu": step.rate(), **step.priced(price), "exposed_s": step.time.exposed_s,
+        "host_s": step.time.host_s, "binds": step.time.binds,
     }  # fmt: skip

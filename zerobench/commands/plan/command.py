@@ -20,7 +20,7 @@ from ...config.schema import Transformer
 from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
 from ...host.terminal import print_on, progress_console
-from ...results.options import Parser, add_columns, verb
+from ...results.options import Parser, add_columns, add_price, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes
 from ..predict import costs_of
@@ -75,7 +75,7 @@ def plan(arguments: list[str]) -> int:
     answer = Plan(chosen.goal, capacity, execute, device=chosen.device, words=words, named=axes)
     with progress(answer):
         if chosen.goal == FASTEST:
-            answer.costs = costs_of(chosen.cluster, chosen.node_gbit_s)
+            answer.costs, answer.price = costs_of(chosen.cluster, chosen.node_gbit_s), chosen.price
             given = {word.partition("=")[0] for word in chosen.overrides}
             find_fastest(answer, answer.costs, cells, batch, given)
         else:
@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cluster", metavar="NAME", help="goal fastest: a cluster of zerobench predict")
     add("--node-gbit-s", type=float, metavar="RATE",
         help="goal fastest: rate of a node's network, if not the cluster's")  # fmt: skip
+    add_price(parser, "goal fastest: ")
     add("--host-memory", metavar="SIZE", help="host memory per GPU; by default offload to it is unlimited")
     add("--disk", metavar="SIZE", help="disk per GPU; by default offload=nvme is unlimited")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="device to simulate (default: %(default)s)")
@@ -202,6 +203,7 @@ def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
             goal == "largest_model" and not has_layers,
         "--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help":
             fastest != (chosen.cluster is not None),
+        "--price: is of a time, which --goal fastest predicts": not fastest and chosen.price is not None,
         "offload: no rate of an update on the host is known to --goal fastest; leave it out":
             fastest and "offload" in keys,
         "accumulation: follows from batch= and the micro-batch that fits; leave one of the two out":

@@ -19,6 +19,7 @@ from ...config.cell import Cell
 from ...config.schema import Transformer
 from ...fake_execution import Execution
 from ...records import TensorRow
+from ...results.options import dollars_per_million
 from ...sizes import show_bytes
 from ...timing.costs import GpuCosts
 from ...timing.interval import StepInterval, interval_of
@@ -40,6 +41,12 @@ class Step:
     def rate(self, costs: GpuCosts | None = None) -> float:
         """Returns the tokens per second and GPU, also at other costs."""
         return self.tokens / (self.time if costs is None else step_time(self.schedule, costs)).step_s
+
+    def priced(self, price: float | None) -> dict[str, float]:
+        """Returns the price of a million tokens with its interval; empty without the price of a GPU hour."""
+        if price is None:
+            return {}
+        return dollars_per_million(price, self.rate(), self.interval.low, self.interval.high)
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,8 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
 class Plan:
     """A goal by name, and the rows that are found for it.
 
-    `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest.
+    `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest;
+    `price`: dollars per GPU hour.
     `tell` takes the plan and a row whose search has ended, or None before the first simulation. `notes`: on rows that
     were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a cell is
     simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell.
@@ -292,6 +293,7 @@ class Plan:
     capacity: Capacity
     execute: Execute
     costs: GpuCosts | None = None
+    price: float | None = None
     tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
     device: str = "cuda"
     words: Sequence[str] = ()
