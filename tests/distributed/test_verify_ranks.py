@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import zerobench
 from tests.cells import cell
@@ -36,8 +39,12 @@ def sharded(policy: MixedPrecisionPolicy | None = None, dtype: torch.dtype = tor
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(called: Any, optimizer: Any, ranks: Any, syncs: bool = False, local_norm: bool = False) -> None:
-    """Steps of MICRO micro-batches; `syncs`: each of them is reduced. `local_norm`: of the rank's own shards."""
+def train(
+    called: Any, optimizer: Any, ranks: Any, syncs: bool = False, local_norm: bool = False, averages: bool = False
+) -> None:
+    """Steps of MICRO micro-batches; `syncs`: each of them is reduced. `local_norm`: of the rank's own shards.
+    `averages`: the loop itself averages gradients.
+    """
     for step in range(STEPS):
         for micro in range(MICRO):
             parts = [batch_of(CONFIG, rank, 10 * step + micro) for rank in ranks]
@@ -48,6 +55,9 @@ def train(called: Any, optimizer: Any, ranks: Any, syncs: bool = False, local_no
             with called.no_sync() if delays else nullcontext():
                 loss = called(*inputs) / MICRO
                 (called if optimizer is called else torch.autograd).backward(loss)
+        for parameter in called.parameters() if averages else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
         if optimizer is called:
             called.clip_grad_norm_(CLIP)
         elif local_norm:
@@ -76,6 +86,39 @@ def summed() -> tuple[Any, Any]:
     return model, optimizer
 
 
+def noisy() -> tuple[Any, Any]:
+    """DDP whose optimizer adds noise, and each rank draws its own."""
+    model, optimizer = built("ddp", CONFIG, 2)
+    torch.manual_seed(dist.get_rank())
+
+    def add_noise(*_: object) -> None:
+        for parameter in model.parameters():
+            parameter.grad.add_(1e-3 * torch.randn_like(parameter))
+
+    optimizer.register_step_pre_hook(add_noise)
+    return model, optimizer
+
+
+def leaving_out() -> tuple[Any, Any]:
+    """DDP that leaves a parameter to each rank, such as an expert's."""
+    model = build_model(CONFIG)
+    name = next(name for name, parameter in model.named_parameters() if parameter.dim() > 1)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name])
+    return DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def plain() -> tuple[Any, Any]:
+    model = build_model(CONFIG)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def rounded() -> tuple[Any, Any]:
+    """A model whose weights are rounded before the engine makes its masters."""
+    model = build_model(CONFIG).bfloat16()
+    engine = zerobench.initialize(model, torch.optim.AdamW(model.parameters(), lr=1e-3), strategy="zero1")
+    return engine, engine
+
+
 def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
     """Loop -> checks that differ, as found; only rank 0 has them."""
     honest = ExpectedTraining(reference=reference, accumulation=MICRO, reductions=1, clip=CLIP)
@@ -86,6 +129,10 @@ def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
     made["fsdp2, no delay"] = certificate_of(rank, honest, sharded, syncs=True)
     made["sum"] = certificate_of(rank, ExpectedTraining(reference=reference), summed)
     made["ignored wire"] = certificate_of(rank, wire, sharded)
+    made["noise"] = certificate_of(rank, ExpectedTraining(), noisy)
+    made["own loop"] = certificate_of(rank, ExpectedTraining(reference=reference, clip=CLIP), plain, averages=True)
+    made["own parameter"] = certificate_of(rank, ExpectedTraining(), leaving_out)
+    made["rounded first"] = certificate_of(rank, ExpectedTraining(reference=reference, clip=CLIP), rounded)
     made["low masters"] = certificate_of(rank, ExpectedTraining(), partial(sharded, dtype=torch.bfloat16))
     made["local norm"] = certificate_of(rank, ExpectedTraining(clip=CLIP), sharded, local_norm=True)
     unlike = ExpectedTraining(unlike=made["fsdp2, no delay"])
@@ -109,15 +156,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return result
 
 
-@pytest.mark.parametrize("name", [*HONEST, "mixed", "live option"])
+@pytest.mark.parametrize("name", [*HONEST, "mixed", "live option", "own loop", "own parameter", "rounded first"])
 def test_an_honest_loop_gets_no_accusation(name: str, found: dict[str, list[str]]) -> None:
     assert found[name] == []
 
 
 def test_failures_between_ranks_are_named(found: dict[str, list[str]]) -> None:
-    again = "each gradient is reduced over the ranks: 2 times: 1, 1 in its micro-batches, 0 after them; it is declared"
-    assert found["no delay"] == [again]
-    assert found["fsdp2, no delay"] == [again]
+    for name in ("no delay", "fsdp2, no delay"):  # the same collectives in each micro-batch
+        (again,) = found[name]
+        said, each = again.split(" times: ")[0], re.findall(r"1 \(([\d,]+ collectives, [\d,]+ bytes)\)", again)
+        assert said == "each gradient is reduced over the ranks: 2"
+        assert len(each) == MICRO
+        assert len(set(each)) == 1
+        assert ") in its micro-batches, 0 (" in again
+    diverged, *later = found["noise"]
+    assert diverged.startswith("values of all 40 parameters on all ranks: they differ in ")
+    assert later == []
     assert "it is 2 times the reference's, as a sum over 2 ranks in place of the mean" in found["sum"][0]
     assert [line.split(" bytes in ")[1] for line in found["ignored wire"]] == ["float32; it is declared"]
     *dtypes, lost = found["low masters"]

@@ -81,6 +81,49 @@ def different(certificate: Certificate) -> list[str]:
     return [f"{row.check}: {row.subject}: {row.found}" for row in certificate.different]
 
 
+def groups(training: Training) -> None:
+    """Weight decay of matrices alone, as most recipes have it, and a schedule that begins at a learning rate of 0."""
+    sides = [[p for p in training.model.parameters() if (p.dim() > 1) == decays] for decays in (True, False)]
+    both = [{"params": sides[0], "weight_decay": 0.1}, {"params": sides[1], "weight_decay": 0.0}]
+    training.optimizer = torch.optim.AdamW(both, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: step / 3)
+    training.update = lambda: (Training.update(training), schedule.step())  # type: ignore[method-assign, assignment]
+
+
+def frozen_and_tied(training: Training) -> None:
+    """The first layer is frozen, and a further one has the last layer's matrix."""
+    training.model[0].requires_grad_(False)
+    training.model.extend([nn.Tanh(), nn.Linear(8, 32, bias=False), nn.Linear(32, 8)])
+    training.model[6].weight = training.model[3].weight
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-2)
+
+
+def dropout(training: Training) -> None:
+    training.model.insert(2, nn.Dropout(0.3))
+    training.model.register_forward_pre_hook(lambda *_: torch.manual_seed(1) and None)
+
+
+def end_of_epoch(training: Training) -> None:
+    """The second update has one micro-batch of fewer samples."""
+    training.micro = 3
+    usual = partial(Training.step, training)
+    training.step = lambda step: usual(step) if step != 1 else (training.loss(9, 2).backward(), training.update())  # type: ignore
+
+
+def no_foreach(training: Training) -> None:
+    def clip_and_update() -> None:
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.05, foreach=False)
+        Training.update(training)
+
+    training.update = clip_and_update  # type: ignore[method-assign]
+
+
+def changed(change: Callable[[Training], None]) -> Training:
+    training = Training()
+    change(training)
+    return training
+
+
 HONEST: dict[str, tuple[Callable[[], Training], dict[str, Any]]] = {
     "plain": (Training, {"accumulation": 1}),
     "accumulation": (lambda: Training(micro=3), {"accumulation": 3}),
@@ -90,6 +133,11 @@ HONEST: dict[str, tuple[Callable[[], Training], dict[str, Any]]] = {
     "masters": (lambda: Training(masters=True), {"masters": "float32", "computes": "bfloat16"}),
     **{stage: (partial(Training, stage=stage), {"optimizer": "AdamW"}) for stage in ("zero1", "zero2", "zero3")},
     "compile": (lambda: Training(compiles=True), {}),
+    "groups and schedule": (partial(changed, groups), {"optimizer": "AdamW"}),
+    "frozen and tied": (partial(changed, frozen_and_tied), {}),
+    "dropout": (partial(changed, dropout), {}),
+    "end of an epoch": (partial(changed, end_of_epoch), {"accumulation": 3}),
+    "clipping without foreach": (partial(changed, no_foreach), {"clip": 0.05}),
 }
 
 
@@ -106,7 +154,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_honest_loop_gets_no_accusation(name: str, reference: Path) -> None:
     build, declared = HONEST[name]
     training = build()
-    theirs = training.certificate() if training.clip else reference  # of plain torch, too, and clipped
+    is_other = training.clip or getattr(build, "func", None) is changed  # another training, of plain torch, too
+    theirs = training.certificate() if is_other else reference
     certificate = build().certificate(ExpectedTraining(reference=theirs, **declared))
     compared = {row.subject for row in certificate.rows if row.check == "reference" and row.verdict == "same"}
     assert different(certificate) == []

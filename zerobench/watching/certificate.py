@@ -59,7 +59,7 @@ class Certificate:
 
     def write(self, folder: Path) -> None:
         """Writes the observations and values into a run's folder."""
-        plain = {"strategy": self.job.strategy, "name": self.job.name, "peak_bytes": self.job.peak_bytes}
+        plain = {"strategy": self.job.strategy, "name": self.job.name}
         (folder / OBSERVED).write_text(json.dumps(plain | {"ranks": to_plain(self.job.ranks)}))
         if self.values.values:
             torch.save(vars(self.values), folder / UPDATES)
@@ -77,7 +77,7 @@ class Certificate:
         try:
             plain: dict[str, Any] = json.loads(there[-1].read_text())
             ranks = rebuild(list[RankSeen], plain["ranks"])
-            job = JobSeen(str(plain["strategy"]), ranks, int(plain["peak_bytes"]), str(plain["name"]))
+            job = JobSeen(str(plain["strategy"]), ranks, str(plain["name"]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{there[-1]}: it is no certificate of this version: {error}") from error
         path = there[-1].with_name(UPDATES)

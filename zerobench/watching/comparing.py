@@ -61,7 +61,6 @@ def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[Certifi
 def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
     pairs = [(job.loss(step), reference.loss(step)) for step in range(steps)]
     offs = [relative(own, other) for own, other in pairs]
-    ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
     why = f"relative difference within {bounds.loss:.0e} for {bounds.dtype}"
     bad = next((step for step, off in enumerate(offs) if off > bounds.loss), None)
     if bad == 0:
@@ -72,13 +71,14 @@ def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
     elif bad is not None:
         why += f"; losses agree until update {bad}: check that update"
     shown = ", ".join(f"{own:.6g}" for own, _ in pairs)
-    found = f"{shown}; off by at most {max(offs):.1e}, {max(ulps):,} fp32 ULP"
+    found = f"{shown}; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
     expected = ", ".join(f"{other:.6g}" for _, other in pairs)
     yield CertificateRow("reference", f"losses of {steps} steps", found, expected, why, verdict_of(bad is None))
 
 
 def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
-    pairs = [(job.norm(step), reference.norm(step)) for step in range(steps)]
+    late = job.reduces_late
+    pairs = [(job.norm(step, late), reference.norm(step, late)) for step in range(steps)]
     if not all(own and other for own, other in pairs):
         why = "gradients are not on the parameters of this loop, or of the reference"
         yield CertificateRow("reference", "norms of gradients", "none seen", "", why, UNKNOWN)
@@ -88,13 +88,15 @@ def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iter
     first = next((step for step, off in enumerate(offs) if off > bounds.norm), None)
     if first is not None:
         why += _factor(*pairs[first], len(job.ranks), first)
-    own, other = job.squares(0), reference.squares(0)
+    own, other = job.squares(0, late), reference.squares(0, late)
     named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) / pairs[0][1] for name in own.keys() & other}
     worst = max(named, key=lambda name: named[name], default="")
-    found = f"{', '.join(f'{one:.6g}' for one, _ in pairs)}; off by at most {max(offs):.1e}"
+    found = (
+        f"{', '.join(f'{one:.6g}' for one, _ in pairs)}; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
+    )
     found += f", most in {worst}" * bool(worst and max(offs))
     expected = ", ".join(f"{one:.6g}" for _, one in pairs)
-    subject = "norms of gradients, before clipping"
+    subject = f"norms of gradients, {'at the update' if late else 'before clipping'}"
     yield CertificateRow("reference", subject, found, expected, why, verdict_of(first is None))
 
 
@@ -116,7 +118,12 @@ def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
     initial = {name: one for name, one in job.deviations(0).items() if one.off}
     found = f"{worst_of(initial)}" if initial else "equal to the bit"
     yield CertificateRow(
-        "reference", "initial values", found, "equal to the bit", "the same seed", verdict_of(not initial)
+        "reference",
+        "initial values",
+        found,
+        "equal to the bit",
+        "the same seed; rounded if the model is narrower",
+        verdict_of(not initial),
     )
     left_out = _rounding_alone(reference, bounds)
     for number in range(1, steps + 1):
@@ -172,6 +179,12 @@ def worst_of(deviations: dict[str, Deviation]) -> str:
     return f"off by at most {share(worst):.1e} {of} in {worst}, {ulps}"
 
 
+def ulps_of(pairs: list[tuple[float, float]]) -> int:
+    """Returns the largest difference of pairs in fp32 ULP; -1 if a value is not finite."""
+    ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
+    return -1 if -1 in ulps else max(ulps)
+
+
 def relative(own: float, other: float) -> float:
     """Returns |own − other| over |other|; infinite if only one is finite."""
     if own == other or (math.isnan(own) and math.isnan(other)):
@@ -189,7 +202,7 @@ def effect_of_option(job: JobSeen, other: JobSeen) -> CertificateRow:
         "collectives and their bytes": [one.sent for one in (job, other)],
         "reductions": [one.reductions(one.steps - 1) for one in (job, other)],
         "copies of states": [one.copies for one in (job, other)],
-        "peak bytes": [one.peak_bytes for one in (job, other)],
+        "peak bytes": [max(rank.peak_bytes for rank in one.ranks) for one in (job, other)],
         "losses": [[one.loss(step) for step in range(count)] for one in (job, other)],
     }
     changed = [name for name, (own, theirs) in sides.items() if own != theirs]

@@ -21,6 +21,9 @@ WIDTHS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 PARTITIONED = ("zero_redundancy", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "deepspeed")
 """Strategies that partition optimizer states."""
 
+REPLICATED = ("ddp", "zero_redundancy")
+"""Strategies that keep equal parameters on all ranks; in a plain loop ranks may hold different experts."""
+
 
 @dataclass(frozen=True)
 class ExpectedTraining:

@@ -20,11 +20,10 @@ NARROW = ("float16", "bfloat16", "float32")
 
 @dataclass
 class JobSeen:
-    """All ranks' observations, and facts of the run. `peak_bytes`: of the fullest rank."""
+    """All ranks' observations, and facts of the run."""
 
     strategy: str
     ranks: list[RankSeen]
-    peak_bytes: int = 0
     name: str = ""
     sizes: dict[str, int] = field(init=False)
 
@@ -80,6 +79,18 @@ class JobSeen:
         moments = {name: seen.moment_elements for name, seen in self.parts.items() if name in self.sizes}
         known = {name: numel for name, numel in moments.items() if numel}
         return sum(known.values()) / sum(self.sizes[name] for name in known) if known else None
+
+    @property
+    def replicas(self) -> dict[str, list[float]]:
+        """Parameter -> the square of its norm after the last step, on each rank that holds it whole."""
+        found = {name: [rank.parts[name] for rank in self.ranks if name in rank.parts] for name in self.sizes}
+        whole = {name: [s.square for s in seen if s.elements == self.sizes[name]] for name, seen in found.items()}
+        return {name: squares for name, squares in whole.items() if len(squares) > 1}
+
+    @property
+    def reduces_late(self) -> bool:
+        """Whether the loop reduces gradients by itself after backward, so that norms after backward are of one rank."""
+        return self.strategy == "plain" and len(self.ranks) > 1
 
     def reductions(self, step: int) -> list[float]:
         """Returns how often each gradient is reduced in each micro-batch, then in the rest of the step."""

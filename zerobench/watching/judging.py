@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..records import CertificateRow
+from ..sizes import show_count
 from .certificate import DIFFERENT, SAME, UNKNOWN
-from .expected import PARTITIONED, ExpectedTraining, is_wide
+from .expected import PARTITIONED, REPLICATED, ExpectedTraining, is_wide
 from .job_seen import JobSeen
 from .observed import UPDATES, PartSeen
 
 WIDE = "float32 or wider"
 LOST = "an update smaller than 2^-8 of a bfloat16 weight is lost, and moments decay in steps of 2^-8"
-NOTHING_EXPECTED = "nothing is declared"
+NOTHING_EXPECTED, DECLARED = "nothing is declared", "it is declared"
 REL = 1e-3
 """Relative slack of a clipped norm: torch divides by the norm plus 1e-6, in fp32."""
 
@@ -32,6 +33,7 @@ def judge(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -
         *_updates(job, reference),
         *_accumulation(job, expected),
         *_partition(job, expected),
+        *_replicas(job),
         *_norms(job, expected),
         *_scaling(job),
     ]
@@ -56,22 +58,18 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
         for name, seen in job.parts.items():
             value, by_reference = read(seen), read(theirs[name]) if name in theirs else ""
             if value:
-                source = seen.source if kind == "gradients" else ""
-                found[name] = (value, *_expected_dtype(kind, value, declared, by_reference, seen.is_torchs), source)
+                wanted = _expected_dtype(kind, value, declared, by_reference, seen.is_torchs)
+                found[name] = (value, *wanted, seen.lines.get(kind, ""))
         yield from _grouped("dtypes", kind, found, job)
-    shown = ", ".join(job.computes) or "nothing was seen"
-    if expected.computes:
-        verdict = verdict_of(expected.computes in job.computes) if job.computes else UNKNOWN
-        yield CertificateRow("dtypes", "modules compute", shown, expected.computes, "it is declared", verdict)
-    else:
-        yield CertificateRow("dtypes", "modules compute", shown, "", NOTHING_EXPECTED, UNKNOWN)
+    shown, computes = ", ".join(job.computes) or "nothing was seen", expected.computes if job.computes else ""
+    yield _declared("dtypes", "modules compute", shown, computes, computes in job.computes)
     yield from _collectives(job, expected)
 
 
 def _expected_dtype(kind: str, value: str, declared: str, reference: str, is_torchs: bool) -> tuple[str, str, str]:
     """Returns expectation, reason and verdict."""
     if declared:
-        return declared, "it is declared", verdict_of(value == declared)
+        return declared, DECLARED, verdict_of(value == declared)
     if kind in ("masters", "moments") and reference:
         return reference, "the reference has it", verdict_of(value == reference)
     if kind == "masters" or (kind == "moments" and is_torchs):
@@ -85,17 +83,17 @@ def _collectives(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certifica
         kind, dtype = kind_and_dtype.split(" ", 1)
         seen.setdefault(kind, {})[dtype] = size
     for kind in dict.fromkeys((*seen, *expected.wire)):
-        sizes, declared = seen.get(kind, {}), expected.wire.get(kind, "")
+        sizes, wanted = seen.get(kind, {}), expected.wire.get(kind, "")
         found = ", ".join(f"{size:,} bytes in {dtype}" for dtype, size in sizes.items()) or "none in a step"
-        why = "it is declared" if declared else NOTHING_EXPECTED
-        verdict = verdict_of(set(sizes) == {declared}) if declared else UNKNOWN
-        yield CertificateRow("dtypes", f"{kind} per step and rank", found, declared, why, verdict)
+        row = _declared("dtypes", f"{kind} per step and rank", found, wanted, set(sizes) == {wanted})
+        row.source = next((line for key, line in job.ranks[0].lines.items() if key.startswith(f"{kind} ")), "")
+        yield row
 
 
 def _optimizers(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
     found: dict[str, Finding] = {}
     for name, seen in job.parts.items():
-        declared, why = expected.optimizer_of(name), "it is declared"
+        declared, why = expected.optimizer_of(name), DECLARED
         if not declared and reference is not None and name in reference.parts:
             declared, why = reference.parts[name].optimizer, "the reference has it"
         verdict = verdict_of(seen.optimizer == declared) if declared else UNKNOWN
@@ -116,9 +114,10 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
     wanted, seen = "once per step", job.parts.get(name)
     if seen is None:
         return "in no optimizer", wanted, "it requires a gradient", DIFFERENT, ""
+    line = seen.lines.get("gradients", "")
     if max(seen.updates, default=0) > 1:
         found = f"{max(seen.updates)} times per step"
-        return found, wanted, "a second update in a step uses the same gradient again", DIFFERENT, seen.source
+        return found, wanted, "a second update in a step uses the same gradient again", DIFFERENT, line
     if not seen.gradients:
         if reference is not None and name in reference.parts:
             has = reference.parts[name].gradients > 0
@@ -130,47 +129,58 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         has_none = not any(job.squares(step).get(name) for step in range(job.steps))
         if has_none:
             return "no change", "", "its gradient is 0 in these steps", UNKNOWN, ""
-        return "never changed", wanted, "it has a gradient, and a learning rate that is not 0", DIFFERENT, seen.source
+        return "never changed", wanted, "it has a gradient, and a learning rate that is not 0", DIFFERENT, line
     return "once per step", wanted, "a step is one update", SAME, ""
 
 
+def _replicas(job: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the checks that ranks which hold whole parameters hold equal ones: of those that the strategy keeps equal,
+    and of others, which may be experts of one rank.
+    """
+    whole, own = job.replicas, set(job.ranks[0].own)
+    kept = [name for name in whole if job.strategy in REPLICATED and name not in own]
+    for names, wanted in ((kept, "equal"), ([name for name in whole if name not in kept], "")):
+        off = [name for name in names if max(whole[name]) - min(whole[name]) > REL * max(whole[name])]
+        if names:
+            found = f"they differ in {shown_names(off, len(names))}" if off else "equal"
+            subject = f"values of {shown_names(names, len(job.sizes))} on all ranks"
+            yield _declared("partition", subject, found, wanted, not off, f"{job.strategy} keeps them equal")
+
+
 def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    steps = job.ranks[0].steps
-    backwards = sorted({step.backwards for step in steps})
-    shown, wanted = " or ".join(map(str, backwards)), expected.accumulation
-    verdict = UNKNOWN if wanted is None else verdict_of(backwards == [wanted])
-    why = NOTHING_EXPECTED if wanted is None else "it is declared"
-    shown_wanted = "" if wanted is None else str(wanted)
-    yield CertificateRow("accumulation", "micro-batches per update", shown, shown_wanted, why, verdict)
+    counts = [step.backwards for step in job.ranks[0].steps]
+    shown, wanted = " or ".join(map(str, sorted(set(counts)))), expected.accumulation
+    fewer = sum(count != wanted for count in counts)
+    is_so = max(counts, default=0) == wanted and fewer <= 1  # an epoch may end with fewer
+    yield _declared("accumulation", "micro-batches per update", shown, str(wanted or ""), is_so)
     if len(job.ranks) == 1:
         return
-    parts = job.reductions(job.steps - 1)
-    each = ", ".join(f"{round(one, 2):g}" for one in parts[:-1])
-    found = f"{sum(parts):.3g} times: {each} in its micro-batches, {round(parts[-1], 2):g} after them"
-    if expected.reductions is None:
-        wanted_text, why, verdict = "", NOTHING_EXPECTED, UNKNOWN
-    else:
-        verdict = verdict_of(abs(sum(parts) - expected.reductions) < 0.5)
-        wanted_text, why = f"{expected.reductions} times", "it is declared"
-    yield CertificateRow("accumulation", "each gradient is reduced over the ranks", found, wanted_text, why, verdict)
+    times, number = job.reductions(job.steps - 1), expected.reductions
+    *each, after = (
+        f"{round(one, 2):g} ({show_count(calls, 'collective')}, {size:,} bytes)"
+        for one, (calls, size) in zip(times, job.ranks[0].steps[job.steps - 1].calls, strict=True)
+    )
+    found = f"{sum(times):.3g} times: {', '.join(each)} in its micro-batches, {after} after them"
+    wanted_words = "" if number is None else f"{number} times"
+    is_so = abs(sum(times) - (number or 0)) < 0.5
+    yield _declared("accumulation", "each gradient is reduced over the ranks", found, wanted_words, is_so)
 
 
 def _partition(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    copies, n = job.copies, len(job.ranks)
+    copies, n, subject = job.copies, len(job.ranks), "copies of each optimizer state"
     if n == 1:
         return
     if copies is None:
         why = "the optimizer has no states, or their parameters are unknown"
-        yield CertificateRow("partition", "copies of each optimizer state", "none seen", "", why, UNKNOWN)
+        yield CertificateRow("partition", subject, "none seen", "", why, UNKNOWN)
         return
     if expected.copies is not None:
-        wanted, why, is_so = f"{expected.copies:g}", "it is declared", abs(copies - expected.copies) < 0.1
+        wanted, why, is_so = f"{expected.copies:g}", DECLARED, abs(copies - expected.copies) < 0.1
     elif job.strategy in PARTITIONED:
         wanted, why, is_so = f"fewer than {n}", f"{job.strategy} partitions states over ranks", copies < n - 0.1
     else:
         wanted, why, is_so = str(n), f"{job.strategy} keeps all states on each of {n} ranks", copies > n - 0.1
-    found = f"{copies:.3g} on {n} ranks"
-    yield CertificateRow("partition", "copies of each optimizer state", found, wanted, why, verdict_of(is_so))
+    yield _declared("partition", subject, f"{copies:.3g} on {n} ranks", wanted, is_so, why)
 
 
 def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
@@ -179,16 +189,14 @@ def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]
     if not pairs:
         yield CertificateRow("norm", "gradients", "none seen", "", "they are not on the parameters", UNKNOWN)
         return
-    acted = [after < before * (1 - REL) for before, after in pairs]
+    acted = sum(after < before * (1 - REL) for before, after in pairs)
     shown = ", ".join(f"{before:.4g} → {after:.4g}" for before, after in pairs[:UPDATES])
-    found = f"{shown}: clipping acted in {sum(acted)} of {len(pairs)} steps"
-    subject, limit = "after backward → at the update", expected.clip
-    if limit is None:
-        yield CertificateRow("norm", subject, found, "", NOTHING_EXPECTED, UNKNOWN)
-        return
-    good = all(abs(after - min(before, limit)) <= REL * min(before, limit) for before, after in pairs)
-    wanted, why = f"at most {limit:g}, else unchanged", "it is declared: the norm over all parameters and ranks"
-    yield CertificateRow("norm", subject, found, wanted, why, verdict_of(good))
+    found, limit = f"{shown}: clipping acted in {acted} of {len(pairs)} steps", expected.clip or 0.0
+    wanted = f"at most {limit:g}, else unchanged" if limit else ""
+    goals = [min(after if job.reduces_late else before, limit) for before, after in pairs]
+    is_so = all(abs(after - goal) <= REL * goal for goal, (_, after) in zip(goals, pairs, strict=True))
+    why = f"{DECLARED}: the norm over all parameters and ranks"
+    yield _declared("norm", "after backward → at the update", found, wanted, is_so, why)
 
 
 def _scaling(job: JobSeen) -> Iterator[CertificateRow]:
@@ -201,6 +209,13 @@ def _scaling(job: JobSeen) -> Iterator[CertificateRow]:
         why = "a scaler lowers its factor by skips" if verdict == UNKNOWN else "nothing is trained"
         wanted = "" if verdict == UNKNOWN else "at least one update"
         yield CertificateRow("scaling", "factor of the loss", found, wanted, why, verdict)
+
+
+def _declared(check: str, subject: str, found: str, wanted: str, is_so: bool, why: str = DECLARED) -> CertificateRow:
+    """Returns a check with an expectation, or, if `wanted` is empty, with nothing but its finding."""
+    if not wanted:
+        return CertificateRow(check, subject, found, "", NOTHING_EXPECTED, UNKNOWN)
+    return CertificateRow(check, subject, found, wanted, why, verdict_of(is_so))
 
 
 def _grouped(check: str, subject: str, found: dict[str, Finding], job: JobSeen) -> Iterator[CertificateRow]:

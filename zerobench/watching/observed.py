@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..probes.labeling import parts_of
 from ..probes.ledger import Ledger
-from ..probes.traffic import TrafficMeter, is_of_step
+from ..probes.traffic import Operation, TrafficMeter, is_of_step
 from ..zero.precision import sum_of_powers
 from . import parts
 from .held_tensors import not_of_loop, torch_optimizers
@@ -54,15 +54,18 @@ class PartSeen:
     updates: list[int] = field(default_factory=list)
     gradients: int = 0
     changed: bool = False
+    square: float = 0.0
+    """Sum of the squares of its values after the last step."""
     lr: float = 0.0
-    source: str = ""
-    """The line that made the gradient."""
+    lines: dict[str, str] = field(default_factory=dict)
+    """masters, moments or gradients -> the line that made them."""
 
 
 @dataclass
 class StepSeen:
-    """One step on one rank. `moved`: kind -> elements, per micro-batch, then for the rest of the step; `sent`: kind and
-    dtype -> payload bytes. `before`: gradients after backward; `at_update`: gradients that the optimizer got.
+    """One step on one rank. Per micro-batch, then for the rest of the step: `moved`: kind -> elements, `calls`: number
+    and payload bytes of collectives. `sent`: kind and dtype -> payload bytes. `before`: gradients after backward;
+    `at_update`: gradients that the optimizer got.
     """
 
     loss: float = 0.0
@@ -73,6 +76,7 @@ class StepSeen:
     before: Squares = field(default_factory=dict)
     at_update: Squares = field(default_factory=dict)
     moved: list[dict[str, float]] = field(default_factory=list)
+    calls: list[list[int]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
 
 
@@ -97,6 +101,7 @@ class Deviation:
 class RankSeen:
     """Everything that one rank observed. `deviations`: per update from 0, the initial values: parameter -> deviation.
     `sizes`: elements of the whole trainable parameters. `computes`: dtypes of the outputs of modules with parameters.
+    `own`: parameters that DDP leaves to each rank. `lines`: kind and dtype of a collective -> the line that issued it.
     """
 
     parts: dict[str, PartSeen] = field(default_factory=dict)
@@ -104,6 +109,9 @@ class RankSeen:
     deviations: list[dict[str, Deviation]] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     computes: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)
+    peak_bytes: int = 0
 
 
 @dataclass
@@ -158,6 +166,7 @@ class TrainingObserver:
         self._reference, self._keeps = reference, keeps
         self._known: dict[int, UpdatedPart] = {}
         self._previous: dict[int, torch.Tensor] = {}
+        self._rounded: set[int] = set()  # masters that were made from a model whose values were rounded before
         self._step = StepSeen()
         self._updated: Counter[str] = Counter()
         self._from = 0
@@ -165,6 +174,7 @@ class TrainingObserver:
         self._optimizers: list[optim.Optimizer] = []
         self.values = FirstUpdates()
         self.seen = RankSeen(sizes={name: parts.numel_of(p) for p, name in self._names.items()})
+        self.seen.own = list(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -172,6 +182,8 @@ class TrainingObserver:
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
             stack.callback(replaced(torch.amp.GradScaler, "step", self.scaling))
+            stack.callback(setattr, self._meter, "tell", self._meter.tell)
+            self._meter.tell = self._issued
             yield
 
     def _after_module(self, module: nn.Module, _inputs: object, output: object) -> None:
@@ -180,6 +192,11 @@ class TrainingObserver:
         shown = shown_dtype(output.dtype)
         if next(module.parameters(recurse=False), None) is not None and shown not in self.seen.computes:
             self.seen.computes.append(shown)
+
+    def _issued(self, operation: Operation, _times: int) -> None:
+        kind = f"{operation.kind} {operation.dtype}"
+        if operation.group_size > 1 and not operation.control and kind not in self.seen.lines:
+            self.seen.lines[kind] = self._ledger.lines.here()
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -227,11 +244,10 @@ class TrainingObserver:
             self._step.at_update |= got if scale is None else scaled(got, 1 / float(scale))
             for part in found:
                 gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
-                record = None if gradient is None else self._ledger.record_of(gradient)
-                source = "" if record is None else record.source
                 if self._keeps and gradient is not None and len(self.seen.steps) < UPDATES:
                     self.values.keep_noise(part.name, gradient)
-                self._see(part, optimizer, None if gradient is None else gradient.dtype, source)
+                line = "" if gradient is None else self._line_of(gradient)
+                self._see(part, optimizer, None if gradient is None else gradient.dtype, line)
 
     @contextmanager
     def scaling(self, scaler: torch.amp.GradScaler, *_args: Any, **_named: Any) -> Iterator[None]:
@@ -263,13 +279,15 @@ class TrainingObserver:
         self._updated.clear()
 
     def _end_section(self) -> None:
-        operations, moved = self._meter.operations[self._from :], defaultdict[str, float](float)
+        operations, moved, calls = self._meter.operations[self._from :], defaultdict[str, float](float), [0, 0]
         self._from = len(self._meter.operations)
         for operation, times in operations:
             if operation.group_size > 1 and not operation.control:
                 counted = 2 if operation.kind == "all_reduce" else 1  # in the volume
                 moved[operation.kind] += times * operation.volume_elements / counted
+                calls = [calls[0] + times, calls[1] + times * operation.payload_bytes]
         self._step.moved.append(dict(moved))
+        self._step.calls.append(calls)
 
     def _see(self, part: UpdatedPart, optimizer: optim.Optimizer, gradient: torch.dtype | None, source: str) -> None:
         seen = self.seen.parts.setdefault(part.name, PartSeen())
@@ -279,11 +297,13 @@ class TrainingObserver:
             self._previous[id(part.key)] = _copied(part.tensor)
             self._compare(part, 0)
         seen.in_model, seen.master = shown_dtype(part.in_model), shown_dtype(part.tensor.dtype)
+        seen.lines.setdefault("masters", self._line_of(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
         groups = (g for g in optimizer.param_groups if any(p is part.key for p in g["params"]))
         seen.lr = max([seen.lr, *(abs(float(g.get("lr") or 0)) for g in groups)])
         if gradient is not None:
-            seen.gradient, seen.source = shown_dtype(gradient), source or seen.source
+            seen.gradient = shown_dtype(gradient)
+            seen.lines |= {"gradients": source} if source else {}
             seen.gradients += self._updated[part.name] == 0
             if self._engine is None or not self._updated[part.name]:  # else another segment: one update in parts
                 self._updated[part.name] += 1
@@ -291,14 +311,17 @@ class TrainingObserver:
     def _end_updates(self) -> None:
         number = 1 + len(self.seen.steps)
         with _unseen():
+            squares: Counter[str] = Counter()
             for key, part in self._known.items():
-                seen = self.seen.parts[part.name]
+                seen, value = self.seen.parts[part.name], part.tensor.detach().reshape(-1)
+                squares[part.name] += sum_of_powers([value], 2.0, value.device).item()  # type: ignore[assignment]
                 if not seen.changed and not torch.equal(self._previous[key], part.tensor.detach().cpu()):
                     seen.changed = True
                 if number <= UPDATES:
                     self._compare(part, number)
             for name, seen in self.seen.parts.items():
                 seen.updates.append(self._updated[name])
+                seen.square = squares[name]
             self._see_states()
 
     def _see_states(self) -> None:
@@ -310,11 +333,17 @@ class TrainingObserver:
                 if part is None or not isinstance(state, dict):
                     continue
                 moments = {n: v for n, v in state.items() if isinstance(v, torch.Tensor) and v.dim() and n != "step"}
-                self.seen.parts[part.name].moments |= {n: shown_dtype(v.dtype) for n, v in moments.items()}
-                local = [next(parts_of(value)).numel() for value in moments.values()]
-                sizes[part.name] += max(local, default=0)
+                seen, local = self.seen.parts[part.name], [next(parts_of(value)) for value in moments.values()]
+                seen.moments |= {n: shown_dtype(v.dtype) for n, v in moments.items()}
+                if local:
+                    seen.lines["moments"] = self._line_of(local[0])
+                sizes[part.name] += max((one.numel() for one in local), default=0)
         for name, size in sizes.items():
             self.seen.parts[name].moment_elements = size
+
+    def _line_of(self, tensor: torch.Tensor) -> str:
+        record = self._ledger.record_of(tensor)
+        return "" if record is None else record.source
 
     def _squares(self, gradients: Iterable[tuple[str, torch.Tensor | None]]) -> Squares:
         found: Squares = {}
@@ -338,9 +367,17 @@ class TrainingObserver:
             self.seen.deviations.append({})
         first, now, noise = there
         heard = ~noise if number else torch.ones_like(noise)
-        own, now, first = part.tensor.detach().cpu().reshape(-1)[heard], now[heard].double(), first[heard].double()
+        own, rounded = part.tensor.detach().cpu().reshape(-1), first.to(part.in_model)
+        if (
+            number == 0
+            and not torch.equal(own.double(), first.double())
+            and torch.equal(own.double(), rounded.double())
+        ):
+            self._rounded.add(id(part.key))
+        own, now, rounded, first = own[heard], *(one[heard].double() for one in (now, rounded, first))
+        moved, now = now - first, now + (rounded - first if id(part.key) in self._rounded else 0)
         off = Deviation(
-            (own.double() - now).square().sum().item(), (now - first).square().sum().item(),
+            (own.double() - now).square().sum().item(), moved.square().sum().item(),
             now.square().sum().item(), ulps_between(own, now),
         )  # fmt: skip
         known = self.seen.deviations[number].get(part.name)

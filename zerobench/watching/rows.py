@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,9 +33,6 @@ from ..sweep.aggregate import blank_row, join
 from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
 from .certificate import Certificate
-
-Certify = Callable[[str, str, int], Certificate]
-"""Strategy, name and peak bytes of a run -> its certificate."""
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
@@ -128,10 +125,10 @@ class About:
 
 def write(
     about: About, world: WatchedWorld, measured: int, plain: list[dict[str, Any]], error: BaseException | None,
-    to: str | Path | None, certify: Certify | None = None,
+    to: str | Path | None, certificate: Certificate | None = None,
 ) -> tuple[Results, Path | None]:  # fmt: skip
     """Makes the run of a watch from its ranks' records, and writes it below `to`. Returns its tables and its folder.
-    `certify`: makes the certificate, which is kept with them.
+    `certificate`: is kept with them, if there is one.
     """
     config = about.config(world, measured)
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
@@ -141,7 +138,6 @@ def write(
     first = 0 if error is None else world.rank
     records = [_record(about, rank, one, measured) for rank, one in enumerate(plain, first) if one]
     tables = join(row, config, records, theory=False) if records else {}
-    certificate = None if certify is None else certify(about.strategy, about.name, row.peak_bytes or 0)
     if certificate is not None:
         tables["certificate"] = certificate.rows
     with nullcontext(Path(to)) if to is not None else temporary_folder() as folder:

@@ -51,6 +51,8 @@ class Verifying:
         self.observer = TrainingObserver(model, engines, accounted.ledger, accounted.meter, values, keeps)
         with self.observer.observing():
             yield
+        if (step := accounted.ledger.sums.extremes.get("step")) is not None:
+            self.observer.seen.peak_bytes = step.peak
         self.seen, self.values = self.observer.seen, self.observer.values
         self.observer = None  # a certificate keeps no model alive
 
@@ -60,9 +62,9 @@ class Verifying:
         plain: dict[str, Any] = to_plain(self.seen)
         return plain
 
-    def certify(self, records: list[dict[str, Any]], strategy: str, name: str, peak_bytes: int) -> Certificate:
+    def certify(self, records: list[dict[str, Any]], strategy: str, name: str) -> Certificate:
         """Returns the certificate of the job from the observations of all ranks."""
-        job = JobSeen(strategy, [rebuild(RankSeen, one) for one in records], peak_bytes, name)
+        job = JobSeen(strategy, [rebuild(RankSeen, one) for one in records], name)
         reference = self._reference.job if self._reference is not None else None
         rows = judge(job, self.expected, reference)
         if reference is not None:

@@ -202,25 +202,15 @@ class Watch:
         else:  # other ranks may wait for this one in a collective; there is nothing to wait for here
             records = [plain]
         if world.rank == 0 or error is not None:
-            made = rows.write(self._about, world, measured, records, error, self._to, self._certify(observed))
+            if self._verifying is not None and observed:
+                self.certificate = self._verifying.certify(observed, self._about.strategy, self._about.name)
+            made = rows.write(self._about, world, measured, records, error, self._to, self.certificate)
             self.results, self.folder = made
         if self._snapshot is not None:
             folder = self.folder
             if error is None:
                 folder = share_folder(self._place, folder, world.rank, world.world_size, self._timeout_s)
             write_snapshot(folder, world.rank, self._snapshot)
-
-    def _certify(self, observed: list[dict[str, Any]]) -> rows.Certify | None:
-        """Returns the function that makes the certificate, given the row of the run; None without one."""
-        if self._verifying is None or not observed:
-            return None
-        verifying = self._verifying
-
-        def certify(strategy: str, name: str, peak_bytes: int) -> Certificate:
-            self.certificate = verifying.certify(observed, strategy, name, peak_bytes)
-            return self.certificate
-
-        return certify
 
     def _why_nothing(self) -> str:
         steps = {0: "without a step", 1: "after 1 step"}.get(self.done, f"after {self.done} steps")
