@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .certificate import Certificate
 
-WIDTHS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
-"""dtype -> bits of an element; others have 8 or less."""
-
 PARTITIONED = ("zero_redundancy", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "deepspeed")
 """Strategies that partition optimizer states."""
 
@@ -61,8 +58,3 @@ class ExpectedTraining:
         """Returns the expected class of the optimizer of a parameter; empty if none is declared."""
         patterns = {"*": self.optimizer} if isinstance(self.optimizer, str) else self.optimizer
         return next((kind for pattern, kind in patterns.items() if fnmatch(name, pattern)), "")
-
-
-def is_wide(dtype: str) -> bool:
-    """Returns True for float32 or wider."""
-    return WIDTHS.get(dtype, 8) >= 32

@@ -98,7 +98,7 @@ class JobSeen:
         return [max(section.get(kind, 0) for kind in REDUCTIONS) / psi for section in moved]
 
     @property
-    def sent(self) -> dict[str, int]:
+    def sent(self) -> dict[str, dict[str, int]]:
         """Kind and dtype of each collective of the last step -> payload bytes of the first rank."""
         return self.ranks[0].steps[self.steps - 1].sent
 

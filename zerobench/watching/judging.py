@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
+
 from ..records import CertificateRow
 from ..sizes import show_count
 from .certificate import DIFFERENT, SAME, UNKNOWN
-from .expected import PARTITIONED, REPLICATED, ExpectedTraining, is_wide
+from .expected import PARTITIONED, REPLICATED, ExpectedTraining
 from .job_seen import JobSeen
 from .observed import UPDATES, PartSeen
 
@@ -73,20 +75,16 @@ def _expected_dtype(kind: str, value: str, declared: str, reference: str, is_tor
     if kind in ("masters", "moments") and reference:
         return reference, "the reference has it", verdict_of(value == reference)
     if kind == "masters" or (kind == "moments" and is_torchs):
-        return WIDE, LOST, verdict_of(all(map(is_wide, value.split(", "))))
+        return WIDE, LOST, verdict_of(all(getattr(torch, one).itemsize >= 4 for one in value.split(", ")))
     return "", NOTHING_EXPECTED, UNKNOWN
 
 
 def _collectives(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    seen: dict[str, dict[str, int]] = {}
-    for kind_and_dtype, size in job.sent.items():
-        kind, dtype = kind_and_dtype.split(" ", 1)
-        seen.setdefault(kind, {})[dtype] = size
-    for kind in dict.fromkeys((*seen, *expected.wire)):
-        sizes, wanted = seen.get(kind, {}), expected.wire.get(kind, "")
+    for kind in dict.fromkeys((*job.sent, *expected.wire)):
+        sizes, wanted = job.sent.get(kind, {}), expected.wire.get(kind, "")
         found = ", ".join(f"{size:,} bytes in {dtype}" for dtype, size in sizes.items()) or "none in a step"
         row = _declared("dtypes", f"{kind} per step and rank", found, wanted, set(sizes) == {wanted})
-        row.source = next((line for key, line in job.ranks[0].lines.items() if key.startswith(f"{kind} ")), "")
+        row.source = job.ranks[0].lines.get(kind, "")
         yield row
 
 

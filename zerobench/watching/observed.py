@@ -64,7 +64,7 @@ class PartSeen:
 @dataclass
 class StepSeen:
     """One step on one rank. Per micro-batch, then for the rest of the step: `moved`: kind -> elements, `calls`: number
-    and payload bytes of collectives. `sent`: kind and dtype -> payload bytes. `before`: gradients after backward;
+    and payload bytes of collectives. `sent`: kind -> dtype -> payload bytes. `before`: gradients after backward;
     `at_update`: gradients that the optimizer got.
     """
 
@@ -77,7 +77,7 @@ class StepSeen:
     at_update: Squares = field(default_factory=dict)
     moved: list[dict[str, float]] = field(default_factory=list)
     calls: list[list[int]] = field(default_factory=list)
-    sent: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Deviation:
 class RankSeen:
     """Everything that one rank observed. `deviations`: per update from 0, the initial values: parameter -> deviation.
     `sizes`: elements of the whole trainable parameters. `computes`: dtypes of the outputs of modules with parameters.
-    `own`: parameters that DDP leaves to each rank. `lines`: kind and dtype of a collective -> the line that issued it.
+    `own`: parameters that DDP leaves to each rank. `lines`: kind of a collective -> the first line that issued it.
     """
 
     parts: dict[str, PartSeen] = field(default_factory=dict)
@@ -185,6 +185,7 @@ class TrainingObserver:
             stack.callback(setattr, self._meter, "tell", self._meter.tell)
             self._meter.tell = self._issued
             yield
+            self.seen.peak_bytes = max((one.peak for one in self._ledger.sums.extremes.values()), default=0)
 
     def _after_module(self, module: nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or not isinstance(output, torch.Tensor) or not output.is_floating_point():
@@ -194,15 +195,10 @@ class TrainingObserver:
             self.seen.computes.append(shown)
 
     def _issued(self, operation: Operation, _times: int) -> None:
-        kind = f"{operation.kind} {operation.dtype}"
-        if operation.group_size > 1 and not operation.control and kind not in self.seen.lines:
-            self.seen.lines[kind] = self._ledger.lines.here()
+        if operation.group_size > 1 and not operation.control and operation.kind not in self.seen.lines:
+            self.seen.lines[operation.kind] = self._ledger.lines.here()
 
     # -- a step ---------------------------------------------------------------------------------------
-
-    def on_backward(self) -> None:
-        """Called when backward is called."""
-        self._step.backwards += 1
 
     def after_backward(self) -> None:
         """Called when a micro-batch's gradients exist."""
@@ -255,9 +251,10 @@ class TrainingObserver:
         self._step.scale = scaler.get_scale()
         yield
 
-    def end_step(self, loss: float) -> None:
+    def end_step(self, loss: float, backwards: int) -> None:
         """Called when a step is over, before its operations are forgotten."""
         step = self._step
+        step.backwards = backwards
         self._end_section()
         if self._engine is not None:
             step.skipped = bool(self._engine.skipped)
@@ -268,11 +265,11 @@ class TrainingObserver:
         if step.skipped:
             self._updated.clear()
         step.loss = loss / step.scale
-        sent: Counter[str] = Counter()
+        sent = step.sent
         for operation, times in self._meter.operations:
             if operation.group_size > 1 and not operation.control and is_of_step(operation):
-                sent[f"{operation.kind} {operation.dtype}"] += times * operation.payload_bytes
-        step.sent = dict(sent)
+                sizes = sent.setdefault(operation.kind, {})
+                sizes[operation.dtype] = sizes.get(operation.dtype, 0) + times * operation.payload_bytes
         self._end_updates()
         self.seen.steps.append(step)
         self._step, self._from, self._engine_seen = StepSeen(), 0, False

@@ -41,7 +41,7 @@ from .verifying import Verifying
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
-OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_known", "_holdings", "_phases")
+OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_known", "_holdings", "_phases", "_observer")
 """Attributes that refer to objects of the loop; a stopped watch no longer has them."""
 
 _watching: list[Watch] = []
@@ -105,6 +105,7 @@ class Watch:
         self.folder: Path | None = None
         """The run's folder, where `to` is given."""
         self._verifying = Verifying.of(verify)
+        self._observer: TrainingObserver | None = None
         self.certificate: Certificate | None = None
         """The certificate, on rank 0 once the watch has stopped, if `verify` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
@@ -146,7 +147,8 @@ class Watch:
             self._phases = self._observing.enter_context(Phases(self._called, engines, self))
             if self._verifying is not None:
                 ranks = self._world.world_size
-                self._observing.enter_context(self._verifying.observing(self.model, engines, accounted, ranks))
+                self._observer = self._verifying.observer(self.model, engines, accounted, ranks)
+                self._observing.enter_context(self._observer.observing())
             if self._ends == "optimizer":
                 self._observing.callback(on_step(self._optimizers[-1], self._end_step))
         except BaseException:
@@ -196,14 +198,15 @@ class Watch:
         plain, observed = to_plain(self.probe.found(world.rank, Path())) if measured else {}, []
         if error is None:
             records = gather(self._place, plain, world.rank, world.world_size, self._timeout_s)
-            if self._verifying is not None:
-                seen = self._verifying.record
+            if self._observer is not None:
+                seen = to_plain(self._observer.seen)
                 observed = gather(f"{self._place}/seen", seen, world.rank, world.world_size, self._timeout_s)
         else:  # other ranks may wait for this one in a collective; there is nothing to wait for here
             records = [plain]
         if world.rank == 0 or error is not None:
-            if self._verifying is not None and observed:
-                self.certificate = self._verifying.certify(observed, self._about.strategy, self._about.name)
+            if self._verifying is not None and self._observer is not None and observed:
+                about, values = self._about, self._observer.values
+                self.certificate = self._verifying.certify(observed, values, about.strategy, about.name)
             made = rows.write(self._about, world, measured, records, error, self._to, self.certificate)
             self.results, self.folder = made
         if self._snapshot is not None:
@@ -235,7 +238,7 @@ class Watch:
             return
         self._holdings.label_updated()
         if self._observer is not None:
-            self._observer.end_step(self._loss)
+            self._observer.end_step(self._loss, self._backwards)
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
@@ -262,10 +265,6 @@ class Watch:
         self._snapshot = take(device, self._history) if self._history is not None else None
         self._history = None
 
-    @property
-    def _observer(self) -> TrainingObserver | None:
-        return self._verifying.observer if self._verifying is not None else None
-
     # -- what the phases tell -------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
@@ -291,8 +290,6 @@ class Watch:
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""
         self._backwards += 1
-        if self._observer is not None:
-            self._observer.on_backward()
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
             if type(tensors) is torch.Tensor and tensors.numel() == 1:
