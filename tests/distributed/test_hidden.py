@@ -1,11 +1,14 @@
 """Parameters whose values are away are brought when somebody reads them, or say so; nothing else is changed by it."""
 
 import copy
+import gc
 import pickle
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
@@ -257,3 +260,24 @@ class Owner:
     def show(self, parameter: nn.Parameter) -> None:
         self.asked += 1
         self.hiding.show(parameter, self.values)
+
+
+def one_after_the_other(rank: int, n: int) -> list[float]:
+    """Rank 0 launches the last gather of each engine when rank 1 has already dropped its own."""
+    losses = []
+    for _ in range(3):
+        engine = engine_of("zero1", overlap_gather=True)
+        loss = engine(batch(0, 0)).square().mean()
+        engine.backward(loss)
+        engine.optimizer.register_step_pre_hook(lambda *_: time.sleep(0.3 * (rank == 0)))
+        engine.step()
+        losses.append(loss.item())
+        del engine, loss
+        gc.collect()
+    dist.barrier()  # a process that ends cuts its connections
+    return losses
+
+
+def test_an_engine_that_is_dropped_leaves_no_message_to_the_next() -> None:
+    (first, *others), other_rank = run_ranks(2, one_after_the_other)
+    assert [first, *others] == [first] * 3 == other_rank

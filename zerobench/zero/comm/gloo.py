@@ -24,6 +24,7 @@ import threading
 import weakref
 import zlib
 from collections import deque
+from contextlib import suppress
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class GlooComm(GroupComm):
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
             works = gather_slices(full, self.rank, self.size, self.group, unit, sizes)
-        return Handle(works, operation=operation)
+        return Handle([PairwiseWorks(works)], operation=operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
         """Runs gloo's all-reduce after a barrier that makes all ranks match: gloo pairs all-reduces by launch order."""
@@ -126,7 +127,7 @@ class GlooComm(GroupComm):
                 work.wait()
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        return exchange_slices(to, here, self.rank, self.size, self.group, unit)
+        return [PairwiseWorks(exchange_slices(to, here, self.rank, self.size, self.group, unit))]
 
     def _reduce(self, full: torch.Tensor, unit: str, into: torch.Tensor | None, sizes: Sizes) -> PairwiseReduction:
         """Queues the sends of the other slices of `full`, (N · shard_numel,), and the sum of this rank's slice.
@@ -151,6 +152,32 @@ class GlooComm(GroupComm):
         if labels.observed():
             reduction.wait_until(reduction.is_sent)
         return reduction
+
+
+class PairwiseWorks:
+    """Sends and receives in flight. gloo cancels a receive that is dropped, and then reads nothing more from its peer.
+    So a thread waits for what an engine leaves in flight when it is dropped, such as its last gather.
+    """
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Blocks until all are done."""
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+    def __del__(self) -> None:
+        if self._works:
+            with suppress(RuntimeError):  # at the interpreter's end there are no new threads
+                threading.Thread(target=_wait_for, args=(self._works,), daemon=True).start()
+
+
+def _wait_for(works: list[Any]) -> None:
+    with suppress(RuntimeError):  # a peer has ended
+        for work in works:
+            work.wait()
 
 
 class _Arrival(NamedTuple):
