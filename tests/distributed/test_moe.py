@@ -41,7 +41,7 @@ def moe(**more: object) -> GptMoe:
 MODELS["together"], MODELS["separate"] = moe(), moe(separate_experts=True)
 MODELS["even"] = moe(separate_experts=True, expert_hidden=512, routing="balanced")
 MODELS["skewed"] = moe(separate_experts=True, expert_hidden=512, routing="skewed")
-MODELS["wide"] = moe(expert_hidden=512)
+MODELS["wide_experts"] = moe(expert_hidden=512)
 MODELS["alone"] = moe(experts=1, top_k=1, expert_hidden=512)
 MODELS |= dict.fromkeys(OPTIONS, HuggingfaceModel())
 
@@ -77,7 +77,7 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path) -> None:
 
 def test_a_simulation_is_exact_to_the_byte(tmp_path: Path) -> None:
     """Separate experts if the routing is fixed; together they have the same bytes for every routing."""
-    keys = [("ddp", "even"), ("fsdp2", "even"), ("zero3", "even"), ("zero3", "skewed"), ("zero3", "wide")]
+    keys = [("ddp", "even"), ("fsdp2", "even"), ("zero3", "even"), ("zero3", "skewed"), ("zero3", "wide_experts")]
     keys += [("fsdp2", "alone"), ("zero3", "alone")]
     chosen = {f"{strategy}, {model}": config(strategy, 2, model, sequence=64) for strategy, model in keys}
     chosen["zero3, again"] = config("zero3", 2, "skewed", activation=CheckpointActivations())
@@ -88,4 +88,4 @@ def test_a_simulation_is_exact_to_the_byte(tmp_path: Path) -> None:
     sent = {row.cell: row.fake_wire_bytes for row in rows}
     assert sent["fsdp2, alone"] > 1.5 * sent["zero3, alone"], "FSDP2 cuts along the experts, which it pads to N"
     expert_bytes = 2 * 32 * 512 * 4
-    assert peaks["zero3, even"] < peaks["zero3, skewed"] < peaks["zero3, wide"] - 16 * expert_bytes
+    assert peaks["zero3, even"] < peaks["zero3, skewed"] < peaks["zero3, wide_experts"] - 16 * expert_bytes

@@ -300,7 +300,7 @@ def gpu_rates() -> str:
         f" for an operator, {rates['order_us']:.0f} µs for an event or a wait between streams, and"
         f" {rates['loop_us'] / 1000:.1f} ms for the rest of a step. With them {inside} of {len(same)} steps are inside"
         f" their intervals; the median error is {errors[0]:.1%}. Fitted without the cell itself it is {errors[1]:.1%},"
-        f" without all of ours {errors[2]:.1%}, without the model {errors[3]:.0%}."
+        f" without all zero stages {errors[2]:.1%}, without the model {errors[3]:.0%}."
     )
     return textwrap.fill(words, 130)
 

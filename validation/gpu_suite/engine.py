@@ -30,7 +30,7 @@ from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
 ROOT = Path(__file__).parents[2]
 
 FILES, SMALL_FILES = ("engine", "tiers", "runs", "files"), ("files",)
-"""Of tests/gpu: most wanted first."""
+"""Names in tests/gpu, the most wanted first; on a CPU only the second."""
 
 LIMIT_S = 90.0
 
@@ -83,7 +83,7 @@ def check_equal(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 FIELDS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,temperature.gpu"
-"""Of nvidia-smi."""
+"""Fields that nvidia-smi is asked for."""
 
 
 def run_tests(name: str, tell: Callable[[Any], None]) -> dict[str, Any]:
