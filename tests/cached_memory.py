@@ -4,8 +4,6 @@ The cache has whole lines, and forgets the line that was used least recently. A 
 a line that a kernel changes in it is written to memory once, unless it was to be written already.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The ranks' part of the checkpoint tests."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cells whose states leave the device; and updates that are late, beside a loop by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints on real ranks: resharded, asynchronous, agreed upon."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """DDP with fp32 masters: equal to a loop by hand, clipped as the whole model, a step skipped by all ranks or none."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any

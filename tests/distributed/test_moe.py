@@ -3,8 +3,6 @@
 A rank has 4 tokens and 2 experts for each: of 16 experts at least 8 get no token, others on each rank.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 

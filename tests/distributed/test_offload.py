@@ -3,8 +3,6 @@
 What links carry: test_links.py.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 from functools import partial

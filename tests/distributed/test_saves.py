@@ -1,7 +1,5 @@
 """Saves of a checkpoint in the measured steps: their times, their memory, and that they change no loss."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Checkpoints know nothing of tiers: what one wrote any other loads, to the bit, and training goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One step of an optimizer is one step: its counts and hooks know nothing of tiles, tiers and delays."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of two ranks: honest loops equal one process of plain torch, and failures between ranks are named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import nullcontext

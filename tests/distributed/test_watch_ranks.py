@@ -1,7 +1,5 @@
 """Watching loops of two ranks: what is written by hand has the figures that the harness has for its own strategies."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from contextlib import nullcontext

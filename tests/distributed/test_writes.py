@@ -1,7 +1,5 @@
 """Writes to parameters beside the optimizer, on real ranks: they count, or are refused in a sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

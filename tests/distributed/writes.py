@@ -4,8 +4,6 @@ The oracle: an engine of the same kind over a model that had the values before `
 must train alike, to the bit.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

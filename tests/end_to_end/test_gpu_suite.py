@@ -1,7 +1,5 @@
 """The GPU suite end to end on a CPU: every section, and what a plain checkout needs."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

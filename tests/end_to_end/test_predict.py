@@ -1,7 +1,5 @@
 """`zerobench predict` and `plan --goal fastest`, as a user types them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints that were damaged, interrupted or made to harm: refused in a sentence, and the last good one stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -6,8 +6,6 @@ wrong with the training itself (a rank's gradients lost, gradients doubled) is n
 simulated rank is a process: many runs, one after the other, share one.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -18,8 +18,6 @@ corrections, rate and quotient add 7. With Σ|update| = |p_T - p_0|
 which is one rounding of each update, and the update's own. Two implementations differ by no more than twice that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 One process is rank 1 of a simulated world (real streams and tensors), so that one GPU is enough.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

@@ -1,7 +1,5 @@
 """The file tier's memory on a GPU: pinned, aligned, copied to and from without waiting, read and written directly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole runs on a GPU: every strategy trains as DDP does, alone over NCCL and with two ranks that share the GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

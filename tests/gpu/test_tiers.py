@@ -3,8 +3,6 @@
 On a CPU equal means equal to the bit. Pinned memory, streams, and mistakes that they must show, are a GPU's alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A checkpoint's folder: what is refused, what a kill leaves, what is never unpickled. In a world of one."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

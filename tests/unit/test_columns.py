@@ -1,7 +1,5 @@
 """Every column has a unit and a meaning, and `zerobench columns` prints them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Batches depend on seed and step alone; models have the sizes that their names say."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

@@ -1,7 +1,5 @@
 """Energy counters, from a folder and a library that play RAPL and NVML; and the price of a million tokens."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

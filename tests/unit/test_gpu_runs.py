@@ -1,7 +1,5 @@
 """A GPU suite's runs beside estimates: which runs count, and what is written."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

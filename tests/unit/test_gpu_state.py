@@ -1,7 +1,5 @@
 """nvidia-smi's words about a GPU, from a script that plays it; and which GPU it is asked about."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The parts of the GPU suite that no GPU is needed for: comparisons, causes of reserved memory, the clock."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The mixture of experts of our GPT: one sum in every layout, and the work of the active experts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Data of a user's: what is registered, what a rank gets of it, and what a model is told that cannot take it."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ZeRO-3's peak on a GPU, as estimated, is at or under FSDP2's, and every tensor above FSDP2's has a reason."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

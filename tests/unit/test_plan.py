@@ -1,7 +1,5 @@
 """`zerobench plan`: the search along an axis, what is recommended and why, bad input, settings for other systems."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Settings of a chosen cell for FSDP2, DeepSpeed and accelerate: valid, with documented names alone."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Activations on their way to the host and back, in one process: bytes by tier, races on a modeled GPU, mistakes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable

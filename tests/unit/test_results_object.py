@@ -1,7 +1,5 @@
 """Results as Python sees them: `zerobench.run`, typed frames, the long form, what they show; which runs are taken."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

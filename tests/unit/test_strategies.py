@@ -1,7 +1,5 @@
 """The table of strategies: one row says all, a user's row comes by the same call, a peer's null becomes a value."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace

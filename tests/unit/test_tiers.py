@@ -1,7 +1,5 @@
 """Tiers in the probes: bytes of each apart, copies between them, files; and that who is not asked changes nothing."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.cells import cell

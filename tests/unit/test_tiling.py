@@ -1,7 +1,5 @@
 """Linears in tiles: the same function, the same values, the same units whoever asks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

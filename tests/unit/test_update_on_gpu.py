@@ -1,7 +1,5 @@
 """An update on a GPU: its memory traffic, counted; writes that it finds; hooks that write to masters around it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Certificates of loops in one process: honest loops get no accusation, and each planted failure is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

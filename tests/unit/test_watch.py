@@ -1,7 +1,5 @@
 """Watching a loop in one process: figures of an instrument that was there from the start, and nothing left behind."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import weakref

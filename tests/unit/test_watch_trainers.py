@@ -1,7 +1,5 @@
 """Watching where a trainer has the loop: transformers' Trainer and Lightning's, where they are installed."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

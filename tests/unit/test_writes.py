@@ -1,7 +1,5 @@
 """Changes of parameters and gradients behind the engine's back: it counts, or one sentence says what would."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
