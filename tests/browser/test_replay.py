@@ -156,10 +156,8 @@ def test_every_number_wherever_the_cursor_stands_is_that_of_the_tables(
                 of_blocks = [sum(size for category, size in blocks if category == c) for c in range(len(CATEGORIES))]
                 assert of_blocks == parts, "the blocks of the map are all that lives, by category"
             first = streams[mine[0]].iloc[: int(np.searchsorted(clocks[mine[0]], place, side="right"))]
-            assert (one["bytes"], one["now"]) == (
-                int(one["ranks"][0]["bytes"]),
-                show_bytes(int(one["ranks"][0]["bytes"])),
-            )
+            lives = int(one["ranks"][0]["bytes"])
+            assert (one["bytes"], one["now"]) == (lives, show_bytes(lives))
             launches = first[(first["kind"] == "launch") & ~first["control"]]
             assert one["sent"] == launches["wire_bytes"].sum()
             assert one["sent_words"].startswith(f"sent {show_bytes(one['sent'])} of")

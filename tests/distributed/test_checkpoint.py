@@ -1,22 +1,253 @@
-"""Checkpoints on real ranks: resharded, asynchronous, agreed upon."""
+"""Checkpoints on real ranks: resharded, asynchronous, agreed upon; saves in measured steps, which change no loss."""
 
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests import zoo
-from tests.distributed import checkpoints
+from tests.cells import cell
+from tests.distributed.training import loss_of
 from tests.ranks import run_ranks
-from zerobench.zero import STAGES
+from zerobench.config.schema import Measure
+from zerobench.results.tables import Results, load
+from zerobench.sweep.cell import run_cell
+from zerobench.zero import STAGES, LossScaling, initialize
+from zerobench.zero.checkpoint import storage
+from zerobench.zero.checkpoint.consensus import ranks_of
+from zerobench.zero.checkpoint.contents import tensors_of
+from zerobench.zero.checkpoint.facts import facts_of, merge
+
+BATCH = 6
+BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
-@pytest.mark.parametrize(
-    ("kinds", "least"), [(checkpoints.SOME, 12), pytest.param(checkpoints.ALL, 40, marks=pytest.mark.thorough)]
-)
+def fresh(
+    model_name: str, optimizer_name: str, stage: str, group: Any = None, shift: float = 0.0, dtype: Any = torch.float32
+):
+    """An engine; with `shift` its weights are others than every engine's in these tests."""
+    model = zoo.build(model_name)
+    if dtype != torch.float32:
+        model.to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(shift)
+    optimizer = zoo.OPTIMIZERS[optimizer_name](model.parameters())
+    return initialize(model, optimizer, stage, group=group, bucket_bytes=BUCKETS[stage])
+
+
+def steps(engine: Any, numbers: range) -> list[float]:
+    """Losses of the whole batch, which is the same at every N; the mean over this engine's ranks."""
+    n, losses = engine.comm.size, []
+    for number in numbers:
+        loss = loss_of(engine(*zoo.tokens(engine.comm.rank, n, number, rows=BATCH // n)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(sum(gathered(engine, loss.item())) / n)
+    return losses
+
+
+def gathered(engine: Any, value: Any) -> list[Any]:
+    if engine.comm.ranks == 1:
+        return [value]
+    values = [None] * engine.comm.ranks
+    dist.all_gather_object(values, value, group=engine.comm.group)
+    return values
+
+
+def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Everything that training goes on from, put together from all ranks of the engine."""
+    chunks: dict[str, dict[int, torch.Tensor]] = {}
+    with engine.placement.in_memory(write_back=False):
+        parts = gathered(engine, (tensors_of(engine, copy=True), facts_of(engine, {})))
+    for flats, _ in deepcopy(parts):
+        for name, own in flats.items():
+            chunks.setdefault(name, {}).update(own)
+    tensors = {name: torch.cat([own[start] for start in sorted(own)]) for name, own in chunks.items()}
+    return tensors, merge([facts for _, facts in deepcopy(parts)])["optimizer"]
+
+
+def assert_same(here: Any, there: Any) -> None:
+    (tensors, optimizer), (others, other_optimizer) = here, there
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+    assert optimizer == other_optimizer
+
+
+def groups_of(rank: int) -> dict[int, Any]:
+    """Process groups of 1, 2 and 3 of three ranks; that of 2 does not begin with rank 0."""
+    groups = {1: dist.new_group([0]), 2: dist.new_group([1, 2]), 3: dist.group.WORLD}
+    members = {1: [0], 2: [1, 2], 3: [0, 1, 2]}
+    return {n: groups[n] for n in groups if rank in members[n]}
+
+
+ALL = [(stage, size) for stage in STAGES for size in (1, 2, 3)]
+SOME = [("zero1", 3), ("zero2", 1), ("zero3", 2), ("megatron", 3)]
+
+
+def reshard(rank: int, n: int, folder: str, kinds: list[tuple[str, int]], models: dict[str, str]) -> int:
+    """Each model, saved under each (stage, N) and loaded under some of them. Returns how many were loaded."""
+    mine = groups_of(rank)
+    return sum(reshard_one(mine, Path(folder) / model, kinds, model, models[model]) for model in models)
+
+
+def reshard_one(mine: dict[int, Any], folder: Path, kinds: list[tuple[str, int]], model: str, optimizer: str) -> int:
+    loaded, every = 0, len(kinds) // 4 + 1
+    for number, (stage, size) in enumerate(kinds):
+        path, outcome = folder / f"{stage}-{size}", None
+        if size in mine:
+            engine = fresh(model, optimizer, stage, mine[size])
+            steps(engine, range(2))
+            assert engine.save(path, user_state={"stage": stage}) is None
+            outcome = whole_state(engine), getattr(engine.module, "calls", None), steps(engine, range(2, 4))
+        state, calls, losses = shared(outcome, source=2 if size == 2 else 0)
+        for other_stage, other_size in kinds[number % every :: every]:
+            if other_size in mine:
+                engine = fresh(model, optimizer, other_stage, mine[other_size], shift=1.0)
+                assert engine.load(path) == {"stage": stage}
+                engine.module.calls = calls
+                assert_same(whole_state(engine), state)
+                alike = (other_stage, other_size) == (stage, size)
+                check_losses(steps(engine, range(2, 4)), losses, exactly=alike, model=model, sizes={size, other_size})
+                loaded += 1
+    return loaded
+
+
+def check_losses(mine: list[float], theirs: list[float], exactly: bool, model: str, sizes: set[int]) -> None:
+    if exactly:
+        assert mine == theirs
+    elif model != "convolutions" or len(sizes) == 1:  # BatchNorm's statistics are of the micro-batch
+        assert mine == pytest.approx(theirs, rel=1e-6), f"N = {sizes}"
+
+
+def shared(value: Any, source: int) -> Any:
+    values = [value]
+    dist.broadcast_object_list(values, src=source)
+    return values[0]
+
+
+def asynchronous(rank: int, n: int, folder: str, stages: list[str]) -> None:
+    """Training goes on while a save is written; a save that fails says so on all ranks and harms nothing."""
+    write = storage.write
+    for stage in stages:
+        path = f"{folder}/{stage}"
+        engine = fresh("tied", "adamw", stage)
+        steps(engine, range(1))
+        handle = engine.save(path, asynchronous=True)
+        state = whole_state(engine)
+        losses = steps(engine, range(1, 4))
+        handle.wait()
+        assert handle.done()
+        second = engine.save(path, asynchronous=True)  # over the first; load waits for it
+        newer = whole_state(engine)
+        engine.load(path)
+        assert second.done()
+        assert_same(whole_state(engine), newer)
+        engine.save(path)
+        steps(engine, range(2))
+
+        storage.write = fails if rank == n - 1 else write
+        failing = engine.save(path, asynchronous=True)
+        with pytest.raises(RuntimeError, match=f"was not written: rank {n - 1}: .*disk is full"):
+            failing.wait()
+        engine.save(f"{folder}/other-{stage}", asynchronous=True)
+        with pytest.raises(RuntimeError, match="disk is full"):  # it was not waited for: the next one raises it
+            engine.save(path)
+        with pytest.raises(RuntimeError, match="disk is full"):
+            engine.save(path)
+        storage.write = write
+        engine.load(path)
+        assert_same(whole_state(engine), newer)
+        dist.barrier()
+        assert not [one for one in Path(folder).iterdir() if "partial" in one.name or "other" in one.name]
+        fourth = fresh("tied", "adamw", stage)
+        steps(fourth, range(1))
+        assert_same(whole_state(fourth), state)
+        assert steps(fourth, range(1, 4)) == losses
+        dist.barrier()
+
+
+def fails(*_: Any) -> None:
+    raise OSError("the disk is full")
+
+
+def refuse_together(rank: int, n: int, folder: str) -> None:
+    """Faults that a single rank sees are refused by all, with one sentence, and nothing is changed."""
+    engine = fresh("tied", "adamw", "zero3")
+    steps(engine, range(1))
+    engine.save(f"{folder}/good")
+    state = whole_state(engine)
+    steps(engine, range(1, 2))
+    changed = whole_state(engine)
+    with pytest.raises(ValueError, match=r"it has no checkpoint\.json"):
+        engine.load(f"{folder}/{'good' if rank == 0 else 'not there'}")
+    assert_same(whole_state(engine), changed)
+    engine.save(f"{folder}/newer")
+    for weights_only in (False, True):  # as if another process saved while rank 1 had not read the index yet
+        with pytest.raises(ValueError, match="the ranks read different saves"):
+            engine.load(f"{folder}/{'good' if rank == 0 else 'newer'}", weights_only=weights_only)
+    assert_same(whole_state(engine), changed)
+    if rank == 1:  # a gradient on one rank only
+        engine.update.used.add(0)
+    with pytest.raises(ValueError, match="save after step"):
+        engine.save(f"{folder}/never")
+    with pytest.raises(RuntimeError, match=r"rank 1: .*set is not JSON serializable"):
+        ranks_of(engine).each(lambda: {1} if rank == 1 else [1])
+    engine.zero_grad()
+    engine.load(f"{folder}/good")
+    assert_same(whole_state(engine), state)
+
+
+def export(rank: int, n: int, folder: str) -> dict[str, torch.Tensor]:
+    """One file a stage and model; returns the last full state."""
+    for model in ("tied", "unused", "rich", "convolutions", "lists"):
+        for stage in STAGES:
+            engine = fresh(model, "adamw", stage)
+            steps(engine, range(1))
+            engine.export_safetensors(f"{folder}/{model}-{stage}.safetensors")
+            if rank == 0:
+                torch.save(engine.full_state_dict(), f"{folder}/{model}-{stage}.pt")
+            else:
+                engine.full_state_dict()
+    return {}
+
+
+def halves(rank: int, n: int, folder: str) -> None:
+    """fp16 masters and loss scale, saved under one stage and cut into other segments under another; and into fp32."""
+
+    def fresh_half(stage: str, dtype: torch.dtype, **options: Any):
+        model = zoo.build("tied").to(dtype)
+        optimizer = zoo.OPTIMIZERS["adamw"](model.parameters())
+        return initialize(model, optimizer, stage, bucket_bytes=4096, **options)
+
+    scaling = LossScaling(initial=512.0, interval=2)
+    first = fresh_half("zero2", torch.float16, tile_bytes=1024, loss_scaling=scaling)
+    steps(first, range(3))
+    first.save(Path(folder) / "half")
+    state = whole_state(first)
+    third = fresh_half("zero3", torch.float16, persistence_numel=60, loss_scaling=scaling)
+    megatron = fresh_half("megatron", torch.float16, loss_scaling=scaling)
+    for other in (third, megatron):
+        other.load(Path(folder) / "half")
+        assert_same(whole_state(other), state)
+        assert other.loss_scale == first.loss_scale == 1024.0
+        weights = first.full_state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in other.full_state_dict().items())
+    wide = fresh_half("zero1", torch.float32)
+    wide.load(Path(folder) / "half")
+    assert_same(whole_state(wide), state)
+    assert steps(first, range(3, 5)) == steps(third, range(3, 5))
+
+
+@pytest.mark.parametrize(("kinds", "least"), [(SOME, 12), pytest.param(ALL, 40, marks=pytest.mark.thorough)])
 def test_any_stage_and_n_loads_what_any_other_saved(tmp_path: Path, kinds: list[tuple[str, int]], least: int) -> None:
-    assert sum(run_ranks(3, checkpoints.reshard, str(tmp_path), kinds, {"tied": "adamw"})) > least
+    assert sum(run_ranks(3, reshard, str(tmp_path), kinds, {"tied": "adamw"})) > least
 
 
 @pytest.mark.thorough
@@ -24,23 +255,23 @@ def test_models_of_every_kind(tmp_path: Path) -> None:
     models = {
         "unused": "sgd_momentum", "rich": "adagrad", "convolutions": "nadam", "adapted": "asgd", "lists": "adam_amsgrad"
     }  # fmt: skip
-    assert sum(run_ranks(3, checkpoints.reshard, str(tmp_path), checkpoints.SOME, models)) > 40
+    assert sum(run_ranks(3, reshard, str(tmp_path), SOME, models)) > 40
 
 
 def test_masters_and_loss_scale(tmp_path: Path) -> None:
-    run_ranks(2, checkpoints.halves, str(tmp_path))
+    run_ranks(2, halves, str(tmp_path))
 
 
 def test_training_goes_on_while_a_save_is_written(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, checkpoints.asynchronous, str(tmp_path), list(STAGES) if thorough else ["megatron", "zero3"])
+    run_ranks(2, asynchronous, str(tmp_path), list(STAGES) if thorough else ["megatron", "zero3"])
 
 
 def test_what_one_rank_sees_all_refuse(tmp_path: Path) -> None:
-    run_ranks(2, checkpoints.refuse_together, str(tmp_path))
+    run_ranks(2, refuse_together, str(tmp_path))
 
 
 def test_exported_weights_are_the_plain_modules(tmp_path: Path) -> None:
-    run_ranks(2, checkpoints.export, str(tmp_path))
+    run_ranks(2, export, str(tmp_path))
     for model in ("tied", "unused", "rich", "convolutions", "lists"):
         for stage in STAGES:
             exported = load_file(tmp_path / f"{model}-{stage}.safetensors")
@@ -52,7 +283,7 @@ def test_exported_weights_are_the_plain_modules(tmp_path: Path) -> None:
 
 
 def test_a_save_deletes_what_saves_have_left_and_nothing_of_the_users(tmp_path: Path) -> None:
-    engine = checkpoints.fresh("tied", "adamw", "zero2")
+    engine = fresh("tied", "adamw", "zero2")
     path = tmp_path / "ck"
     users = [tmp_path / "ck.partial-mine", tmp_path / "ck.partial-0badcafe", path / "rank0-best.safetensors"]
     left = tmp_path / "ck.partial-1f2e3d4c/rank0-1f2e3d4c.safetensors"
@@ -65,3 +296,69 @@ def test_a_save_deletes_what_saves_have_left_and_nothing_of_the_users(tmp_path: 
     assert all(one.exists() for one in users)
     assert not left.parent.exists()
     assert len(list(path.glob("rank0-*"))) == 2, "the new one, and the user's"
+
+
+HOW = ("none", "blocking", "asynchronous")
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saves")
+
+
+@pytest.fixture(scope="module")
+def measured(where: Path) -> Results:
+    """A run each, with saves after the measured steps 2 and 4 of 5."""
+    for how in HOW:
+        measure = Measure(steps=5, warmup=2, save=how, save_every=2)
+        run = run_cell(cell("zero2", RANKS, "million", measure=measure, results_dir=str(where)), lambda _: None)
+        assert (run.status, run.unexplained) == ("ok", "")
+    return load(where)
+
+
+def test_a_save_has_its_times_and_the_step_that_it_ends(measured: Results) -> None:
+    none, blocking, asynchronous = measured.runs.to_dict("records")
+    assert all(pd.isna(none[name]) for name in ("save_s", "save_done_s", "save_step_s", "checkpoint_bytes"))
+    assert 0 < blocking["save_s"] == blocking["save_done_s"] < blocking["save_step_s"]
+    assert 0 < asynchronous["save_s"] <= asynchronous["save_done_s"]
+    steps = measured.steps[measured.steps["mode"] == "timed"]
+    for run in (blocking, asynchronous):
+        held = steps[(steps["run_id"] == run["run_id"]) & steps["save_s"].notna()]
+        assert set(held["step"]) == {1, 3, 5}, "the warm-up's last step, and each second measured one"
+        assert (held["save_s"] < held["seconds"]).all()
+        assert held["save_in_flight"].all()
+    others = steps[(steps["run_id"] == blocking["run_id"]) & steps["save_s"].isna()]
+    assert not others["save_in_flight"].any(), "a blocking save has ended when the next step begins"
+
+
+def test_an_asynchronous_save_copies_the_states_of_a_rank(measured: Results) -> None:
+    none, blocking, asynchronous = measured.runs.to_dict("records")
+    assert none["save_peak_bytes"] is None
+    assert blocking["peak_bytes"] == pytest.approx(none["peak_bytes"], abs=4096)
+    assert blocking["checkpoint_bytes"] == asynchronous["checkpoint_bytes"]
+    states = 12 * none["psi"]  # fp32 parameters and two moments
+    assert blocking["checkpoint_bytes"] == pytest.approx(states, rel=0.02)
+    copied = asynchronous["save_peak_bytes"] - blocking["save_peak_bytes"]
+    assert copied == pytest.approx(states / RANKS, rel=0.1)
+
+
+def test_saves_change_no_loss_and_leave_no_file(measured: Results, where: Path) -> None:
+    losses = {tuple(rows.sort_values(["mode", "rank", "step"])["loss"]) for _, rows in measured.steps.groupby("run_id")}
+    assert len(losses) == 1
+    assert measured.runs["passes_agree"].all()
+    assert len(list(where.glob("*/run.json"))) == len(HOW)
+    assert not [*where.rglob("saves"), *where.rglob("*.safetensors")]
+
+
+def test_a_save_that_cannot_be_is_refused() -> None:
+    def problems(strategy: str = "zero2", measure: Measure | None = None, **more: object) -> str:
+        measure = measure or Measure(steps=5, warmup=2, save="blocking")
+        return " ".join(cell(strategy, RANKS, measure=measure, **more).problems)
+
+    assert problems() == ""
+    assert problems("ddp") == "measure.save=blocking: strategy=ddp writes no checkpoint here; use zero1, zero2, zero3"
+    assert "one rank alone has states to write" in problems(backend="simulated")
+    assert "leave tensor_parallel out" in problems(tensor_parallel=2)
+    few = Measure(steps=4, warmup=2, save="asynchronous")
+    assert problems(measure=few).endswith("measure.save_every=5 is above measure.steps=4, so none would begin")

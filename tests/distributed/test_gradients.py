@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests import zoo
-from tests.distributed import writes
+from tests.distributed import test_writes as writes
 from tests.ranks import run_ranks
 from zerobench.zero import LossScaling, initialize
 from zerobench.zero.arena import Heap
@@ -19,10 +19,8 @@ LR = 0.1
 
 
 def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
-    scaled = [
-        (stage, "tied", torch.float16, {"loss_scaling": LossScaling(initial=256.0)}) for stage in ("zero2", "zero3")
-    ]
-    mine = [*writes.kinds(n, folder), *scaled]
+    options = {"loss_scaling": LossScaling(initial=256.0)}
+    mine = [*writes.kinds(n, folder), *((stage, "tied", torch.float16, options) for stage in ("zero2", "zero3"))]
     return mine if n < 3 else mine[::2]
 
 

@@ -1,28 +1,156 @@
-"""ZeRO-Offload and ZeRO-Infinity: the papers' rows, the bound of host memory, updates that are late.
+"""ZeRO-Offload and ZeRO-Infinity: the papers' rows, the bound of host memory, updates that are late, bytes on links."""
 
-What links carry: test_links.py.
-"""
-
+import os
 import threading
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests import zoo
-from tests.cells import MODELS
-from tests.distributed import offloaded
-from tests.distributed.offloaded import CELLS, Measured, N
+from tests.cells import MODELS, cell, sound
 from tests.distributed.streams import AtOnce
+from tests.distributed.variants import account
 from tests.ranks import run_ranks
-from zerobench.config.schema import Gpt
-from zerobench.config.schema_memory import NvmeOffloadConfig
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema import Gpt, Measure
+from zerobench.config.schema_memory import (
+    CheckpointOffloadActivations,
+    CpuOffload,
+    NvmeOffloadConfig,
+    OffloadActivations,
+)
+from zerobench.config.schema_training import Adagrad, Bf16, Fp16
+from zerobench.predict.estimate import training_shapes
+from zerobench.records import LINKS, RunRow
+from zerobench.strategies import shape_of
+from zerobench.sweep.aggregate import join
+from zerobench.sweep.cell import _blank_row
+from zerobench.theory.closed_forms import floor_bytes
+from zerobench.theory.replay.states import Prediction, predict_states
+from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 from zerobench.zero.optim import delayed_update, step_by_tiles
 from zerobench.zero.optim.step_by_tiles import raw_step
+
+N = 2
+HALF = Bf16(tile_bytes=16 * 1024)
+
+CELLS: dict[str, dict[str, Any]] = {
+    "zero1 cpu": {"offload": CpuOffload()},
+    "zero2 cpu": {"offload": CpuOffload()},
+    "zero1 gradients stay": {"offload": CpuOffload(gradients=False)},
+    "zero1 gradients alone": {"offload": CpuOffload(optimizer=False)},
+}
+"""The paper's rows, in bf16 with fp32 masters. All tiers against theory: LINKED, below."""
+
+
+@dataclass
+class Measured:
+    """A cell, and what its ranks brought home."""
+
+    config: CellConfig
+    records: list[RankRecord]
+
+    @property
+    def prediction(self) -> Prediction:
+        config, schedule = self.config, self.records[0].schedule
+        tiers = config.offload.theory_shape()
+        return predict_states(shape_of(config.strategy.values()), schedule, N, *training_shapes(config), tiers=tiers)
+
+    @property
+    def floor_bytes(self) -> int:
+        """The closed form of the states on the device."""
+        config, shapes = self.config, self.records[0].schedule.shapes
+        trained, tiers = training_shapes(config), config.offload.theory_shape()
+        return floor_bytes(shape_of(config.strategy.values()), shapes, config.groups, *trained, tiers)
+
+    @property
+    def psi(self) -> int:
+        return sum(shape.numel for shape in self.records[0].schedule.shapes)
+
+    def most(self, tier: str, category: str) -> int:
+        """Bytes of the fullest rank in a step."""
+        rows = [m for record in self.records for m in record.memory if (m.phase, m.tier) == ("step", tier)]
+        return max((m.max_bytes for m in rows if m.category == category), default=0)
+
+
+def measure(folder: Path, cells: dict[str, dict[str, Any]]) -> dict[str, Measured]:
+    """Accounted passes of one step, in one launch of ranks."""
+    configs = {}
+    for name, more in cells.items():
+        options = {"bucket_bytes": 64 * 1024, "micro_batch": 1, "precision": HALF, **more}
+        if options["precision"] is None:
+            del options["precision"]
+        one = cell(name.split()[0], N, **options)
+        assert not one.problems, one.problems
+        configs[name] = one.changed(measure=Measure(1, 2)).config
+    records = account(list(configs.values()), folder)
+    return {name: Measured(config, found) for (name, config), found in zip(configs.items(), records, strict=True)}
+
+
+DELAYED_AFTER, STEPS, MOST, RATE = 3, 9, 0.1, 1e-2
+
+
+def rate(step: int) -> float:
+    return RATE * 0.9**step
+
+
+def late(rank: int, n: int, strategy: str) -> list[float]:
+    """Losses under the engine, with clipping and a scheduler."""
+    model = zoo.build("tied")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    engine = initialize(
+        model, optimizer, strategy, bucket_bytes=4096, tile_bytes=4096,
+        offload=Offload(delayed_after=DELAYED_AFTER),
+    )  # fmt: skip
+    losses = []
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        loss = engine(*zoo.tokens(rank, n, step))
+        engine.backward(loss)
+        engine.clip_grad_norm_(MOST)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def late_by_hand(rank: int, n: int, delayed_after: int = DELAYED_AFTER) -> list[float]:
+    """Trains in plain torch: from `delayed_after` steps on the gradients of one step are used after the next."""
+    model = zoo.build("tied")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    parameters, waiting, losses = list(model.parameters()), None, []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(*zoo.tokens(rank, n, step))
+        loss.backward()
+        losses.append(loss.item())
+        gradients = [p.grad / n for p in parameters]
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+        norm = sum(g.double().square().sum() for g in gradients).sqrt()
+        present = [g.mul_(torch.clamp(MOST / (norm + 1e-6), max=1.0)) for g in gradients], rate(step)
+        if step < delayed_after:
+            due = present
+        else:
+            due, waiting = waiting, present
+        if due is not None:
+            for parameter, gradient in zip(parameters, due[0], strict=True):
+                parameter.grad = gradient
+            optimizer.param_groups[0]["lr"] = due[1]
+            optimizer.step()
+    return losses
+
+
+def compare_late(rank: int, n: int) -> dict[str, list[float]]:
+    found = {strategy: late(rank, n, strategy) for strategy in ("zero1", "zero2", "zero3")}
+    return found | {"by hand": late_by_hand(rank, n), "never late": late_by_hand(rank, n, delayed_after=STEPS)}
+
 
 PAPERS_ROWS = {"zero1 gradients alone": 2 + 12 / N, "zero1 gradients stay": 4, "zero1 cpu": 2, "zero2 cpu": 2}
 """Cells and the bytes a parameter that stay."""
@@ -30,7 +158,7 @@ PAPERS_ROWS = {"zero1 gradients alone": 2 + 12 / N, "zero1 gradients stay": 4, "
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict[str, Measured]:
-    return offloaded.measure(tmp_path_factory.mktemp("ranks"), CELLS)
+    return measure(tmp_path_factory.mktemp("ranks"), CELLS)
 
 
 def test_the_papers_rows(measured: dict[str, Measured]) -> None:
@@ -46,8 +174,8 @@ def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: p
     """All of it in files, of two models: what grows in host memory is the optimizer's counts, 4 bytes a segment."""
     monkeypatch.setitem(MODELS, "small", Gpt(layers=1, hidden=48, heads=4))
     monkeypatch.setitem(MODELS, "large", Gpt(layers=12, hidden=48, heads=4))
-    ways = {"zero2 bf16": offloaded.HALF, "zero3 fp32": None}
-    found = offloaded.measure(
+    ways = {"zero2 bf16": HALF, "zero3 fp32": None}
+    found = measure(
         tmp_path,
         {
             f"{way} {model}": {"offload": NvmeOffloadConfig(block_bytes=8192), "model": model, "precision": precision}
@@ -65,7 +193,7 @@ def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: p
 
 
 def test_a_late_update_is_that_of_a_loop_by_hand() -> None:
-    for mine in run_ranks(N, offloaded.compare_late):
+    for mine in run_ranks(N, compare_late):
         by_hand, never_late = mine.pop("by hand"), mine.pop("never late")
         assert by_hand != never_late
         for strategy, losses in mine.items():
@@ -151,3 +279,97 @@ def test_a_write_before_the_forward_in_which_a_delayed_update_starts_is_followed
         name = next(name for name, _ in model.named_parameters())
         assert torch.equal(engine.full_state_dict()[name], 0.5 * before[name])
     assert engine.steps == 5
+
+
+BF16, WIDE = Bf16(), Bf16(gradient_dtype="bf16", wire_dtype="fp32")
+ALL, PART, SHARDS = CpuOffload(), CpuOffload(fraction=0.3), CpuOffload(parameters=True)
+INPUTS, SAVED = CheckpointOffloadActivations(least_bytes=64), OffloadActivations(least_bytes=256)
+SHARDS_ONLY = CpuOffload(optimizer=False, gradients=False, parameters=True)
+
+
+def files(**more: Any) -> NvmeOffloadConfig:
+    """Files of many cuts, through the page cache, which every file system has."""
+    return NvmeOffloadConfig(block_bytes=4096, **{"direct": False, **more})
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "zero1 fp32": ("zero1", {"offload": ALL}),
+    "zero2 fp32": ("zero2", {"offload": ALL}),
+    "zero2 bf16, wide wire, clipped": ("zero2", {"offload": ALL, "precision": WIDE, "clip": 0.1}),
+    "zero2 bf16, a part": ("zero2", {"offload": PART, "precision": BF16, "accumulation": 2}),
+    "zero2 bf16, optimizer": ("zero2", {"offload": CpuOffload(gradients=False), "precision": BF16}),
+    "zero2 bf16, gradients": ("zero2", {"offload": CpuOffload(optimizer=False), "precision": BF16}),
+    "zero3 fp32": ("zero3", {"offload": ALL}),
+    "zero3 fp32, shards": ("zero3", {"offload": SHARDS, "strategy": {"persistence_numel": 600}}),
+    "zero3 bf16, shards alone": ("zero3", {"offload": SHARDS_ONLY, "precision": BF16, "model": "half_frozen"}),
+    "zero2 bf16, delayed": (
+        "zero2", {"offload": CpuOffload(delayed=True, delayed_after=0), "precision": BF16}
+    ),
+    "zero2 fp32, files": ("zero2", {"offload": files()}),
+    "zero2 bf16, files, fp16 clipped": ("zero2", {"offload": files(), "precision": Fp16(), "clip": 0.1}),
+    "zero1 bf16, files, optimizer": ("zero1", {"offload": files(gradients=False), "optimizer": Adagrad()}),
+    "zero3 fp32, files": ("zero3", {"offload": files(), "strategy": {"persistence_numel": 600}}),
+    "zero3 bf16, files": ("zero3", {"offload": files(), "precision": WIDE, "accumulation": 2, "clip": 0.1}),
+    "zero3 bf16, a part in files": ("zero3", {"offload": files(fraction=0.3), "precision": BF16}),
+    "zero2 fp32, blocks' inputs alone": ("zero2", {"activation": INPUTS, "accumulation": 2}),
+    "zero3 bf16, and all that blocks save": ("zero3", {"offload": SHARDS, "activation": SAVED, "precision": BF16}),
+    "zero3 bf16, past the page cache": ("zero3", {"offload": files(direct=True), "precision": BF16}),
+}  # fmt: skip
+
+
+REPEATED = ("zero2 fp32", "zero2 bf16, optimizer", "zero2 bf16, gradients", "zero3 fp32", "zero2 fp32, files",
+            "zero1 bf16, files, optimizer", "zero3 bf16, files", "zero3 bf16, past the page cache",
+            "zero3 bf16, shards alone", "zero2 bf16, files, fp16 clipped", "zero3 bf16, a part in files",
+            "zero2 fp32, blocks' inputs alone")  # fmt: skip
+"""Cases that wait for `make test-all`: another stage has what each moves."""
+
+
+def goes_past_the_page_cache(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / "tried", os.O_CREAT | os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def rows(thorough: bool, tmp_path_factory) -> dict[str, RunRow]:
+    folder = tmp_path_factory.mktemp("tiers")
+    cells = {}
+    for name, (strategy, more) in CASES.items():
+        if name in REPEATED and not thorough:
+            continue
+        options = {"micro_batch": 1, **more}
+        one = sound(strategy, 2, **options)
+        one = one.changed(measure=Measure(1, 2))
+        if one.config.offload.name == "nvme":
+            one = one.changed(offload=replace(one.config.offload, path=str(folder)))
+        cells[name] = one
+    found = {name: _blank_row(one) for name, one in cells.items()}
+    accounts = account([one.config for one in cells.values()], folder)
+    for (name, one), records in zip(cells.items(), accounts, strict=True):
+        join(found[name], one.config, records)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.thorough if one in REPEATED else ()) for one in CASES]
+)
+def test_bytes_in_tiers_and_between_them_are_those_of_the_theory(rows, name: str, tmp_path) -> None:
+    if "past the page cache" in name and not goes_past_the_page_cache(tmp_path):
+        pytest.skip("this file system reads and writes through the page cache alone")
+    row = rows[name]
+    columns = ["states_bytes", "host_states_bytes", "nvme_bytes", *(f"{link}_bytes" for link in LINKS)]
+    measured = {column: getattr(row, column) for column in columns}
+    predicted = {column: getattr(row, f"predicted_{column}") for column in columns}
+    assert measured == predicted
+    assert row.down_bytes or row.up_bytes
+
+
+def test_in_half_precision_it_is_two_bytes_a_parameter_each_way(rows) -> None:
+    """ZeRO-Offload, arXiv 2101.06840, section 4.1: 2ψ down and 2ψ up; files take all that is kept."""
+    row = rows["zero2 bf16, a part"]
+    assert row.down_bytes == pytest.approx(0.3 * 2 * 2 * row.psi, rel=0.02)  # both micro-batches are reduced
+    assert row.up_bytes == pytest.approx(0.3 * 2 * row.psi, rel=0.02)
+    row = rows["zero3 fp32, files"]
+    assert row.write_bytes == pytest.approx((12 + 4 + 4) * row.psi, rel=0.05)

@@ -135,10 +135,8 @@ def poisoned(engine: Any) -> Iterator[list[str]]:
                 if rank != engine.comm.rank:
                     part.fill_(float("nan"))
 
-    with (
-        mock.patch.object(torch.UntypedStorage, "resize_", resize_),
-        mock.patch.object(GradientBucket, "end_round", end),
-    ):
+    resizes = mock.patch.object(torch.UntypedStorage, "resize_", resize_)
+    with resizes, mock.patch.object(GradientBucket, "end_round", end):
         yield done
 
 

@@ -154,11 +154,8 @@ def _features(draw: random.Random, strategy: str, n: int) -> dict[str, Any]:
         return nodes | ({"zeropp": schema_memory.AllOfZeropp()} if strategy == "zero3" and kind == "nodes" else {})
     if kind == "offload":
         both = {"optimizer": draw.random() < 0.7, "gradients": draw.random() < 0.7}
-        return (
-            {"offload": schema_memory.CpuOffload(**both, fraction=draw.choice((1.0, 0.4)))}
-            if any(both.values())
-            else {}
-        )
+        if any(both.values()):
+            return {"offload": schema_memory.CpuOffload(**both, fraction=draw.choice((1.0, 0.4)))}
     return {}
 
 

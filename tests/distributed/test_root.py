@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import zoo
 from tests.distributed import training
-from tests.distributed.scenario_models import Chain
+from tests.distributed.test_scenarios import Chain
 from tests.ranks import run_ranks
 from tests.zoo import WIDTH, WORDS, Block
 from zerobench.zero import initialize

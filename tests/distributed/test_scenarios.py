@@ -13,13 +13,229 @@ import pytest
 import torch
 from torch import nn, optim
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 from tests import zoo
-from tests.distributed import scenario_models as models
 from tests.distributed import training
 from tests.ranks import run_ranks
+from tests.zoo import WIDTH, WORDS, Block
 from zerobench.zero import STAGES, initialize
+
+
+class Chain(nn.Module):
+    """An embedding, blocks in a row, a head. The models below differ in their blocks, or in how they run them."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def run(self, h):
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.head(self.run(self.embedding(x))).flatten(0, 1), y.flatten())
+
+
+class Plain(Chain):
+    """Blocks on an embedding that the caller may move; `states`: return the last hidden states instead of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__(*(Block() for _ in range(3)))
+
+    def forward(self, x, y, moved=0.0, states=False):
+        h = self.run(self.embedding(x) + moved)
+        if states:
+            return h
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+class Tiny(nn.Module):
+    """Fewer elements than ranks, and no element at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False))
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.none_frozen = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def forward(self, x, y):
+        h = self.layers(x[:, :1].float() / WORDS) * self.scale
+        return (h - y[:, :1].float() / WORDS).square().mean() + self.nothing.sum()
+
+
+class OnlyRoot(nn.Module):
+    """No container, so that stage 3 has the root's unit alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, WIDTH, padding_idx=0), nn.Linear(WIDTH, WORDS)
+        self.bag = nn.EmbeddingBag(WORDS, WIDTH, mode="sum")
+
+    def forward(self, x, y):
+        h = self.embedding(x) + self.bag(x).unsqueeze(1)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+class EmptyRoot(nn.Module):
+    """A root without parameters of its own, whose blocks are of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([nn.Embedding(WORDS, WIDTH), Block(), nn.ReLU(), nn.Linear(WIDTH, WORDS)])
+
+    def forward(self, x, y):
+        for step in self.steps:
+            x = step(x)
+        return F.cross_entropy(x.flatten(0, 1), y.flatten())
+
+
+class InPlace(Chain):
+    """Outputs of blocks that the model writes to."""
+
+    def __init__(self) -> None:
+        super().__init__(*(Block() for _ in range(3)))
+
+    def run(self, h):
+        for block in self.blocks:
+            h = block(h)
+            h.mul_(1.1).add_(0.1)
+            h[..., 0] = 0
+        return h
+
+
+class NestedCheckpoints(Chain):
+    """Recomputation inside recomputation. `reentrant`: None for none."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__(*(Block() for _ in range(4)))
+        self.reentrant = reentrant
+
+    def again(self, function, h):
+        return function(h) if self.reentrant is None else checkpoint(function, h, use_reentrant=self.reentrant)
+
+    def inner(self, first):
+        return lambda h: self.blocks[first + 1](self.again(self.blocks[first], h))
+
+    def run(self, h):
+        def outer(h):
+            return self.again(self.inner(2), self.again(self.inner(0), h))
+
+        return self.again(outer, h)
+
+
+class Auxiliary(Chain):
+    """Blocks that leave a loss of their own in an attribute, as mixtures of experts do."""
+
+    class Expert(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.probe, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            out = super().forward(x)
+            self.loss = self.gate(self.probe(x)).square().mean()
+            return out
+
+    def __init__(self) -> None:
+        super().__init__(*(Auxiliary.Expert() for _ in range(3)))
+
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        return loss + 0.1 * sum(block.loss for block in self.blocks)
+
+
+class Hooked(Chain):
+    """Hooks of the user's: on parameters, a tied one among them, on modules, and on their backward."""
+
+    def __init__(self) -> None:
+        super().__init__(*(Block() for _ in range(3)))
+        self.tied = nn.Linear(WIDTH, WORDS, bias=False)
+        self.tied.weight = self.embedding.weight
+        self.embedding.weight.register_hook(lambda gradient: gradient.clamp(-1e-2, 1e-2))
+        self.blocks[0].up.weight.register_hook(lambda gradient: 3 * gradient)
+        self.blocks[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * module.norm.weight,))
+        self.blocks[1].register_forward_hook(lambda module, inputs, output: output * module.norm.weight.sum())
+        self.blocks[2].register_full_backward_hook(
+            lambda module, gradients, _: tuple(g * module.up.weight.detach().mean() for g in gradients)
+        )
+
+    def forward(self, x, y):
+        h = self.run(self.embedding(x))
+        return F.cross_entropy((self.head(h) + self.tied(h)).flatten(0, 1), y.flatten())
+
+
+class Attention(Chain):
+    """torch's own layers, which read their children's weights without calling them."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        layer = nn.TransformerEncoderLayer(WIDTH, 1, 40, dropout, batch_first=True, norm_first=True)
+        super().__init__(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+        self.attention = nn.MultiheadAttention(WIDTH, 1, dropout, batch_first=True, kdim=WIDTH, vdim=WIDTH)
+
+    def run(self, h):
+        mask = nn.Transformer.generate_square_subsequent_mask(h.shape[1])
+        h = self.blocks[0](h, mask=mask, is_causal=True)
+        return h + self.attention(query=h, key=h, value=h, need_weights=False)[0]
+
+
+class Recurrent(Chain):
+    """LSTM and GRU keep their parameters in a flat list of their own."""
+
+    class Cell(nn.Module):
+        def __init__(self, kind: type[nn.RNNBase]) -> None:
+            super().__init__()
+            self.cell, self.out = kind(WIDTH, 7, 2, batch_first=True, bidirectional=True), nn.Linear(14, WIDTH)
+
+        def forward(self, x):
+            return x + self.out(self.cell(x)[0])
+
+    def __init__(self) -> None:
+        super().__init__(Recurrent.Cell(nn.LSTM), Recurrent.Cell(nn.GRU))
+
+
+class Parametrized(Chain):
+    """Weights that are computed from others at each use; buffers that a forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__(Block(), Block(), parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)))
+        parametrizations.weight_norm(self.blocks[0].up)
+        parametrizations.spectral_norm(self.blocks[1].down)
+        parametrizations.orthogonal(self.blocks[1].up, orthogonal_map="householder")
+        self.old = nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def run(self, h):
+        return self.old(super().run(h))
+
+
+class Lists(Chain):
+    """Parameters in lists and dicts, which are modules that nobody calls."""
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([torch.randn(WIDTH, WIDTH) / 9 for _ in range(3)])
+            self.biases = nn.ParameterDict({"a": torch.zeros(WIDTH), "b": torch.ones(())})
+
+        def forward(self, h):
+            for weight in self.weights:
+                h = torch.tanh(h @ weight + self.biases["a"] * self.biases["b"])
+            return h
+
+    def __init__(self) -> None:
+        super().__init__(Lists.Mixture(), Lists.Mixture())
+        self.own = nn.ParameterList([torch.ones(WIDTH)])
+
+    def run(self, h):
+        return super().run(h) * self.own[0]
+
 
 BUCKET_BYTES = 8192
 STEPS = 3
@@ -171,29 +387,27 @@ class Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "fewer elements than ranks": Scenario(models.Tiny),
-    "a root alone": Scenario(models.OnlyRoot),
-    "a root without parameters": Scenario(models.EmptyRoot),
-    "attention": Scenario(models.Attention, optimizer=sgd),
-    "recurrent cells": Scenario(models.Recurrent),
-    "parametrized weights": Scenario(models.Parametrized),
-    "outputs written to": Scenario(models.InPlace),
-    "nested recomputation": Scenario(lambda: models.NestedCheckpoints(False)),
-    "nested reentrant recomputation": Scenario(
-        lambda: models.NestedCheckpoints(True), oracle=lambda: models.NestedCheckpoints(None)
-    ),
-    "lists of parameters": Scenario(models.Lists),
-    "losses left in attributes": Scenario(models.Auxiliary),
-    "hooks of the user's": Scenario(models.Hooked, optimizer=sgd),
-    "steps with nothing to do": Scenario(models.Plain, nothing_to_step),
-    "freezing and thawing": Scenario(models.Plain, thawing),
-    "a forward that fails": Scenario(models.Plain, failing_forward),
-    "gradients of inputs first": Scenario(models.Plain, adversarial),
-    "losses on captured states": Scenario(models.Plain, captured),
-    "copies of the module": Scenario(models.Hooked, copies, sgd),
-    "methods and functional calls": Scenario(models.Plain, methods),
+    "fewer elements than ranks": Scenario(Tiny),
+    "a root alone": Scenario(OnlyRoot),
+    "a root without parameters": Scenario(EmptyRoot),
+    "attention": Scenario(Attention, optimizer=sgd),
+    "recurrent cells": Scenario(Recurrent),
+    "parametrized weights": Scenario(Parametrized),
+    "outputs written to": Scenario(InPlace),
+    "nested recomputation": Scenario(lambda: NestedCheckpoints(False)),
+    "nested reentrant recomputation": Scenario(lambda: NestedCheckpoints(True), oracle=lambda: NestedCheckpoints(None)),
+    "lists of parameters": Scenario(Lists),
+    "losses left in attributes": Scenario(Auxiliary),
+    "hooks of the user's": Scenario(Hooked, optimizer=sgd),
+    "steps with nothing to do": Scenario(Plain, nothing_to_step),
+    "freezing and thawing": Scenario(Plain, thawing),
+    "a forward that fails": Scenario(Plain, failing_forward),
+    "gradients of inputs first": Scenario(Plain, adversarial),
+    "losses on captured states": Scenario(Plain, captured),
+    "copies of the module": Scenario(Hooked, copies, sgd),
+    "methods and functional calls": Scenario(Plain, methods),
     "a rate in a tensor": Scenario(
-        models.Plain, optimizer=lambda m: optim.AdamW(m.parameters(), lr=torch.tensor(1e-2), fused=True)
+        Plain, optimizer=lambda m: optim.AdamW(m.parameters(), lr=torch.tensor(1e-2), fused=True)
     ),
 }
 
@@ -242,7 +456,7 @@ def test_scenarios_train_as_under_ddp(n: int) -> None:
     assert run_ranks(n, all_scenarios, timeout_s=400) == [{}] * n
 
 
-class Frozen(models.Plain):
+class Frozen(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.embedding.requires_grad_(False)
@@ -270,12 +484,12 @@ def differentiate_twice(engine: Any) -> None:
 
 REFUSED: list[tuple[type[nn.Module], Callable[[Any], None], str]] = [
     (Frozen, thaw_late, r"embedding\.weight: it was frozen when initialize\(\) was called and is trainable now"),
-    (models.Plain, lambda engine: lose_the_loss(engine, "up"), r"backward: it came to parameters .* not gathered"),
-    (models.Plain, lambda engine: lose_the_loss(engine, "norm"), r"blocks\.1: backward came to parameters"),
-    (models.Plain, lambda engine: engine.backward(engine.module.blocks[0](torch.ones(2, zoo.WIDTH)).sum()),
+    (Plain, lambda engine: lose_the_loss(engine, "up"), r"backward: it came to parameters .* not gathered"),
+    (Plain, lambda engine: lose_the_loss(engine, "norm"), r"blocks\.1: backward came to parameters"),
+    (Plain, lambda engine: engine.backward(engine.module.blocks[0](torch.ones(2, zoo.WIDTH)).sum()),
      "in the engine's forward"),
-    (models.Plain, differentiate_twice, "came to parameters that zero3 had not gathered"),
-    (models.Plain, lambda engine: engine(*zoo.tokens(0, 1, 0)).backward(), "another engine's loss, freeze this one's"),
+    (Plain, differentiate_twice, "came to parameters that zero3 had not gathered"),
+    (Plain, lambda engine: engine(*zoo.tokens(0, 1, 0)).backward(), "another engine's loss, freeze this one's"),
 ]  # fmt: skip
 
 

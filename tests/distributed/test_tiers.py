@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests import zoo
-from tests.distributed.checkpoints import assert_same, gathered, whole_state
+from tests.distributed.test_checkpoint import assert_same, gathered, whole_state
 from tests.ranks import run_ranks
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 

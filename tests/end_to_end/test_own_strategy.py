@@ -1,4 +1,4 @@
-"""The example of a strategy of one's own, as a user runs it: swept, held against DDP, budgeted, compared."""
+"""Examples of users' code, as a user runs them: a strategy that is swept, budgeted and compared, and a model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zerobench.plots.style import learn_colors, look
 
 pytestmark = pytest.mark.thorough
 
-EXAMPLE = Path(__file__).parents[2] / "examples/own_strategy.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SWEEP = ["-m", "strategy=ddp,toy_zero1", "strategy.overlap=true", "accumulation=2", "world_size=2"]
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, str(EXAMPLE), *words]
+def run(folder: Path, *words: str, example: str = "own_strategy.py") -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, str(EXAMPLES / example), *words]
     return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
@@ -79,3 +79,20 @@ def test_it_is_read_compared_and_listed_where_its_script_is_not_known(swept: Pat
     refused = command("strategy=toy_zero1", "--dry-run", cwd=swept)
     assert refused.returncode == 2
     assert "strategy=toy_zero1: no such strategy" in refused.stderr
+
+
+def test_the_example_on_images_trains_alike_under_every_strategy(tmp_path: Path) -> None:
+    """As a user would run it, from another folder: one model, one seed, whatever the strategy and the world size."""
+    size = ["model.width=8", "model.depth=2", "batch=4", "measure=quick", "device=cpu", "launch.threads=1"]
+    sweep = ["-m", "strategy=ddp,zero3", "world_size=1,2"]
+    done = run(tmp_path, "model=convnet", "data=images", *size, *sweep, example="images.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = zerobench.load(tmp_path / "results/runs").runs.set_index(["strategy", "world_size"])
+    assert set(runs.data) == {"images"}
+    assert runs.loss_last["ddp", 2] == runs.loss_last["zero3", 2]
+    assert runs.loss_last["ddp", 1] == pytest.approx(runs.loss_last["ddp", 2], rel=1e-6)
+    assert runs.passes_agree.all()
+    images = 4 * (3 * 16 * 16 * 4 + 8)
+    assert runs.max_inputs_bytes["ddp", 1] == images, "the images and labels of a batch are inputs, no more"
+    assert runs.states_bytes["zero3", 2] == runs.predicted_states_bytes["zero3", 2]
+    assert runs.tokens_per_s["ddp", 1] == pytest.approx(3 * 4 / runs.wall_s["ddp", 1])

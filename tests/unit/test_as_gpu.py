@@ -1,8 +1,10 @@
-"""Fake tensors that act as a GPU's: collectives, kernels and memory that a GPU would have."""
+"""Fake tensors that act as a GPU's: collectives, kernels and memory that a GPU would have; peaks beside FSDP2's."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any
 from unittest import mock
@@ -15,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
 from zerobench import zero
+from zerobench.commands.estimate import command
 from zerobench.config import schema_memory, schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
@@ -276,3 +279,42 @@ def test_every_table_of_the_engine_by_device_has_a_gpu_s_entry() -> None:
     with as_gpu(None, 0):
         alike = [one[:2] for one, size in zip(tables, before, strict=True) if one[2]["cpu"] == size]
     assert alike == []
+
+
+KEYS = ("precision=bf16", "sequence=1024", "micro_batch=8", "strategy=zero3,fsdp2")
+MODELS = ("gpt2_124m", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("gpt2_1_5b", "gpt_7b")))
+
+
+def estimated(folder: Path, *keys: str) -> list[dict[str, Any]]:
+    """The estimates of a command, in the order of its cells."""
+    out = folder / "estimates.json"
+    assert command.estimate([*KEYS, *keys, "--format", "json", "--out", str(out), "--jobs", "1"]) == 0
+    return json.loads(out.read_text())["estimates"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_the_peak_is_at_most_that_of_fsdp2(tmp_path: Path, model: str) -> None:
+    """On 1, 8 and 64 ranks, with and without recomputation, under the ledger and under the allocator."""
+    found = estimated(tmp_path, f"model={model}", "world_size=1,8,64", "activation=none,checkpoint")
+    half = len(found) // 2
+    pairs = zip(found[:half], found[half:], strict=True)  # one strategy's cells after the other's
+    assert half == 6
+    for ours, theirs in pairs:
+        assert (ours["strategy"], theirs["strategy"]) == ("zero3", "fsdp2")
+        for figure in ("peak_bytes", "allocated_bytes", "reserved_low_bytes"):
+            assert ours[figure] <= theirs[figure], (ours["name"], figure)
+
+
+@pytest.mark.slow
+def test_what_masters_alone_save_is_a_shard_of_the_parameters(tmp_path: Path) -> None:
+    """Gradients are in neither peak: shards have memory from the first gradient to the update."""
+    keys = ("model=gpt2_124m", "world_size=8", "strategy=zero3", "activation=checkpoint")
+    (alone,), (beside,) = (estimated(tmp_path, *keys, *more) for more in ((), ("strategy.shards=parameters",)))
+    psi = alone["psi"]
+    assert beside["peak_bytes"] - alone["peak_bytes"] == pytest.approx(2 * psi / 8, rel=1e-3)
+    assert beside["formula_bytes"] - alone["formula_bytes"] == pytest.approx(2 * psi / 8, abs=1)
+    for one in (alone, beside):
+        assert one["parts_bytes"]["gradients"] == one["parts_bytes"]["communication"] == 0
+    names = [tensor["name"] for tensor in alone["tensors"] if tensor["part"] == "parameters"]
+    assert names == ["head.weight"], "the root alone is whole while the loss's backward runs"

@@ -252,11 +252,8 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
 ) -> None:
     """A ceiling by hand, here of timed_allocator_peak_bytes, holds on every processor."""
     monkeypatch.setattr(budget, "code_of", lambda row: "current")
-    limits = {
-        "peak_bytes": Limit(MIB),
-        "allocator_peak_bytes": Limit(MIB),
-        "timed_allocator_peak_bytes": Limit(9, "<="),
-    }
+    limits = dict.fromkeys(("peak_bytes", "allocator_peak_bytes"), Limit(MIB))
+    limits["timed_allocator_peak_bytes"] = Limit(9, "<=")
     budgets = Environment({"processor": "AMD EPYC"}, {"c": CellBudget(None, limits)})
     measured = row(environment=environment, processor=here, name="c", work="1", largest="", lines={})
     measured |= dict.fromkeys(limits, 2 * MIB)

@@ -40,10 +40,8 @@ class Played:
 
     def memory_stats(self) -> dict[str, int]:
         assert self.started
-        return {key: self.most[name] for name, key in cuda_memory.PEAKS.items()} | {
-            "num_alloc_retries": 2,
-            "num_ooms": 0,
-        }
+        peaks = {key: self.most[name] for name, key in cuda_memory.PEAKS.items()}
+        return {**peaks, "num_alloc_retries": 2, "num_ooms": 0}
 
     def reset_peak_memory_stats(self) -> None:
         self.most = dict(self.now)

@@ -116,7 +116,6 @@ def test_presets_of_transformers_have_the_published_sizes(name: str, numel: int)
     pytest.importorskip("transformers")
     (one,) = compose_cells([f"model={name}", "sequence=4096"])
     assert not one.problems
-    assert one.config.huggingface is not None
     assert one.config.huggingface.positions == 4096
     assert construction.facts_of(one.config).psi == numel
     (small,) = compose_cells([f"model={name}", "huggingface.layers=1", "huggingface.vocabulary=256"])

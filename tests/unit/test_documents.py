@@ -177,10 +177,8 @@ def test_words_of_a_key_are_what_its_sentence_lists(strategy: str) -> None:
     elsewhere = {"draw_on", "tensors", "measure.passes", "measure.save", "huggingface.loss", "model.routing"}
     worded = {key for key, one in KEYS.items() if one.words and one.limits is None} - elsewhere
     tried = sorted(worded & other if strategy == "zero1" else worded - other - {"backend"})
-    problems = compose_cells([f"strategy={strategy}", "world_size=2", *(f"{key}=nonsense" for key in tried)])[
-        0
-    ].problems
-    said = {problem.split("=")[0]: problem for problem in problems}
+    (wrong,) = compose_cells([f"strategy={strategy}", "world_size=2", *(f"{key}=nonsense" for key in tried)])
+    said = {problem.split("=")[0]: problem for problem in wrong.problems}
     for key in tried:
         assert all(re.search(rf"\b{word}\b", said[key].split("use ")[1]) for word in KEYS[key].words), said[key]
 
@@ -217,12 +215,8 @@ def test_every_file_that_is_named_is_there() -> None:
         for folder in ("zerobench", "validation", "analysis", "tools/docs", "examples", "requirements", "tests")
         for path in (ROOT / folder).rglob("*.py")
     ]
-    pages = [
-        *(ROOT / "conf").rglob("*.yaml"),
-        *ROOT.glob("[RC]*.md"),
-        *(ROOT / "docs").rglob("*.md"),
-        ROOT / "Makefile",
-    ]
+    pages = [ROOT / "Makefile", *ROOT.glob("[RC]*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages += (ROOT / "conf").rglob("*.yaml")
     found = {"/".join(path.relative_to(ROOT).parts[-n:]) for path in code for n in range(1, len(path.parts))}
     there = found | OF_USERS | OF_OTHERS
     named = {

@@ -283,12 +283,10 @@ def _rows_of(words: list[str]) -> list[Any]:
     records = [one.known for one in found]
     bytes_of = [(one.memory, one.allocated_bytes, one.reserved_bytes, one.host_bytes, one.file_bytes) for one in found]
     # without the number of allocations: the first cell of a process allocates a scalar more
-    memory = [
-        [(row.phase, row.category, row.tier, row.at_peak_bytes, row.max_bytes) for row in one.memory] for one in records
-    ]
-    rows = [
-        (sizes, one.tensors, one.lines, one.traffic, one.schedule) for sizes, one in zip(memory, records, strict=True)
-    ]
+    rows = []
+    for one in records:
+        memory = [(row.phase, row.category, row.tier, row.at_peak_bytes, row.max_bytes) for row in one.memory]
+        rows.append((memory, one.tensors, one.lines, one.traffic, one.schedule))
     return [*zip(bytes_of, rows, strict=True)]
 
 

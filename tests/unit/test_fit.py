@@ -141,13 +141,8 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 def chosen(strategy: str = "zero2", ranks: int | None = 2, **keys: Any) -> tuple[str, str, int | None, str]:
     one = cell(strategy, ranks, **keys)  # type: ignore[arg-type]
-    config = one.config
-    return (
-        config.device,
-        config.backend,
-        config.ranks_per_gpu if config.ranks_per_gpu > 1 else None,
-        "; ".join(one.problems),
-    )
+    config, sharing = one.config, one.config.ranks_per_gpu
+    return config.device, config.backend, sharing if sharing > 1 else None, "; ".join(one.problems)
 
 
 def test_auto_takes_gpus_where_each_rank_can_have_one(gpus: int) -> None:

@@ -125,12 +125,8 @@ def plan_of(rows: Sequence[PlanRow], goal: str = "least_traffic", capacity: Capa
 
 
 def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
-    rows = [
-        row("zero1", None),
-        row("zero3", 50, volume=3.0),
-        row("zero1", 10, offload="cpu"),
-        row("fsdp2", 60, volume=3.0),
-    ]
+    beside = [row("zero1", 10, offload="cpu"), row("fsdp2", 60, volume=3.0)]
+    rows = [row("zero1", None), row("zero3", 50, volume=3.0), *beside]
     assert recommended(plan_of(rows)) is rows[1]
     said = sentence(plan_of(rows))
     assert "Take zero3: it sends the least of those that fit (3.00 ψ" in said
@@ -241,7 +237,6 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row.problem if row else "first"))
     layers.search({candidate: start}, lambda _: LAYERS)
     found = layers.rows[candidate]
-    assert found.beyond is not None
     assert _layers(found.fit) + 1 == _layers(found.beyond)
     assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
     assert sum(found.fit.at_peak.values()) == found.fit.peak_bytes
@@ -329,8 +324,6 @@ def test_a_bracket_is_found_with_few_blocks_and_its_ends_have_all(whole: int, mo
     found = plan_of([], "largest_batch")
     found.search({Candidate("zero3"): DEEP}, lambda _: MICRO_BATCHES)
     (only,) = found.rows.values()
-    assert only.best is not None
-    assert only.beyond is not None
     assert (only.best.cell.config.micro_batch, only.beyond.cell.config.micro_batch) == (whole, whole + 1)
     assert only.best.whole
     assert only.beyond.whole
@@ -391,17 +384,9 @@ STATES = [
 @pytest.mark.parametrize("case", STATES, ids=lambda case: " ".join((case[0], *case[1])))
 def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[str, ...]]) -> None:
     words = {"precision": "precision=bf16", "activation": "activation=none,checkpoint"}
-    given = {word.partition("=")[0]: word for word in (f"strategy={case[0]}", *case[1])}
-    line = [
-        *TINY,
-        "model.layers=3",
-        *SAME,
-        "world_size=4",
-        "micro_batch=1",
-        "data=synthetic",
-        *(words | given).values(),
-    ]
-    for one in compose_cells(["-m", *line]):
+    words |= {word.partition("=")[0]: word for word in (f"strategy={case[0]}", *case[1])}
+    line = ["-m", *TINY, "model.layers=3", *SAME, "world_size=4", "micro_batch=1", "data=synthetic", *words.values()]
+    for one in compose_cells(line):
         found = execute(one.config, target=CUDA)
         assert not found.problem
         bound = bound_of(one)
@@ -461,10 +446,8 @@ def test_an_interrupted_plan_of_the_fastest_keeps_its_complete_rows(
     with progress(found):
         find_fastest(found, costs, {Candidate(n): cell(n, 8) for n in ("ddp", "zero3")}, None, ())
     assert found.interrupted
-    assert [(row.problem, row.over) for row in found.rows.values()] == [
-        ("its model cannot be built", True),
-        ("", False),
-    ]
+    states = [(row.problem, row.over) for row in found.rows.values()]
+    assert states == [("its model cannot be built", True), ("", False)]
     print_plan(found)
     assert "none is recommended" in capfd.readouterr().out
 
@@ -548,10 +531,8 @@ def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_
     endings = ("md", "png", "svg", "txt")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in endings}
     text = (tmp_path / "out/largest_model.md").read_text()
-    assert (
-        "| 8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | 37.00 GiB | – | optimizer | – (the states alone) |"
-        in text
-    )
+    cells = "8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | 37.00 GiB | – | optimizer | – (the states alone)"
+    assert f"| {cells} |" in text
     assert "ZeRO-3 + cpu" in text
     assert "| ddp | 2.0B | 2.0B | 1.3B | 2.40B (54 × 1920) |" in text
     assert "| zero1 | 7.6B | 7.6B | 6.2B | – |" in text

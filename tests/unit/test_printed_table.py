@@ -60,9 +60,7 @@ def test_columns_that_are_chosen_are_all_shown_one_table_below_the_other(monkeyp
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines()[:14])) <= 60
     assert shown.index("346.2–368.7") < shown.index("352.1") < shown.index("243.2") < shown.index("2.8601")
-    assert shown.count("zero2 tiny N=2 b=8 ") == 2, (
-        "the cells' names are there again beside the columns that go on below"
-    )
+    assert shown.count("zero2 tiny N=2 b=8 ") == 2, "cells' names stand again beside the columns that go on below"
     assert "left out" not in shown
     printed_table.print_results(rows(), choose("all", printed_table.ALL_COLUMNS))
     shown = capsys.readouterr().out
@@ -135,11 +133,8 @@ def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:
 
 def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:
     table = [["zero2", "1"]]
-    for variables, colored in (
-        ({"FORCE_COLOR": "1"}, True),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-        ({}, False),
-    ):
+    forced = {"FORCE_COLOR": "1"}
+    for variables, colored in ((forced, True), (forced | {"NO_COLOR": "1"}, False), ({}, False)):
         for name in ("FORCE_COLOR", "NO_COLOR"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
@@ -191,9 +186,8 @@ def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(ca
     assert ("100.0*" in lines["zero2"], "busy" in shown) == (True, False)
     rows[1].others_cores = 1.74
     lines, shown = table_of(rows, capsys)
-    assert shown.startswith(
-        "the machine was busy while 1 of 2 cells ran: other processes took up to 1.7 of its 2 cores;"
-    )
+    busy = "the machine was busy while 1 of 2 cells ran: other processes took up to 1.7 of its 2 cores;"
+    assert shown.startswith(busy)
     assert "100.0" in lines["zero2"]
     assert "2.000*" in lines["zero3"], "bytes are exact on any machine"
     assert "the machine was busy" in html_of(results_of(rows).runs)

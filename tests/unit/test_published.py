@@ -178,9 +178,8 @@ def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     of_backward = ({(m.phase, m.category): m.max_bytes for m in record.memory} for record in records)
     wide, usual = (most["backward", "gradients"] for most in of_backward)
     assert wide - usual == pytest.approx(2 * numel, rel=0.02)
-    assert hardware_of(run_of(row | {"gpu": "H100-SXM"})).declared.gradient_factor == 1, (
-        "the schedule sends fp32 itself"
-    )
+    hardware = hardware_of(run_of(row | {"gpu": "H100-SXM"}))
+    assert hardware.declared.gradient_factor == 1, "the schedule sends fp32 itself"
     tied, untied = (run_of(row | {"notes": f"{how}tied embeddings"}) for how in ("", "un"))
     options = [built_as(run, family_of(run)).options["tie_word_embeddings"] for run in (tied, untied)]
     assert options == [True, False]

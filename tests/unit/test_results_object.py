@@ -209,9 +209,7 @@ def test_a_table_of_an_older_version_is_filled_and_typed() -> None:
 
 
 @pytest.mark.slow
-def test_of_many_runs_a_damaged_or_removed_one_is_left_out_of_a_table_with_a_sentence(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_of_many_runs_a_damaged_or_removed_one_is_left_out_with_a_sentence(tmp_path: Path, monkeypatch) -> None:
     """A table of many runs is read when it is used, and its pages are checked then."""
     monkeypatch.setattr(tables, "MANY", 4)
     for repeat in range(4):

@@ -63,11 +63,8 @@ def _tables(device: str) -> dict[str, list[Any]]:
     names = {"operator": "send", "collective": "reduce_scatter", "kind": "reduce_scatter", "unit": "u"}
     more = {"phase": "backward", "dtype": "float32", "group_size": 2, "control": False, "known": True}
     traffic = [TrafficRow(rank=r, step=s, **names, **sums, **more) for r in (0, 1) for s in (0, 1)]  # type: ignore[arg-type]
-    tensors = [
-        TensorRow(1, 2**20, "activations", "", "blocks.7", "forward"),
-        TensorRow(0, 9, "inputs", "x", "", "data"),
-    ]
-    return {"memory": memory, "traffic": traffic, "tensors": tensors}
+    block = TensorRow(1, 2**20, "activations", "", "blocks.7", "forward")
+    return {"memory": memory, "traffic": traffic, "tensors": [block, TensorRow(0, 9, "inputs", "x", "", "data")]}
 
 
 def names(where: Path) -> set[str]:
@@ -205,15 +202,10 @@ def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Pa
 @pytest.mark.slow
 def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> None:
     """Also of a run in a collection, where what is missing comes as pandas has it."""
-    sizes = {
-        "allocated_bytes": 8 * 2**20,
-        "fragmentation_bytes": 2**20,
-        "outside_ledger_bytes": 3 * 2**20,
-        "alloc_retries": 2,
-    }
+    sizes = {"allocated_bytes": 8 * 2**20, "fragmentation_bytes": 2**20, "outside_ledger_bytes": 3 * 2**20}
     clocks = {"sm_clock_mhz": 1755, "sm_clock_max_mhz": 1980, "throttle": "power cap"}
     clocks |= {"gpu_temperature_c": 61, "gpu_power_w": 698.6, "model_flops": 10**14, "mfu": 0.4, "hfu": 0.5}
-    traced = {"traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
+    traced = {"alloc_retries": 2, "traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
     make(tmp_path / "runs", device="cuda", **sizes, **clocks, **traced)
     collect(load(tmp_path / "runs"), tmp_path / "collection")
     for where in ("runs", "collection"):

@@ -28,6 +28,8 @@ HIDDEN, BATCH, WARMUP, STEPS = 24, 8, 1, 2
 EXACT = ("parameters", "gradients", "master", "optimizer", "communication", "activations", "states", "total")
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.slow
+
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -132,7 +134,6 @@ def watched(loop: Loop, steps: int = WARMUP + STEPS, spare: int = 1, **how: Any)
             loop.step(number, nothing)
             if how.get("ends") == "step":
                 watch.step()
-    assert watch.results is not None
     return watch.results
 
 
@@ -153,7 +154,6 @@ IN_EVERY_RUN = ("accumulation", "checkpoint", "two optimizers")
 
 
 @pytest.mark.shown(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=() if one in IN_EVERY_RUN else pytest.mark.thorough) for one in CASES]
 )
@@ -180,7 +180,6 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
         assert torch.equal(mine, other)
 
 
-@pytest.mark.slow
 def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
     run = watched(Loop(), warmup=0, steps=2).runs.iloc[0]
     states = sum(2 * p.nbytes + 4 for p in Net().parameters())
@@ -220,7 +219,6 @@ class Stop(Exception):
     """The error of a loop that fails."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "ends", [*(pytest.param(end, marks=pytest.mark.thorough) for end in ("over", "early")), "error"]
 )
@@ -239,14 +237,12 @@ def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
             assert (patched(), hooks_of(loop)) == (before, [])
             loop.step(9, nothing)
     assert (patched(), hooks_of(loop)) == (before, [])
-    assert watch.results is not None
     assert watch.results.runs.status.item() == ("crash" if ends == "error" else "ok")
     model = [weakref.ref(one) for one in (loop.model, *loop.optimizers, loop.model.first.weight)]
     del loop
     assert [one() for one in model] == [None] * 4  # by reference counts alone
 
 
-@pytest.mark.slow
 def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
     loop, go = Loop(), threading.Event()
     made: list[torch.Tensor] = []
@@ -269,7 +265,6 @@ def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
         go.set()
         thread.join()
         assert not ledger.knows(made[1])
-    assert watch.results is not None
     lines = watch.results.lines.query("at == 'peak' and bytes == 400")
     assert list(lines.module) == ["thread loader"]
 
@@ -294,7 +289,6 @@ class DeepSpeedEngine(nn.Module):
             self.optimizer.zero_grad()
 
 
-@pytest.mark.slow
 def test_an_engine_that_accumulates_by_itself_is_watched_by_marked_steps() -> None:
     engine = DeepSpeedEngine(Loop())
     with zerobench.watch(engine, ends="step") as watch:
@@ -304,7 +298,6 @@ def test_an_engine_that_accumulates_by_itself_is_watched_by_marked_steps() -> No
             if number % 2:
                 watch.step()
     results = watch.results
-    assert results is not None
     run, expected = results.runs.iloc[0], watched(Loop()).runs.iloc[0]
     assert (run.strategy, run.model, run.optimizer) == ("deepspeed", "Net", expected.optimizer)
     assert (run.accumulation, run.batch, run.growth_bytes) == (2, 2 * BATCH, 0)
@@ -330,7 +323,6 @@ def run(loop: Loop, steps: int, **how: Any) -> None:
             loop.step(number, nothing)
 
 
-@pytest.mark.slow
 def test_a_loop_that_shows_too_little_gets_a_sentence(monkeypatch) -> None:
     monkeypatch.setattr("zerobench.watching.watch.CALLBACKS", {"transformers.trainer": "trainer_callback"})
     monkeypatch.setitem(sys.modules, "transformers.trainer", sys)
@@ -350,36 +342,27 @@ def test_a_loop_that_shows_too_little_gets_a_sentence(monkeypatch) -> None:
     )
 
 
-@pytest.mark.slow
 def test_what_is_replaced_midway_is_named(monkeypatch) -> None:
     monkeypatch.setattr("zerobench.watching.watch.CALLBACKS", {})
 
-    def replace_model() -> None:
+    def replace(optimizer_too: bool) -> None:
         loop = Loop()
         with zerobench.watch(loop.model, loop.optimizers[0]):
             for number in range(3):
                 loop.step(number, nothing)
                 loop.model = Net() if number == 0 else loop.model
-
-    def replace_both() -> None:
-        loop = Loop()
-        with zerobench.watch(loop.model, loop.optimizers[0]):
-            for number in range(3):
-                loop.step(number, nothing)
-                if number == 0:
-                    loop.model = Net()
+                if optimizer_too and number == 0:
                     loop.optimizers = [torch.optim.SGD(loop.model.parameters())]
 
-    assert sentence(replace_model) == (
+    assert sentence(lambda: replace(optimizer_too=False)) == (
         "watch: the watched Net was not called in step 2; was it replaced? Watch the model that the loop calls"
     )
-    assert sentence(replace_both) == (
+    assert sentence(lambda: replace(optimizer_too=True)) == (
         "watch: the loop ended after 1 step of the watched AdamW, while another SGD stepped; were model and optimizer"
         " replaced? Watch the ones that the loop uses"
     )
 
 
-@pytest.mark.slow
 def test_a_watch_is_used_once_and_alone() -> None:
     loop = Loop()
     watch = zerobench.watch(loop.model, loop.optimizers[0])
