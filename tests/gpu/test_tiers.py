@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.distributed.test_streams import MISTAKES
-from tests.faults.disk import opened
 from tests.gpu.injected import (
     RATE,
     adam,
@@ -35,7 +34,6 @@ from zerobench.zero.activations import policies
 from zerobench.zero.activations.policies import POLICIES
 from zerobench.zero.comm.backends import FAKE
 from zerobench.zero.comm.quantize import Codec
-from zerobench.zero.offload.disk import ALIGN_BYTES, Pool
 
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEPS = 3
@@ -284,25 +282,3 @@ def test_pinned_memory_is_requested_and_held() -> None:
     else:
         assert told["pinned_requested_bytes"] is None
     assert all(run.master.is_pinned() for run in engine.placement.all_ranges())
-
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
-
-
-def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
-    size = 2**20
-    pool = Pool(size, 3, pinned=True)
-    values = torch.arange(size // 4, dtype=torch.int32, device="cuda")
-    with opened(tmp_path) as store:
-        region, there, back = store.allocate(size), pool.take(), pool.take()
-        assert there.tensor.is_pinned()
-        assert there.tensor.data_ptr() % ALIGN_BYTES == 0
-        there.view(torch.int32, size // 4).copy_(values, non_blocking=True)
-        torch.cuda.synchronize()
-        pool.give(there, after=region.write(there.tensor))
-        region.read(back.tensor).wait()
-        assert torch.equal(back.view(torch.int32, size // 4).to("cuda", non_blocking=True), values)
-        pool.give(back)
-        store.drain()
-        assert pool.taken == 0
