@@ -136,10 +136,8 @@ def in_series() -> Iterator[None]:
         torch.cuda.synchronize()
         return ticket
 
-    with (
-        mock.patch.object(streams.CommStream, "launch", launch_alone),
-        mock.patch.object(streams.StreamWork, "wait", wait),
-    ):
+    alone = mock.patch.object(streams.CommStream, "launch", launch_alone)
+    with alone, mock.patch.object(streams.StreamWork, "wait", wait):
         yield
 
 

@@ -331,9 +331,7 @@ def test_a_bracket_is_found_with_few_blocks_and_its_ends_have_all(whole: int, mo
 
 
 @pytest.mark.parametrize("most", [2, 5, 8, 31, 64])
-def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(most: int, monkeypatch) -> None:
     """Both have all blocks; the other rows have few."""
 
     def answer(work: Work) -> Simulated:

@@ -90,9 +90,7 @@ def _valid_accelerate(text: str) -> None:
     assert ("fsdp_config" in found) == (found["distributed_type"] == "FSDP")
 
 
-CHECKS = {
-    "fsdp2": _valid_python, "deepspeed": _valid_deepspeed, "accelerate": _valid_accelerate,
-}  # fmt: skip
+CHECKS = {"fsdp2": _valid_python, "deepspeed": _valid_deepspeed, "accelerate": _valid_accelerate}
 
 
 def test_settings_say_what_the_cell_is(chosen: dict[str, CellConfig]) -> None:
