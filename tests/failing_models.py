@@ -1,7 +1,5 @@
 """A user's script for `kills`: it registers models that fail by design, and runs the command line."""
 
-from __future__ import annotations
-
 import time
 
 import torch

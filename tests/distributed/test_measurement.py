@@ -203,7 +203,6 @@ def test_a_third_pass_tells_what_is_exposed(tmp_path: Path) -> None:
     assert row.passes_agree
     assert 0 < row.exposed_s <= row.communication_s <= row.traced_step_s
     assert row.overlap == 1 - row.exposed_s / row.communication_s
-    assert row.step_s is not None
     results = tables.load(tmp_path / row.run_id)
     steps = results.steps[results.steps["mode"] == "traced"]
     measured = steps[~steps["warmup"]]

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,53 +15,33 @@ def fine(job: int, tell: Any) -> int:
     return job * job
 
 
-def raises(job: int, tell: Any) -> None:
-    if job == 1:
-        raise ValueError("this rank does not like its job\nand says more on a second line")
+def give_up() -> None:
+    raise ValueError("this rank does not like its job\nand says more on a second line")
+
+
+ENDS = {
+    "raises": (1, give_up),
+    "killed": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "killed_without_a_name": (1, lambda: os.kill(os.getpid(), signal.SIGRTMIN + 2)),
+    "leaves": (0, lambda: os._exit(7)),
+    "leaves_content": (0, lambda: os._exit(0)),
+    "exits_content": (0, lambda: sys.exit(0)),
+    "stops": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "kills_server": (1, lambda: os.kill(os.getppid(), signal.SIGKILL)),
+}
+"""Name -> the rank that ends, and how; the other one sleeps."""
+
+
+def ends(name: str, job: int, tell: Any) -> None:
+    rank, end = ENDS[name]
+    if job == rank:
+        end()
     time.sleep(600)
 
 
-def killed(job: int, tell: Any) -> None:
-    if job == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
-
-
-def killed_without_a_name(job: int, tell: Any) -> None:
-    if job == 1:
-        os.kill(os.getpid(), signal.SIGRTMIN + 2)
-    time.sleep(600)
-
-
-def leaves(job: int, tell: Any) -> None:
-    if job == 0:
-        os._exit(7)
-    time.sleep(600)
-
-
-def leaves_content(job: int, tell: Any) -> None:
-    if job == 0:
-        os._exit(0)
-    time.sleep(600)
-
-
-def exits_content(job: int, tell: Any) -> None:
-    if job == 0:
-        raise SystemExit(0)
-    time.sleep(600)
-
-
-def stops(job: int, tell: Any) -> int:
-    if job == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(600)
-    return job
-
-
-def kills_server(job: int, tell: Any) -> None:
-    if job == 1:
-        os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
+raises, killed, killed_without_a_name, leaves, leaves_content, exits_content, stops, kills_server = (
+    partial(ends, name) for name in ENDS
+)
 
 
 def hangs(job: int, tell: Any) -> int:

@@ -2,8 +2,6 @@
 there need be no GPU.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,7 +218,7 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         def record(self) -> None:
             told.append("mark")
 
-        def elapsed_time(self, _: Event) -> float:
+        def elapsed_time(self, _: "Event") -> float:
             return 5.0
 
     def joules(device: torch.device) -> dict[str, Reading]:

@@ -102,7 +102,6 @@ def test_activations_are_as_the_formula_says(
     one = cell("zero3", 64, name, backend="simulated", sequence=128, results_dir=str(tmp_path), **how)
     row = run_cell(one, lambda _: None)
     assert row.status == "ok", row.reason
-    assert row.peak_bytes is not None
     measured = row.peak_activations_bytes + (row.peak_temporary_bytes or 0)
     assert activation_bytes(shape_of(one.config)) == pytest.approx(measured, rel=0.04)
     assert moved_bytes(one.config) == row.host_peak_bytes
